@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/ops.h"
+
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "kernels/variants.h"
+
+/* These ask here and not in the files of the variants, whose every line may be compiled to what they ask for. */
+#if defined(__x86_64__)
+bool kvd_has_avx2(void) {
+        unsigned int eax, ebx, ecx, edx;
+
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
+bool kvd_has_avx512(void) {
+        return kvd_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+static const struct kvd_ops *const variants[] = {
+#if defined(__x86_64__)
+        &kvd_ops_avx512,
+        &kvd_ops_avx2,
+#endif
+        &kvd_ops_scalar,
+        NULL,
+};
+
+const struct kvd_ops *const *kvd_ops_list(void) {
+        return variants;
+}
+
+const struct kvd_ops *kvd_ops_pick(const char *name) {
+        for (const struct kvd_ops *const *v = variants; *v; v++)
+                if ((!name || strcmp(name, (*v)->name) == 0) && (*v)->works())
+                        return *v;
+        return NULL;
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_OPS_H
+#define KVD_KERNELS_OPS_H
+
+/*
+ * One table of operations, filled once per instruction set. kvd_ops_pick() finds the fastest table that the
+ * processor can run. A new operation is a member here, the reference in scalar.c, and a row in each table.
+ *
+ * The bit contract. Every variant of an operation gives the same bits as the scalar reference, so that a cache
+ * block is the same whoever computed it, in whatever batch. It holds because the order of the additions is part of
+ * an operation's definition, never of its tiling:
+ *
+ *   chain    acc = fma(a[i], b[i], acc) for i ascending from acc = 0 (or the stated start): matmul, mix
+ *   lanes    lane j of 16 is the chain of the elements i = j (mod 16); then lanes j and j + 8 are added, j and
+ *            j + 4, j and j + 2, j and j + 1: rmsnorm, softmax
+ *
+ * One multiply-add is always one fused operation, full tile or remainder; nothing else is contracted (the files
+ * are compiled with -ffp-contract=off). NaN results are NaN in every variant, with unspecified payload.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVD_PANEL 16 /* rows that lie interleaved in a panel, lanes of a reduction */
+
+/* Element types in memory; the numbers are those of enum kvd_dtype in the public header. */
+enum kvd_number { KVD_NUMBER_F32 = 1, KVD_NUMBER_F16 = 2, KVD_NUMBER_BF16 = 3 };
+
+/* Rows of floats that lie in blocks: row i is at blocks[i / per_block] + offset, stride floats a row. */
+struct kvd_rows {
+        const uint8_t *const *blocks;
+        size_t offset; /* bytes */
+        size_t stride; /* floats */
+        uint32_t per_block;
+        uint32_t dim; /* floats of a row that count */
+};
+
+struct kvd_ops {
+        const char *name;
+        bool (*works)(void); /* has this processor what the table needs? */
+
+        /* ---- matrices ---- */
+
+        /*
+         * Interleaves rows[i], i < n, of dim floats and stride apart, as rows first + i of a packed matrix: element
+         * (row, d) of a packed matrix is at panels[(row / 16 * dim + d) * 16 + row % 16]. Other lanes stay.
+         */
+        void (*pack)(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim);
+
+        /* y[r][o] = chain over i < n_in of x[r][i] * w(o, i), w packed. ldx and ldy: floats from row to row. */
+        void (*matmul)(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w, uint32_t n_in,
+                       uint32_t n_out);
+
+        /* y[r][d] = chain from y[r][d] over from <= t < to of p[r][t] * v(t, d). */
+        void (*mix)(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows, const struct kvd_rows *v,
+                    uint32_t from, uint32_t to);
+
+        /* ---- vectors ---- */
+
+        /* y = x / sqrt(mean of squares + eps) * w */
+        void (*rmsnorm)(float *y, const float *x, const float *w, uint32_t n, float eps);
+
+        /* Rotates pairs (x[i], x[i + half]) by an angle given as cosine and sine (Hugging Face's rotate_half). */
+        void (*rope)(float *x, const float *cosine, const float *sine, uint32_t half);
+
+        /* y = silu(gate) * up */
+        void (*swiglu)(float *y, const float *gate, const float *up, size_t n);
+
+        /* y += x */
+        void (*add)(float *y, const float *x, size_t n);
+
+        /* x = exp(scale * x - max(scale * x)), scale > 0, n > 0; returns the sum (lanes). */
+        float (*softmax)(float *x, uint32_t n, float scale);
+
+        /* ---- memory ---- */
+
+        /* Converts n numbers of a 16-bit type; round to nearest even. type: KVD_NUMBER_F16 or KVD_NUMBER_BF16. */
+        void (*widen)(float *to, const uint16_t *from, size_t n, enum kvd_number type);
+        void (*narrow)(uint16_t *to, const float *from, size_t n, enum kvd_number type);
+
+        /* memcpy past the cache: visible to other processors, in order, when it returns. */
+        void (*copy_nt)(void *to, const void *from, size_t bytes);
+};
+
+/* The table of that name ("scalar", "avx2", "avx512"), or the best one for NULL; NULL if it does not run here. */
+const struct kvd_ops *kvd_ops_pick(const char *name);
+
+/* All tables of this build, fastest first, runnable here or not; NULL ends the list. */
+const struct kvd_ops *const *kvd_ops_list(void);
+
+/* Floats of a packed matrix of that many rows. */
+static inline size_t kvd_packed_floats(uint32_t rows, uint32_t dim) {
+        return ((size_t)rows + KVD_PANEL - 1) / KVD_PANEL * KVD_PANEL * dim;
+}
+
+static inline const float *kvd_rows_at(const struct kvd_rows *v, uint32_t i) {
+        return (const float *)(v->blocks[i / v->per_block] + v->offset) + (i % v->per_block) * v->stride;
+}
+
+#endif

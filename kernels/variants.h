@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_VARIANTS_H
+#define KVD_KERNELS_VARIANTS_H
+
+/* Shared by the files of the variants, and by nobody else. */
+
+#include "kernels/ops.h"
+
+/* For tiles: with constant sizes and full inlining, the accumulators are registers. */
+#define KERNEL static inline __attribute__((always_inline))
+
+extern const struct kvd_ops kvd_ops_scalar;
+#if defined(__x86_64__)
+extern const struct kvd_ops kvd_ops_avx2;
+extern const struct kvd_ops kvd_ops_avx512;
+
+bool kvd_has_avx2(void);
+bool kvd_has_avx512(void);
+
+/* AVX2 functions that 512-bit registers would not make faster. */
+void kvd_pack_avx2(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim);
+void kvd_widen_avx2(float *to, const uint16_t *from, size_t n, enum kvd_number type);
+void kvd_narrow_avx2(uint16_t *to, const float *from, size_t n, enum kvd_number type);
+#endif
+
+void kvd_pack_scalar(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim);
+void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number type);
+void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type);
+
+/*
+ * e^x, the same steps in every variant: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes expf,
+ * relative error below 2e-7), and 2^n put together from its bits. The addition of EXP_SHIFT rounds to an integer
+ * and leaves n in the low bits of the sum. Below EXP_LOW the result is 0, so that there are no subnormals; above
+ * EXP_HIGH it stays at e^EXP_HIGH.
+ */
+#define EXP_HIGH 88.0f
+#define EXP_LOW -87.0f
+#define EXP_LOG2E 1.44269504088896341f
+#define EXP_SHIFT 12582912.0f
+#define EXP_LN2_HIGH 0.693359375f
+#define EXP_LN2_LOW -2.12194440e-4f
+#define EXP_C5 1.9875691500e-4f
+#define EXP_C4 1.3981999507e-3f
+#define EXP_C3 8.3334519073e-3f
+#define EXP_C2 4.1665795894e-2f
+#define EXP_C1 1.6666665459e-1f
+#define EXP_C0 5.0000001201e-1f
+#define EXP_ONE 0x3f800000u
+
+#endif

@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Every variant that runs here against the scalar reference, bit for bit, over every parameter that enters an
+ * address: sizes around the widths of registers and tiles, strides with slack, one row.
+ */
+
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/ops.h"
+#include "tests/kernels/buffers.h"
+
+static const uint32_t sizes[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 64, 65, 100, 128, 144, 176};
+
+static const struct kvd_ops *scalar;
+static const struct kvd_ops *variants[8]; /* runnable ones, without the reference */
+static size_t n_variants;
+
+static void find_variants(void) {
+        scalar = kvd_ops_pick("scalar");
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
+                if (*v != scalar && (*v)->works())
+                        variants[n_variants++] = *v;
+}
+
+static float *packed(const float *w, uint32_t n_out, uint32_t n_in) {
+        float *panels = buffer(kvd_packed_floats(n_out, n_in) * sizeof *panels);
+
+        scalar->pack(panels, 0, w, n_in, n_out, n_in);
+        return panels;
+}
+
+START_TEST(pick_finds_by_name_and_rejects_the_unknown) {
+        ck_assert_ptr_nonnull(kvd_ops_pick(NULL));
+        ck_assert_ptr_nonnull(scalar);
+        ck_assert_ptr_null(kvd_ops_pick("mmx"));
+        for (size_t i = 0; i < n_variants; i++)
+                ck_assert_ptr_eq(kvd_ops_pick(variants[i]->name), variants[i]);
+}
+END_TEST
+
+START_TEST(tables_have_no_holes) {
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
+                ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul && (*v)->mix && (*v)->rmsnorm);
+                ck_assert((*v)->rope && (*v)->swiglu && (*v)->add && (*v)->softmax && (*v)->widen && (*v)->narrow);
+                ck_assert((*v)->copy_nt);
+        }
+}
+END_TEST
+
+START_TEST(pack_equals_the_reference) {
+        for (uint32_t first = 0; first < 20; first++)
+                for (uint32_t n = 1; n < 20; n++)
+                        for (uint32_t dim = 1; dim < 20; dim++) {
+                                size_t stride = dim + first % 3, total = kvd_packed_floats(first + n, dim);
+                                float *rows = random_floats((n - 1) * stride + dim), *expected = random_floats(total);
+
+                                for (size_t i = 0; i < n_variants; i++) {
+                                        float *got = copy_floats(expected, total);
+
+                                        if (i == 0)
+                                                scalar->pack(expected, first, rows, stride, n, dim);
+                                        variants[i]->pack(got, first, rows, stride, n, dim);
+                                        assert_same_bits(expected, got, total, variants[i]->name);
+                                }
+                                buffers_free();
+                        }
+}
+END_TEST
+
+static void matmul_case(const struct kvd_ops *v, uint32_t rows, uint32_t n_in, uint32_t n_out) {
+        size_t ldx = n_in + n_out % 3, ldy = n_out + n_in % 5, total = (rows - 1) * ldy + n_out;
+        float *x = random_floats((rows - 1) * ldx + n_in), *w = packed(random_floats((size_t)n_out * n_in), n_out, n_in);
+        float *expected = random_floats(total), *got = copy_floats(expected, total), *alone = random_floats(n_out);
+
+        scalar->matmul(expected, ldy, x, ldx, rows, w, n_in, n_out);
+        v->matmul(got, ldy, x, ldx, rows, w, n_in, n_out);
+        assert_same_bits(expected, got, total, v->name);
+        for (uint32_t r = 0; r < rows; r++) {
+                v->matmul(alone, n_out, x + r * ldx, ldx, 1, w, n_in, n_out);
+                assert_same_bits(got + r * ldy, alone, n_out, "a row on its own");
+        }
+        buffers_free();
+}
+
+START_TEST(matmul_equals_the_reference_and_rows_are_independent) {
+        for (size_t v = 0; v < n_variants; v++)
+                for (uint32_t rows = 1; rows <= 9; rows++)
+                        for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
+                                for (size_t o = 0; o < ARRAY_SIZE(sizes); o++)
+                                        matmul_case(variants[v], rows, sizes[i], sizes[o]);
+}
+END_TEST
+
+/* Value rows in blocks of per_block rows that lie anywhere, offset floats from a block's start. */
+static struct kvd_rows scattered_rows(uint32_t n, uint32_t per_block, uint32_t dim, size_t stride, size_t offset) {
+        uint32_t n_blocks = DIV_UP(n, per_block);
+        const uint8_t **blocks = buffer(n_blocks * sizeof *blocks);
+
+        for (uint32_t b = 0; b < n_blocks; b++) {
+                uint32_t rows = MIN(per_block, n - b * per_block);
+
+                blocks[b] = (const uint8_t *)random_floats(offset + (rows - 1) * stride + dim);
+        }
+        return (struct kvd_rows){blocks, offset * sizeof(float), stride, per_block, dim};
+}
+
+static void mix_case(const struct kvd_ops *v, uint32_t rows, uint32_t n, uint32_t per_block, uint32_t dim) {
+        struct kvd_rows values = scattered_rows(n, per_block, dim, dim + n % 3, rows % 2);
+        size_t ldp = n + 3, ldy = dim + n % 4, total = (rows - 1) * ldy + dim;
+        float *p = random_floats((rows - 1) * ldp + n), *start = random_floats(total);
+        float *expected = copy_floats(start, total), *got = copy_floats(start, total), *alone = copy_floats(start, total);
+
+        scalar->mix(expected, ldy, p, ldp, rows, &values, 0, n);
+        v->mix(got, ldy, p, ldp, rows, &values, 0, n / 3); /* in two steps: the chain goes on */
+        v->mix(got, ldy, p, ldp, rows, &values, n / 3, n);
+        assert_same_bits(expected, got, total, v->name);
+        for (uint32_t r = 0; r < rows; r++)
+                v->mix(alone + r * ldy, ldy, p + r * ldp, ldp, 1, &values, 0, n);
+        assert_same_bits(expected, alone, total, "rows one by one");
+        buffers_free();
+}
+
+START_TEST(mix_equals_the_reference_and_rows_are_independent) {
+        static const uint32_t counts[] = {1, 5, 16, 17, 50}, blocks[] = {1, 3, 16};
+
+        for (size_t v = 0; v < n_variants; v++)
+                for (uint32_t rows = 1; rows <= 11; rows++)
+                        for (size_t n = 0; n < ARRAY_SIZE(counts); n++)
+                                for (size_t b = 0; b < ARRAY_SIZE(blocks); b++)
+                                        for (uint32_t dim = 1; dim <= 66; dim += dim < 40 ? 1 : 13)
+                                                mix_case(variants[v], rows, counts[n], blocks[b], dim);
+}
+END_TEST
+
+static void vectors_case(const struct kvd_ops *v, uint32_t n) {
+        float *x = random_floats(n), *w = random_floats(n), *expected = random_floats(n), *got = random_floats(n);
+
+        for (uint32_t i = 0; i < n; i++)
+                x[i] *= 90.0f; /* silu: through both ends of the exponential */
+        scalar->rmsnorm(expected, x, w, n, 1e-5f);
+        v->rmsnorm(got, x, w, n, 1e-5f);
+        assert_same_bits(expected, got, n, v->name);
+
+        scalar->swiglu(expected, x, w, n);
+        v->swiglu(got, x, w, n);
+        assert_same_bits(expected, got, n, v->name);
+
+        scalar->add(expected, x, n);
+        v->add(got, x, n);
+        assert_same_bits(expected, got, n, v->name);
+        buffers_free();
+}
+
+START_TEST(vectors_equal_the_reference) {
+        for (size_t v = 0; v < n_variants; v++)
+                for (uint32_t n = 1; n < 140; n++)
+                        vectors_case(variants[v], n);
+}
+END_TEST
+
+START_TEST(rope_equals_the_reference) {
+        for (size_t v = 0; v < n_variants; v++)
+                for (uint32_t half = 1; half < 70; half++) {
+                        float *expected = random_floats(2 * half), *got = copy_floats(expected, 2 * half);
+                        float *cosine = random_floats(half), *sine = random_floats(half);
+
+                        scalar->rope(expected, cosine, sine, half);
+                        variants[v]->rope(got, cosine, sine, half);
+                        assert_same_bits(expected, got, 2 * half, variants[v]->name);
+                        buffers_free();
+                }
+}
+END_TEST
+
+static void softmax_case(const struct kvd_ops *v, uint32_t n, float spread) {
+        float *expected = random_floats(n), *got, sum, got_sum;
+
+        for (uint32_t i = 0; i < n; i++)
+                expected[i] *= spread;
+        got = copy_floats(expected, n);
+        sum = scalar->softmax(expected, n, 0.176776695f);
+        got_sum = v->softmax(got, n, 0.176776695f);
+        assert_same_bits(expected, got, n, v->name);
+        assert_same_bits(&sum, &got_sum, 1, v->name);
+        buffers_free();
+}
+
+START_TEST(softmax_equals_the_reference) {
+        for (size_t v = 0; v < n_variants; v++)
+                for (uint32_t n = 1; n < 140; n++)
+                        for (float spread = 1.0f; spread < 3000.0f; spread *= 13.0f)
+                                softmax_case(variants[v], n, spread);
+}
+END_TEST
+
+/* The reference itself: e^x to 3e-7, and 0 instead of a subnormal. */
+START_TEST(softmax_is_the_exponential) {
+        for (double x = 0.0; x > -100.0; x -= 0.00173) {
+                float pair[2] = {0.0f, (float)x};
+                float sum = scalar->softmax(pair, 2, 1.0f);
+                double exact = exp((double)(float)x);
+
+                if (pair[0] != 1.0f || sum != 1.0f + pair[1])
+                        ck_abort_msg("the larger weight is %a, the sum %a", (double)pair[0], (double)sum);
+                if ((float)x < -87.0f ? pair[1] != 0.0f : fabs((double)pair[1] - exact) > 3e-7 * exact)
+                        ck_abort_msg("e^%g is %g", x, (double)pair[1]);
+        }
+}
+END_TEST
+
+START_TEST(swiglu_keeps_its_ends) {
+        float gate[4] = {200.0f, -200.0f, 0.0f, NAN}, up[4] = {2.0f, 2.0f, 2.0f, 2.0f}, y[4];
+
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
+                if (!(*v)->works())
+                        continue;
+                (*v)->swiglu(y, gate, up, 4);
+                ck_assert(y[0] == 400.0f && fabsf(y[1]) < 1e-30f && y[2] == 0.0f && isnan(y[3]));
+        }
+}
+END_TEST
+
+START_TEST(sixteen_bit_numbers_convert_alike) {
+        enum kvd_number types[] = {KVD_NUMBER_F16, KVD_NUMBER_BF16};
+        uint16_t *all = buffer(65536 * sizeof *all);
+
+        for (size_t i = 0; i < 65536; i++)
+                all[i] = (uint16_t)i;
+        for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
+                float *wide = buffer(65536 * sizeof *wide), *got = buffer(65536 * sizeof *got);
+                uint16_t *back = buffer(65536 * sizeof *back);
+
+                scalar->widen(wide, all, 65536, types[t]);
+                scalar->narrow(back, wide, 65536, types[t]);
+                for (size_t i = 0; i < 65536; i++) /* every number comes back, a NaN perhaps as a quiet one */
+                        if (isnan(wide[i]) ? (back[i] | 0x240) != (all[i] | 0x240) : back[i] != all[i])
+                                ck_abort_msg("%04x comes back as %04x", all[i], back[i]);
+                for (size_t v = 0; v < n_variants; v++) {
+                        variants[v]->widen(got, all, 65536, types[t]);
+                        for (size_t i = 0; i < 65536; i++)
+                                if (memcmp(wide + i, got + i, 4) != 0 && !(isnan(wide[i]) && isnan(got[i])))
+                                        ck_abort_msg("%s widens %04x otherwise", variants[v]->name, all[i]);
+                }
+        }
+        buffers_free();
+}
+END_TEST
+
+START_TEST(narrowing_rounds_alike) {
+        enum kvd_number types[] = {KVD_NUMBER_F16, KVD_NUMBER_BF16};
+        size_t n = 1 << 20;
+        uint32_t *bits = buffer(n * sizeof *bits);
+        uint16_t *expected = buffer(n * sizeof *expected), *got = buffer(n * sizeof *got);
+
+        for (size_t i = 0; i < n; i++) /* half of them where half precision lives */
+                bits[i] = i % 2 ? random_u32() : (random_u32() & 0x8fffffff) | 0x30000000;
+        for (size_t v = 0; v < n_variants; v++)
+                for (size_t t = 0; t < ARRAY_SIZE(types); t++)
+                        for (size_t length = n; length > n - 9; length--) {
+                                scalar->narrow(expected, (const float *)bits, length, types[t]);
+                                memset(got, 0xa5, n * sizeof *got);
+                                variants[v]->narrow(got, (const float *)bits, length, types[t]);
+                                ck_assert_int_eq(memcmp(expected, got, length * sizeof *got), 0);
+                                for (size_t i = length; i < n; i++)
+                                        ck_assert_uint_eq(got[i], 0xa5a5); /* at most eight */
+                        }
+        buffers_free();
+}
+END_TEST
+
+enum { ROOM = 1024 };
+
+static void copy_case(const struct kvd_ops *v, uint8_t *room, const uint8_t *from, size_t align, size_t bytes) {
+        uint8_t *to = room + 128 + align;
+
+        memset(room, 0xa5, ROOM);
+        v->copy_nt(to, from, bytes);
+        if (memcmp(to, from, bytes) != 0)
+                ck_abort_msg("%s: %zu bytes at %zu differ", v->name, bytes, align);
+        for (uint8_t *at = room; at < room + ROOM; at++)
+                if (*at != 0xa5 && (at < to || at >= to + bytes))
+                        ck_abort_msg("%s: %zu bytes at %zu touch byte %td", v->name, bytes, align, at - to);
+}
+
+START_TEST(copy_nt_copies_exactly) {
+        _Alignas(64) static uint8_t room[ROOM], source[ROOM];
+
+        for (size_t i = 0; i < sizeof source; i++)
+                source[i] = (uint8_t)random_u32();
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
+                for (size_t align = 0; align < 64 && (*v)->works(); align++)
+                        for (size_t bytes = 0; bytes < 600; bytes += bytes < 140 ? 1 : 37)
+                                for (size_t skew = 0; skew < 64; skew += 7)
+                                        copy_case(*v, room, source + skew, align, bytes);
+}
+END_TEST
+
+START_TEST(copy_nt_stops_at_the_guard_pages) {
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
+                for (size_t bytes = 0; bytes < 9000 && (*v)->works(); bytes += 61) {
+                        uint8_t *from = buffer(bytes), *to = buffer(bytes);
+
+                        memset(from, (int)bytes, bytes);
+                        (*v)->copy_nt(to, from, bytes);
+                        ck_assert_int_eq(memcmp(to, from, bytes), 0);
+                        buffers_free();
+                }
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("kernels: operations");
+        TCase *tests = tcase_create("operations");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        find_variants();
+        tcase_set_timeout(tests, 300);
+        tcase_add_test(tests, pick_finds_by_name_and_rejects_the_unknown);
+        tcase_add_test(tests, tables_have_no_holes);
+        tcase_add_test(tests, pack_equals_the_reference);
+        tcase_add_test(tests, matmul_equals_the_reference_and_rows_are_independent);
+        tcase_add_test(tests, mix_equals_the_reference_and_rows_are_independent);
+        tcase_add_test(tests, vectors_equal_the_reference);
+        tcase_add_test(tests, rope_equals_the_reference);
+        tcase_add_test(tests, softmax_equals_the_reference);
+        tcase_add_test(tests, softmax_is_the_exponential);
+        tcase_add_test(tests, swiglu_keeps_its_ends);
+        tcase_add_test(tests, sixteen_bit_numbers_convert_alike);
+        tcase_add_test(tests, narrowing_rounds_alike);
+        tcase_add_test(tests, copy_nt_copies_exactly);
+        tcase_add_test(tests, copy_nt_stops_at_the_guard_pages);
+        suite_add_tcase(suite, tests);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}
