@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ipc/msg.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <msgpack.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+#include "ipc/scan.h"
+
+/*
+ * msgpack-c unpacks into a zone. Its first chunk has room for the values of any frame that the scan lets pass, and
+ * msgpack_zone_clear keeps the first chunk: nothing is allocated after kvd_decoder_new.
+ */
+#define ZONE_BYTES (KVD_SCAN_MAX_OBJECTS * sizeof(msgpack_object_kv) + KVD_SCAN_MAX_OBJECTS * MSGPACK_ZONE_ALIGN)
+
+struct kvd_decoder {
+        msgpack_zone zone;
+        bool has_zone;
+        char why[256];
+};
+
+int kvd_decoder_new(struct kvd_decoder **ret) {
+        _cleanup_(kvd_decoder_freep) struct kvd_decoder *d = NULL;
+
+        d = sys->calloc(1, sizeof *d);
+        if (!d)
+                return -ENOMEM;
+        d->has_zone = msgpack_zone_init(&d->zone, ZONE_BYTES);
+        if (!d->has_zone)
+                return -ENOMEM;
+        *ret = STEAL(d);
+        return 0;
+}
+
+struct kvd_decoder *kvd_decoder_free(struct kvd_decoder *decoder) {
+        if (!decoder)
+                return NULL;
+        if (decoder->has_zone)
+                msgpack_zone_destroy(&decoder->zone);
+        free(decoder);
+        return NULL;
+}
+
+void kvd_decoder_freep(struct kvd_decoder **decoder) {
+        kvd_decoder_free(*decoder);
+}
+
+const char *kvd_decoder_why(const struct kvd_decoder *decoder) {
+        return decoder->why;
+}
+
+_printf_(3, 4) static int refuse(struct kvd_decoder *d, int error, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(d->why, sizeof d->why, format, args);
+        va_end(args);
+        return error;
+}
+
+/* ---- strings --------------------------------------------------------------------------------------------------- */
+
+/* Bytes of the UTF-8 character at p, or 0: control characters (C0, DEL, C1), overlong forms, surrogates, stray bytes. */
+static uint32_t character(const uint8_t *p, size_t left) {
+        static const uint32_t smallest[] = {0, 0, 0xa0, 0x800, 0x10000};
+        uint32_t n = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf8 ? 4 : 0;
+        uint32_t code;
+
+        if (n <= 1)
+                return n && p[0] >= 0x20 && p[0] != 0x7f;
+        if (n > left)
+                return 0;
+        code = p[0] & (0xffu >> (n + 1));
+        for (uint32_t i = 1; i < n; i++) {
+                if ((p[i] & 0xc0) != 0x80)
+                        return 0;
+                code = code << 6 | (p[i] & 0x3fu);
+        }
+        if (code < smallest[n] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
+                return 0;
+        return n;
+}
+
+static bool is_text(const char *data, size_t size) {
+        uint32_t n;
+
+        for (size_t i = 0; i < size; i += n) {
+                n = character((const uint8_t *)data + i, size - i);
+                if (!n)
+                        return false;
+        }
+        return true;
+}
+
+/* ---- fields ---------------------------------------------------------------------------------------------------- */
+
+static int over_limit(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f, uint64_t n) {
+        bool number = f->type == KVD_FIELD_u32 || f->type == KVD_FIELD_u64;
+
+        return refuse(d, -EINVAL, "field '%s' of '%s' %s %" PRIu64 "%s, at most %" PRIu64, f->name, info->name,
+                      number ? "is" : "has", n, number ? "" : " bytes", f->limit);
+}
+
+static int wrong_type(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f) {
+        return refuse(d, -EINVAL, "field '%s' of '%s' must be a %s", f->name, info->name, kvd_field_type_name(f->type));
+}
+
+static int take_number(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f,
+                       const msgpack_object *value, void *to) {
+        if (value->type != MSGPACK_OBJECT_POSITIVE_INTEGER)
+                return wrong_type(d, info, f);
+        if (value->via.u64 > f->limit)
+                return over_limit(d, info, f, value->via.u64);
+        if (f->type == KVD_FIELD_u32)
+                *(uint32_t *)to = (uint32_t)value->via.u64;
+        else
+                *(uint64_t *)to = value->via.u64;
+        return 0;
+}
+
+static int take_slice(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f,
+                      const msgpack_object *value, struct kvd_slice *to) {
+        bool str = f->type == KVD_FIELD_str;
+
+        if (value->type != (str ? MSGPACK_OBJECT_STR : MSGPACK_OBJECT_BIN))
+                return wrong_type(d, info, f);
+        if (value->via.bin.size > f->limit) /* str and bin have the same layout */
+                return over_limit(d, info, f, value->via.bin.size);
+        if (str && !is_text(value->via.str.ptr, value->via.str.size))
+                return refuse(d, -EINVAL, "field '%s' of '%s' has bytes that are not printable UTF-8", f->name, info->name);
+        *to = (struct kvd_slice){value->via.bin.ptr, value->via.bin.size};
+        return 0;
+}
+
+/* Fields mostly come in the order of the table, so the search starts behind the one found last. */
+static const struct kvd_field *find_field(const struct kvd_msg_info *info, const msgpack_object_str *name, uint32_t *next) {
+        for (uint32_t i = 0; i < info->n_fields; i++) {
+                const struct kvd_field *f = &info->fields[(*next + i) % info->n_fields];
+
+                if (f->name_size != name->size || memcmp(f->name, name->ptr, name->size) != 0)
+                        continue;
+                *next = (uint32_t)(f - info->fields) + 1;
+                return f;
+        }
+        return NULL;
+}
+
+static int unknown_field(struct kvd_decoder *d, const struct kvd_msg_info *info, const msgpack_object_str *name) {
+        bool printable = name->size <= 40 && is_text(name->ptr, name->size);
+
+        return refuse(d, -EINVAL, "unknown field '%.*s' of '%s'; is the peer newer?", printable ? (int)name->size : 3,
+                      printable ? name->ptr : "...", info->name);
+}
+
+static int take_field(struct kvd_decoder *d, const struct kvd_msg_info *info, const msgpack_object_kv *kv,
+                      uint32_t *next, struct kvd_msg *msg) {
+        const struct kvd_field *f = find_field(info, &kv->key.via.str, next);
+        void *to;
+
+        if (!f)
+                return unknown_field(d, info, &kv->key.via.str);
+        to = (uint8_t *)msg + f->offset;
+        if (f->type == KVD_FIELD_u32 || f->type == KVD_FIELD_u64)
+                return take_number(d, info, f, &kv->val, to);
+        return take_slice(d, info, f, &kv->val, to);
+}
+
+/* ---- message --------------------------------------------------------------------------------------------------- */
+
+static bool is_envelope(const msgpack_object *o) {
+        const msgpack_object *e;
+
+        if (o->type != MSGPACK_OBJECT_ARRAY || o->via.array.size != 3)
+                return false;
+        e = o->via.array.ptr;
+        return e[0].type == MSGPACK_OBJECT_POSITIVE_INTEGER && e[0].via.u64 <= UINT32_MAX &&
+               e[1].type == MSGPACK_OBJECT_POSITIVE_INTEGER && e[2].type == MSGPACK_OBJECT_MAP;
+}
+
+static int take_message(struct kvd_decoder *d, const msgpack_object_map *map, struct kvd_msg *ret) {
+        const struct kvd_msg_info *info = kvd_msg_info(ret->number);
+        struct kvd_msg msg = *ret;
+        uint32_t next = 0;
+        int r;
+
+        if (!info)
+                return refuse(d, -ENOSYS, "message number %" PRIu32 " is unknown; is the peer newer?", ret->number);
+        for (uint32_t i = 0; i < map->size; i++) {
+                r = take_field(d, info, &map->ptr[i], &next, &msg);
+                if (r < 0)
+                        return r;
+        }
+        *ret = msg;
+        return 0;
+}
+
+static int unpack(struct kvd_decoder *d, const void *frame, size_t size, msgpack_object *ret) {
+        enum kvd_scan_result scan = kvd_scan(frame, size);
+        msgpack_unpack_return unpacked;
+        size_t offset = 0;
+
+        if (scan)
+                return refuse(d, -EBADMSG, "%s", kvd_scan_text(scan));
+        msgpack_zone_clear(&d->zone);
+        unpacked = msgpack_unpack(frame, size, &offset, &d->zone, ret);
+        if (unpacked != MSGPACK_UNPACK_SUCCESS)
+                return refuse(d, -EBADMSG, "msgpack-c cannot unpack the frame (%d)", unpacked);
+        return 0;
+}
+
+int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size, struct kvd_msg *ret) {
+        msgpack_object root;
+        int r;
+
+        *ret = (struct kvd_msg){0};
+        r = unpack(decoder, frame, size, &root);
+        if (r < 0)
+                return r;
+        if (!is_envelope(&root))
+                return refuse(decoder, -EBADMSG, "a message must be an array of number, sequence and a map of fields");
+        ret->number = (uint32_t)root.via.array.ptr[0].via.u64;
+        ret->sequence = root.via.array.ptr[1].via.u64;
+        return take_message(decoder, &root.via.array.ptr[2].via.map, ret);
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_IPC_MSG_H
+#define KVD_IPC_MSG_H
+
+/*
+ * The messages of msg.def as C: numbers, structs, descriptions, and one encoder and one decoder for all of them.
+ *
+ *      struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 7, .allocate = {.space = 1, .count = 64}};
+ *      n = kvd_msg_encode(&m, frame, sizeof frame);
+ *
+ * str and bin members point into the frame that they were decoded from, and live as long as it does. Nothing here
+ * allocates, but kvd_decoder_new.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define KVD_PROTOCOL 1u
+#define KVD_REPLY 128u /* number of a reply: that of the request plus this */
+
+struct kvd_slice {
+        const void *data;
+        uint32_t size;
+};
+
+struct kvd_slice kvd_slice_of(const char *text);
+/* Copies a str, cut to size - 1 bytes and with a NUL behind it. Returns to. */
+char *kvd_slice_copy(struct kvd_slice slice, char *to, size_t size);
+bool kvd_slice_is(struct kvd_slice slice, const char *text);
+
+enum kvd_msg_number {
+#define KVD_MSG_BEGIN(number, name, text) KVD_MSG_##name = number,
+#define KVD_FIELD(type, message, name, limit, text)
+#define KVD_MSG_END(name)
+#include "ipc/msg.def"
+#undef KVD_MSG_BEGIN
+#undef KVD_FIELD
+#undef KVD_MSG_END
+};
+
+typedef uint32_t kvd_field_u32;
+typedef uint64_t kvd_field_u64;
+typedef struct kvd_slice kvd_field_str;
+typedef struct kvd_slice kvd_field_bin;
+
+#define KVD_MSG_BEGIN(number, name, text) struct kvd_msg_##name {
+#define KVD_FIELD(type, message, name, limit, text) kvd_field_##type name;
+#define KVD_MSG_END(name) };
+#include "ipc/msg.def"
+#undef KVD_MSG_BEGIN
+#undef KVD_FIELD
+#undef KVD_MSG_END
+
+struct kvd_msg {
+        uint32_t number; /* enum kvd_msg_number */
+        uint64_t sequence;
+        union {
+#define KVD_MSG_BEGIN(number, name, text) struct kvd_msg_##name name;
+#define KVD_FIELD(type, message, name, limit, text)
+#define KVD_MSG_END(name)
+#include "ipc/msg.def"
+#undef KVD_MSG_BEGIN
+#undef KVD_FIELD
+#undef KVD_MSG_END
+        };
+};
+
+/* ---- description --------------------------------------------------------------------------------------------- */
+
+enum kvd_field_type { KVD_FIELD_u32, KVD_FIELD_u64, KVD_FIELD_str, KVD_FIELD_bin };
+
+struct kvd_field {
+        const char *name; /* NULL behind the last one */
+        const char *text;
+        uint64_t limit; /* largest value or length */
+        uint32_t offset; /* in struct kvd_msg */
+        uint8_t type;   /* enum kvd_field_type */
+        uint8_t name_size;
+};
+
+struct kvd_msg_info {
+        const char *name; /* NULL: there is no such message */
+        const char *text;
+        const struct kvd_field *fields;
+        uint32_t n_fields;
+};
+
+/* NULL if there is no message of that number. */
+const struct kvd_msg_info *kvd_msg_info(uint32_t number);
+const char *kvd_field_type_name(enum kvd_field_type type);
+
+/* ---- encode and decode ----------------------------------------------------------------------------------------- */
+
+/*
+ * Writes a frame; members that are 0 or empty are left out. Returns its size; -EMSGSIZE: it does not fit; -EINVAL: no
+ * such message, or a member is over its limit.
+ */
+ssize_t kvd_msg_encode(const struct kvd_msg *msg, void *frame, size_t size);
+
+struct kvd_decoder; /* what decoding works in, used again for every frame */
+int kvd_decoder_new(struct kvd_decoder **ret);
+struct kvd_decoder *kvd_decoder_free(struct kvd_decoder *decoder);
+void kvd_decoder_freep(struct kvd_decoder **decoder);
+
+/*
+ * Reads a frame from a peer. 0, or kvd_decoder_why() says in one line what is wrong:
+ * -EBADMSG: not a message at all, number and sequence are 0;
+ * -ENOSYS: the number is unknown; -EINVAL: a field is unknown, of the wrong type, or over its limit. Number and
+ * sequence are valid then, so that the request can be answered, and the rest is 0.
+ */
+int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size, struct kvd_msg *ret);
+const char *kvd_decoder_why(const struct kvd_decoder *decoder);
+
+#endif
