@@ -1,0 +1,282 @@
+/*
+ * Leaf pins: one pin on the deepest block of a chain holds the whole chain.
+ *
+ * The client walks from the root, C1 and C2 for each block, then C3 to C5 once, on the deepest. Two rules of the
+ * daemon make that enough: D1 never chooses a block that has a resident child, and D8 writes the parent link as
+ * (id, generation). At C5 the deepest block is resident with the generation that the client saw; so its parent is
+ * resident with the generation in its link, which the client compared with the word it had read for the parent;
+ * and so on up to the root. None of them was reused between its C1 and now, and none will be while the pin stands.
+ *
+ * With -DRUNS the client finds the chain in a run line instead: all ids of the chain, under one sequence number.
+ * The line is read between two equal, even values of that number, the second one at C5. D6 makes it odd before
+ * the line's last block can be reused.
+ *
+ * A hash finds a candidate only, so any block may be offered at any place of the chain, and the second block's
+ * token ids are the same under both roots. Steps are named in pins.pml; that clients die, and that there are many,
+ * is its subject: here is one client, and a daemon that puts chains into any blocks in any order.
+ *
+ * Broken on purpose, each must fail: -DPARENT_FIRST -DLINK_NO_GEN -DNO_LINK -DNO_RECHECK -DNO_CFENCE -DNO_DFENCE,
+ * and with -DRUNS: -DNO_SEQ -DRUN_STAYS
+ */
+#ifndef DEPTH
+#define DEPTH 2                         /* blocks in the longest chain */
+#endif
+#ifndef OPS
+#define OPS 4                           /* blocks that the daemon fills or evicts before it evicts them all */
+#endif
+#ifndef LOOKUPS
+#define LOOKUPS 1
+#endif
+#define NB 3                            /* blocks; some macros below spell them out */
+
+#define FREE     0
+#define SEALED   1
+#define RETIRING 2
+#define W(state, gen) ((state) + 4 * (gen))
+#define STATE(w) ((w) & 3)
+#define GEN(w)   ((w) >> 2)
+
+#define ROOT 0                          /* the link of a block without a parent */
+#ifndef LINK_NO_GEN
+#define LINK(id, gen) (1 + (id) + NB * (gen))
+#else
+#define LINK(id, gen) (1 + (id))
+#endif
+
+/* What is computed for a block depends on all tokens before it: content r + 2d is depth d under root r (1 or 2). */
+#define TOK(content) ((content) <= 2 -> (content) : ((content) + 1) / 2 + 1)
+
+/* the index, the bytes in the pool, the client's page */
+byte word[NB], tok[NB], parent[NB];
+byte run_seq, run_tok, run_id[2];
+byte data[NB];
+byte pin[NB];
+
+/* store buffers, as in pins.pml */
+bool cb_full; byte cb_id, cb_val;
+bool db_full; byte db_what, db_id, db_val;
+
+#define WORD    0
+#define TOKENS  1
+#define PARENT  2
+#define RUN_SEQ 3
+#define RUN_TOK 4
+#define RUN_ID  5
+
+proctype drain_pin() {
+end:    do
+        :: atomic { cb_full -> pin[cb_id] = cb_val; cb_id = 0; cb_val = 0; cb_full = false }
+        od
+}
+
+proctype drain_word() {
+end:    do
+        :: atomic {
+                db_full ->
+                if
+                :: db_what == WORD -> word[db_id] = db_val
+                :: db_what == TOKENS -> tok[db_id] = db_val
+                :: db_what == PARENT -> parent[db_id] = db_val
+#ifdef RUNS
+                :: db_what == RUN_SEQ -> run_seq = db_val
+                :: db_what == RUN_TOK -> run_tok = db_val
+                :: db_what == RUN_ID -> run_id[db_id] = db_val
+#endif
+                fi;
+                db_what = 0; db_id = 0; db_val = 0; db_full = false
+           }
+        od
+}
+
+#define DSTORE(what, id, v) atomic { !db_full -> db_what = what; db_id = id; db_val = v; db_full = true }
+#define PIN(id, v)          atomic { !cb_full -> cb_id = id; cb_val = v; cb_full = true }
+
+#define MISS_IF(x) if :: x -> goto miss :: else fi
+
+/* Both leave the deepest block in b, its word in w, and the chain in id[]. */
+inline walk() {
+        do
+        :: i < length ->
+                atomic { select (b : 0 .. NB - 1) }
+                w = word[b];                                    /* C1 */
+                MISS_IF(STATE(w) != SEALED);
+                MISS_IF(tok[b] != TOK(root + 2 * i));           /* C2 */
+#ifndef NO_LINK
+                MISS_IF(parent[b] != above);
+#endif
+                d_step { above = LINK(b, GEN(w)); id[i] = b; i++ }
+        :: else -> break
+        od
+}
+
+inline find_run() {
+        seq = run_seq;                                          /* C1 */
+        MISS_IF((seq & 1) || length < 2);
+        MISS_IF(run_tok != root);                               /* C2: the token ids of the whole run */
+        id[0] = run_id[0];
+        id[1] = run_id[1];
+        b = id[1];
+        w = word[b];                                            /* C1 */
+        MISS_IF(STATE(w) != SEALED)
+}
+
+proctype client() {
+        byte n, i, b, root, length, w, above, seq;
+        byte id[DEPTH];
+        bool same;
+
+        do
+        :: n < LOOKUPS ->
+                n++;
+                atomic { select (root : 1 .. 2); select (length : 1 .. DEPTH) }
+#ifndef RUNS
+                walk();
+#else
+                find_run();
+#endif
+                PIN(b, 1);                                      /* C3 */
+#ifndef NO_CFENCE
+                !cb_full;                                       /* C4 */
+#endif
+                same = true;                                    /* C5 */
+#ifndef NO_RECHECK
+                same = (word[b] == w);
+#endif
+#if defined(RUNS) && !defined(NO_SEQ)
+                same = same && run_seq == seq;
+#endif
+                if
+                :: same ->
+                        atomic {                                /* C6: all of it, at any time until C7 */
+                                for (i : 0 .. length - 1) {
+                                        assert(data[id[i]] == root + 2 * i)
+                                }
+                        }
+                :: else
+                fi;
+                PIN(b, 0);                                      /* C7, C8 */
+miss:           skip;
+                d_step {                                        /* forget, or equal states look different */
+                        for (i : 0 .. DEPTH - 1) {
+                                id[i] = 0
+                        }
+                        i = 0; b = 0; root = 0; length = 0; w = 0; above = 0; seq = 0; same = false
+                }
+        :: else -> break
+        od
+}
+
+/* the daemon's own records */
+bool resident[NB];
+byte gen[NB], up[NB];                   /* up: LINK() of the parent, here always with its generation */
+byte seq, run_last;                     /* the run line's sequence and last block */
+bool emptied;
+
+#define UP(b)          (1 + (b) + NB * gen[b])
+#define CHILD_OF(c, b) (resident[c] && up[c] == UP(b))
+#ifndef PARENT_FIRST
+#define VICTIM(b)      (resident[b] && !CHILD_OF(0, b) && !CHILD_OF(1, b) && !CHILD_OF(2, b))
+#else
+#define VICTIM(b)      (resident[b])
+#endif
+#define EXTENDABLE(b)  (resident[b] && data[b] <= 2 * (DEPTH - 1))
+#define EMPTY          (!resident[0] && !resident[1] && !resident[2])
+#define FULL           (resident[0] && resident[1] && resident[2])
+
+inline evict() {
+        DSTORE(WORD, b, W(RETIRING, gen[b]));                   /* D2 */
+#ifndef NO_DFENCE
+        !db_full;                                               /* D3 */
+#endif
+        if
+        :: pin[b] > 0 ->                                        /* D4 */
+                DSTORE(WORD, b, W(SEALED, gen[b]))              /* D5 */
+        :: else ->                                              /* D6 */
+#if defined(RUNS) && !defined(RUN_STAYS)
+                if
+                :: !(seq & 1) && run_last == b -> seq++; DSTORE(RUN_SEQ, 0, seq)
+                :: else
+                fi;
+#endif
+                d_step { resident[b] = false; gen[b]++; up[b] = ROOT }
+                DSTORE(WORD, b, W(FREE, gen[b]))
+        fi
+}
+
+inline fill() {
+        !db_full;                                               /* the reply passes through the kernel */
+        atomic {                                                /* D7 */
+                if
+                :: data[b] = 1; up[b] = ROOT
+                :: data[b] = 2; up[b] = ROOT
+                :: EXTENDABLE(0) -> p = 0; data[b] = data[p] + 2; up[b] = UP(p)
+                :: EXTENDABLE(1) -> p = 1; data[b] = data[p] + 2; up[b] = UP(p)
+                :: EXTENDABLE(2) -> p = 2; data[b] = data[p] + 2; up[b] = UP(p)
+                fi
+        }
+        DSTORE(TOKENS, b, TOK(data[b]));                        /* D8 */
+        DSTORE(PARENT, b, (up[b] == ROOT -> ROOT : LINK(p, gen[p])));
+        DSTORE(WORD, b, W(SEALED, gen[b]));                     /* D9 */
+        resident[b] = true;
+#ifdef RUNS
+        if
+        :: up[b] != ROOT ->
+                if
+                :: !(seq & 1) -> seq++; DSTORE(RUN_SEQ, 0, seq)
+                :: else
+                fi;
+                run_last = b;
+                DSTORE(RUN_TOK, 0, data[p]);
+                DSTORE(RUN_ID, 0, p);
+                DSTORE(RUN_ID, 1, b);
+                seq++;
+                DSTORE(RUN_SEQ, 0, seq)
+        :: else
+        fi
+#endif
+}
+
+proctype daemon() {
+        byte ops, b, p;
+
+        do
+        :: atomic {                                             /* D1 */
+                if
+                :: VICTIM(0) -> b = 0
+                :: VICTIM(1) -> b = 1
+                :: VICTIM(2) -> b = 2
+                fi;
+                ops = (ops < OPS -> ops + 1 : OPS)
+           }
+           evict();
+           b = 0
+        :: atomic {
+                ops < OPS && !FULL ->
+                if
+                :: !resident[0] -> b = 0
+                :: !resident[1] -> b = 1
+                :: !resident[2] -> b = 2
+                fi;
+                ops++
+           }
+           fill();
+           d_step { b = 0; p = 0 }
+        :: ops == OPS && EMPTY -> break
+        od;
+        emptied = true
+}
+
+init {
+        atomic {                        /* root 1 in block 0, its child in block 1 */
+                data[0] = 1; tok[0] = TOK(1); word[0] = W(SEALED, 0); resident[0] = true;
+                data[1] = 3; tok[1] = TOK(3); word[1] = W(SEALED, 0); resident[1] = true;
+                parent[1] = LINK(0, 0); up[1] = UP(0);
+#ifdef RUNS
+                run_tok = 1; run_id[1] = 1; run_last = 1;
+#endif
+                run daemon(); run drain_word(); run client(); run drain_pin()
+        }
+}
+
+/* Leaves first never runs into a wall: whatever was filled in whatever order, all of it can be evicted. */
+ltl reclaim { <> emptied }
