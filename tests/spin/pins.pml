@@ -32,8 +32,10 @@
 #ifndef LOOKUPS
 #define LOOKUPS 2                       /* by each client */
 #endif
-#define NC      2                       /* clients */
+#ifndef LASTGEN
 #define LASTGEN 3                       /* the daemon reuses the block LASTGEN - 1 times */
+#endif
+#define NC 2                            /* clients */
 
 #define FREE     0                      /* or FILLING: to a reader the same, not SEALED */
 #define SEALED   1

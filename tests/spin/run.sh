@@ -17,11 +17,11 @@ trap 'rm -rf "$tmp"' EXIT
 
 variants() {
         grep -F -- "${1-}" <<'END'
-lives pins    LOOKUPS=1
+holds leaf    DEPTH=3 OPS=5
 holds pins
-holds leaf    DEPTH=3 OPS=6
-lives leaf
+lives pins    LOOKUPS=1 LASTGEN=2
 holds leaf    RUNS OPS=5
+lives leaf    OPS=3
 lives lease
 holds lease
 holds pins    THREADS
@@ -84,7 +84,7 @@ searched_all() {
 
 # pan lists per process the statements that it never executed; the claim and the end of an endless loop are none
 reached_all() {
-        ! sed '/^unreached in claim/,$d' log | grep -E '^\s.*, line [0-9]+|^\s.*\.pml:[0-9]+, state' | grep -qv -- '"-end-"'
+        ! sed '/^unreached in claim/,$d' log | grep '^[[:space:]].*, state ' | grep -qv '"-end-"'
 }
 
 check() {                       # kind, model, MACRO ...
