@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_H
+#define KVD_H
+
+/*
+ * libkvd: use the KV cache of a kvd daemon in place.
+ *
+ * A process opens a connection (kvd_open), opens a space (kvd_space_open: one model's cache in the caller's
+ * domain), and then works on blocks of pool memory that all processes of the domain map at once:
+ *
+ *      look up      kvd_lookup    tokens in, the longest stored prefix out, pinned; no system call, no copy
+ *      fill         kvd_alloc     blocks of one's own; write keys and values straight into them
+ *      publish      kvd_seal      blocks with their tokens; from then on everybody finds them, nobody writes them
+ *      let go       kvd_unpin     or kvd_free for blocks that were not sealed
+ *
+ * Caveats, before any function:
+ *
+ *  - A sealed block is read-only by contract, for its author too. Under "isolation = arena" others' blocks are
+ *    mapped read-only; under "isolation = shared" the whole domain maps every block writable and trusts its code.
+ *  - A lookup that finds nothing returns 0 tokens. There is no other way to learn of a hit: only the tokens that
+ *    kvd_lookup counts are valid, and only until kvd_unpin.
+ *  - A pin never expires. A stopped or slow process keeps what it holds; it costs quota, nobody's correctness.
+ *    The daemon takes pins back when the kernel says that the process is gone.
+ *  - Nothing here survives fork(): the child gets -ECHILD from every call and must open its own connection
+ *    (the mappings are not inherited).
+ *  - If the daemon dies, pinned blocks and allocated blocks stay readable and writable until they are let go
+ *    (their memory belongs to whoever maps it). kvd_alloc, kvd_seal and the like return -ECONNRESET or
+ *    -ECONNREFUSED while it is away; the library reconnects by itself on the next call, and lookups then see the
+ *    new daemon's cache. Blocks allocated before that are refused by kvd_seal with -ESTALE: free them.
+ *  - All calls may be made from many threads at once, on the same handles. A struct kvd_pin or kvd_block belongs
+ *    to one thread at a time. The library starts no threads, installs no signal handlers and prints nothing.
+ *
+ * Every function that can fail returns a negative errno; kvd_error() then holds one line in words. Sizes are in
+ * bytes unless a name says tokens or blocks. Token ids are uint32_t below the space's vocabulary size.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+#define KVD_VERSION "0.1.0"
+#define KVD_NAME_MAX 63 /* longest space or domain name, without the NUL: [A-Za-z0-9._-]+ */
+
+typedef struct kvd kvd;
+typedef struct kvd_space kvd_space;
+
+/* ---- geometry: every field that changes bytes -------------------------------------------------------------- */
+
+enum kvd_dtype { KVD_F32 = 1, KVD_F16 = 2, KVD_BF16 = 3, KVD_I8 = 4 };
+enum kvd_order { KVD_HND = 1, KVD_NHD = 2 }; /* order of head, token, dimension inside a plane */
+enum kvd_rope { KVD_ROPE_POST = 1, KVD_ROPE_PRE = 2, KVD_ROPE_NONE = 3 }; /* keys stored after/before rotation */
+enum kvd_kind { KVD_CAUSAL = 1, KVD_BIDIRECTIONAL = 2 };
+enum kvd_keys { KVD_KEYS_SERVE = 1, KVD_KEYS_PAPER = 2 }; /* XXH3-128 with the space's secret; XXH64 of the ids */
+enum kvd_policy { KVD_LRU = 1, KVD_FIFO = 2 };
+
+/*
+ * A block holds block_tokens token slots of (layers / layer_groups) consecutive layers. Inside it, for each layer
+ * in order: the K plane, then the V plane, each of kv_heads * block_tokens * head_dim elements in the given order
+ * (HND: [head][token][dim], NHD: [token][head][dim]); behind the last layer the state plane, if there is one, of
+ * block_tokens * state_width elements (BiCache's boundary hidden state).
+ */
+struct kvd_geometry {
+        uint32_t layers;
+        uint32_t kv_heads;
+        uint32_t head_dim;
+        uint32_t block_tokens; /* tokens per block: 1 to 256; 0 means 16 */
+        uint32_t layer_groups; /* divides layers; 0 means 1 */
+        uint32_t dtype;        /* enum kvd_dtype, of K, V and state */
+        uint32_t order;        /* enum kvd_order; 0 means KVD_HND */
+        uint32_t rope;         /* enum kvd_rope; 0 means KVD_ROPE_POST */
+        uint32_t state_width;  /* elements per token of the state plane, 0: none */
+        uint32_t vocab;        /* token ids are below this; a larger one is refused */
+        uint64_t fingerprint[2]; /* of everything else that changes bytes: weights, tokenizer, RoPE parameters */
+};
+
+struct kvd_space_options {
+        uint32_t kind;   /* enum kvd_kind; 0 means KVD_CAUSAL */
+        uint32_t keys;   /* enum kvd_keys; 0 means KVD_KEYS_SERVE */
+        uint32_t policy; /* enum kvd_policy; 0 means KVD_LRU */
+        uint32_t flags;  /* must be 0 */
+        uint64_t max_blocks; /* upper bound of the space's size; 0: what the domain's quota allows */
+};
+
+/* Bytes of one block, or 0 if the geometry is impossible (kvd_error() says what is wrong with it). */
+uint64_t kvd_block_bytes(const struct kvd_geometry *geometry);
+
+/* ---- connection -------------------------------------------------------------------------------------------- */
+
+/*
+ * Connects to the daemon at a socket path; NULL takes $KVD_SOCKET, then /run/kvd-0.sock. The handle is freed by
+ * kvd_close, which returns NULL. -ENOENT, -ECONNREFUSED: no daemon there; -EACCES: not allowed to use the socket;
+ * -EPROTO: not a kvd, or another protocol version.
+ */
+int kvd_open(const char *socket_path, kvd **ret);
+kvd *kvd_close(kvd *handle);
+
+/* One line about the last failed call of this thread; "" if none failed. Valid until the thread's next call. */
+const char *kvd_error(void);
+
+const char *kvd_version(void); /* of the library, as KVD_VERSION is of the header */
+
+/* ---- space ------------------------------------------------------------------------------------------------- */
+
+/*
+ * Attaches to the space of that name in the caller's domain, creating it if there is none. Geometry, kind, keys
+ * and policy of an existing space must be equal: -EEXIST and kvd_error() names the first field that differs.
+ * options may be NULL (all defaults). Maps the index read-only and the pool; the handle is freed by
+ * kvd_space_close (returns NULL), after every pin and block of it was let go. If the daemon dies, the space
+ * attaches anew by itself; if the new daemon refuses it, calls return that error.
+ */
+int kvd_space_open(kvd *handle, const char *name, const struct kvd_geometry *geometry,
+                   const struct kvd_space_options *options, kvd_space **ret);
+kvd_space *kvd_space_close(kvd_space *space);
+
+/* ---- look up and pin --------------------------------------------------------------------------------------- */
+
+/*
+ * What holds a stored prefix. {0} holds nothing. Filled by kvd_lookup and kvd_seal, emptied by kvd_unpin. One pin
+ * on the deepest block keeps the whole chain: a parent is never evicted before its children.
+ * base is the address of block 0: block b lies at base + b * block_bytes (see kvd_pin_block).
+ */
+struct kvd_pin {
+        void *view;          /* private: the mapping that base belongs to */
+        uint8_t *base;       /* NULL if the pin holds nothing */
+        uint64_t block_bytes;
+        uint32_t leaf;       /* deepest block of the chain */
+        uint32_t generation; /* of that block */
+        uint32_t n_blocks;   /* blocks of the chain */
+        uint32_t n_tokens;   /* tokens of the chain that are valid */
+        uint32_t group;      /* layer group */
+        uint32_t pad;
+};
+
+/*
+ * Finds the longest stored prefix of tokens[0..n_tokens), compares its tokens, and pins it. Returns the number of
+ * tokens that are valid (0: nothing found), and writes the ids of its blocks, first to last, to blocks[], which has
+ * room for max_blocks; a longer prefix is cut there. The count is a multiple of block_tokens unless the last
+ * block is a sealed partial one that ends exactly at n_tokens. In a bidirectional space the answer is n_tokens or 0.
+ * Makes no system call, takes no lock and does not wait for the daemon, except when the pool has grown since the
+ * last call (the new segment is fetched once). pin must hold nothing; on 0 it still holds nothing.
+ * -EINVAL: token id beyond the vocabulary, group out of range, or a pin that holds something.
+ * If the daemon is dead the answer is still right for as long as its memory is mapped.
+ */
+int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
+                   uint32_t max_blocks, struct kvd_pin *pin);
+
+/* The same search without a pin: a hint for schedulers, true at no particular time. */
+int64_t kvd_match(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens);
+
+/* Lets go. The blocks must not be read afterwards. A pin that holds nothing is fine. Cannot fail. */
+void kvd_unpin(kvd_space *space, struct kvd_pin *pin);
+
+static inline uint8_t *kvd_pin_block(const struct kvd_pin *pin, uint32_t block) {
+        return pin->base + (uint64_t)block * pin->block_bytes;
+}
+
+/* ---- fill and publish -------------------------------------------------------------------------------------- */
+
+struct kvd_block {
+        uint8_t *data; /* block_bytes bytes to write to; contents are undefined at first */
+        void *view;    /* private */
+        uint32_t id;
+        uint32_t generation;
+};
+
+/*
+ * Takes up to n blocks to fill, from a small stock that the library keeps (then no system call) or from the
+ * daemon, who evicts unpinned blocks if it must. Returns how many it got, 1 to n.
+ * -ENOBUFS: the pool is full and everything in it is pinned or being filled: let something go or wait;
+ * -EDQUOT: the caller's or its domain's quota is used up. Both are refusals at once, never a stall.
+ */
+int kvd_alloc(kvd_space *space, uint32_t n, struct kvd_block *blocks);
+
+/* Gives back blocks that were not sealed. Their contents are lost. Cannot fail (a dead daemon frees them too). */
+void kvd_free(kvd_space *space, uint32_t n, struct kvd_block *blocks);
+
+/*
+ * Publishes blocks[0..n), which the caller filled completely, as the continuation of the chain that pin holds (an
+ * empty pin: the start of a chain in pin->group). tokens[0..n_tokens) are the tokens in these blocks, oldest
+ * first; all but the last block are full, and a last one that is not full ends its chain for good (zero its unused
+ * slots). On success the pin holds the longer chain and every block is sealed. Where the same content was sealed
+ * by somebody else before, blocks[i] becomes that block (its id, data and generation) and the caller's own is
+ * freed: use the new one. In a bidirectional space the pin must be empty and the tokens are the whole prefix.
+ * Returns n. A call of more than 8,192 tokens (or 2,048 blocks) goes to the daemon in pieces: if a later piece fails, the result is the
+ * number of blocks that are sealed and in the pin (the rest are still the caller's), and the next call says why.
+ * On a negative result the pin and the blocks are as before, and still the caller's.
+ * -ESTALE: blocks of a daemon that is gone, or blocks that are not the caller's; -EINVAL: counts that do not fit,
+ * token ids beyond the vocabulary, or a chain that ended with a partial block.
+ * If the daemon dies in the middle (-ECONNRESET), nothing of it is visible in the next daemon: free the blocks.
+ */
+int kvd_seal(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
+             uint32_t n_tokens);
+
+/* Copies with non-temporal stores where that is faster (64 KiB and up): to fill a block from private memory. */
+void kvd_copy(void *to, const void *from, size_t bytes);
+
+/* ---- single flight (bidirectional prefixes) ---------------------------------------------------------------- */
+
+/*
+ * Before computing a prefix that kvd_lookup did not find: asks for the right to compute it.
+ * Returns 1: the caller computes it, seals it, and ends the lease; others wait meanwhile.
+ *         0: another process finished or gave up while we waited: look up again.
+ * -EBUSY: another process still computes it after timeout_ms milliseconds (0: do not wait): compute privately.
+ * The lease dies with its holder: who waits is woken.
+ */
+int kvd_lease(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t timeout_ms);
+int kvd_lease_end(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens);
+
+/* ---- numbers ----------------------------------------------------------------------------------------------- */
+
+struct kvd_counters { /* of this process in this space, since it was opened */
+        uint64_t lookups, lookup_hits;          /* calls, calls that found something */
+        uint64_t tokens_asked, tokens_found;    /* of all lookups */
+        uint64_t blocks_allocated, blocks_sealed, blocks_duplicate; /* duplicate: sealed by another before us */
+        uint64_t refused;                       /* allocations refused by quota or a full pool */
+        uint64_t retries;                       /* lookups that met an eviction in progress */
+        uint64_t reconnects;
+};
+void kvd_counters(kvd_space *space, struct kvd_counters *ret);
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BASE_LAYOUT_H
+#define KVD_BASE_LAYOUT_H
+
+/*
+ * What daemon and clients share: the index of a space (one memfd, written by the daemon, mapped read-only by
+ * clients) and a client's pin page (one memfd per client and space, written by that client only).
+ *
+ *      index   +--------------------+ 0
+ *              | struct kvd_index   |   geometry, offsets, secret, growth, counters
+ *              +--------------------+ table_off
+ *              | block table        |   table_slots x 8: tag and block id, open addressing
+ *              +--------------------+ run_table_off
+ *              | run table          |   run_table_slots x 8: tag and run id
+ *              +--------------------+ desc_off
+ *              | descriptors        |   capacity x desc_stride: struct kvd_desc, then block_tokens token ids
+ *              +--------------------+ run_off
+ *              | runs               |   run_capacity x run_stride: struct kvd_run, then 16 x block_tokens ids
+ *              +--------------------+ size
+ *
+ *      pins    +--------------------+ 0
+ *              | struct kvd_pinpage |   the client's own counters
+ *              +--------------------+ KVD_PINS_OFF
+ *              | pins               |   capacity x 4: how often this client uses the block
+ *              +--------------------+ kvd_touch_off(capacity)
+ *              | touch              |   capacity x 4: index clock when it last let go of the block
+ *              +--------------------+
+ *
+ * Both are sparse: pages that were never touched take no memory. The size of a layout never changes while it is
+ * mapped; a space that must hold more is a new space.
+ */
+
+#include <assert.h>
+#include <stdalign.h>
+#include <stdint.h>
+
+#include "client/kvd.h"
+#include "ipc/base/shm.h"
+#include "ipc/base/util.h"
+
+#define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
+#define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
+#define KVD_LAYOUT_VERSION 1u
+
+#define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
+#define KVD_MAX_BLOCK_TOKENS 256u
+#define KVD_MAX_SEGMENTS 8192u
+#define KVD_SECRET_BYTES 192u
+#define KVD_PROBE_MAX 256u       /* table slots that one search looks at: 32 cache lines; further is a miss */
+
+/* ---- slot word: what a block is, and which incarnation of it ------------------------------------------------ */
+
+enum kvd_state {
+        KVD_FREE = 0,
+        KVD_FILLING = 1,  /* owned by one client, who writes it; invisible to others */
+        KVD_SEALED = 2,   /* in the index; immutable */
+        KVD_RETIRING = 3, /* the daemon asks whether anybody uses it; goes back to SEALED, or on to FREE */
+        KVD_LIMBO = 4,    /* lost its session, but the process that may still write it is not gone yet */
+        KVD_ABSENT = 5,   /* its segment has no memory at the moment */
+        KVD_N_STATES
+};
+
+/* A block's incarnation: id in the low, generation in the high half. Generations start at 1, so 0 names nothing. */
+typedef uint64_t kvd_ref;
+#define KVD_ROOT ((kvd_ref)0) /* parent of a chain's first block */
+
+static inline kvd_ref kvd_ref_make(uint32_t id, uint32_t generation) {
+        return (uint64_t)generation << 32 | id;
+}
+
+static inline uint32_t kvd_ref_id(kvd_ref ref) {
+        return (uint32_t)ref;
+}
+
+static inline uint32_t kvd_ref_generation(kvd_ref ref) {
+        return (uint32_t)(ref >> 32);
+}
+
+static inline uint64_t kvd_slot_make(enum kvd_state state, uint32_t generation) {
+        return (uint64_t)generation << 32 | (uint64_t)state;
+}
+
+static inline enum kvd_state kvd_slot_state(uint64_t slot) {
+        return (enum kvd_state)(slot & 0xff);
+}
+
+static inline uint32_t kvd_slot_generation(uint64_t slot) {
+        return (uint32_t)(slot >> 32);
+}
+
+/* ---- descriptor and run ------------------------------------------------------------------------------------- */
+
+struct kvd_key {
+        uint64_t lo, hi;
+};
+
+struct kvd_desc {
+        shm_u64 slot;           /* version word of everything below */
+        struct kvd_key key;     /* chain key */
+        kvd_ref parent;         /* the block before it, in the incarnation it was sealed behind */
+        uint32_t depth;         /* blocks before it in its chain */
+        uint16_t n_tokens;      /* less than block_tokens: a tail, never a parent */
+        uint16_t group;         /* layer group */
+        uint32_t prefix_tokens; /* bidirectional: tokens of the whole prefix; causal: 0 */
+        uint32_t pad;           /* must be 0 */
+        uint64_t reserved[2];   /* must be 0 (ordering of device blocks) */
+        uint32_t tokens[];      /* block_tokens, unused ones 0 */
+};
+static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
+              "layout is ABI: bump KVD_LAYOUT_VERSION");
+
+/*
+ * 16 consecutive blocks of a chain, found with one probe. leaf is the version word: the last block's incarnation, 0
+ * while the run is rewritten. A run is written once per leaf: whoever knows that the leaf is still sealed knows that
+ * ids and tokens are still true, because a parent stays as long as its children do.
+ */
+struct kvd_run {
+        shm_u64 leaf;
+        struct kvd_key key;  /* of the run's tokens and the run before it */
+        kvd_ref parent;      /* last block of the run before it, or KVD_ROOT */
+        uint32_t group;
+        uint32_t prefix_tokens;
+        uint64_t reserved[3]; /* must be 0 */
+        uint32_t ids[KVD_RUN_BLOCKS];
+        uint32_t tokens[];
+};
+static_assert(sizeof(struct kvd_run) == 128 && offsetof(struct kvd_run, ids) == 64,
+              "layout is ABI: bump KVD_LAYOUT_VERSION");
+
+/* Table slot: high half of the key's low word as tag, id + 1 in the low half; 0 is empty. */
+static inline uint64_t kvd_table_slot(struct kvd_key key, uint32_t id) {
+        return (key.hi << 32) | ((uint64_t)id + 1);
+}
+
+/* ---- index header ------------------------------------------------------------------------------------------- */
+
+enum kvd_space_counter {
+#define KVD_COUNTER(name, unit, text) KVD_SPACE_##name,
+#include "ipc/base/counters.def"
+#undef KVD_COUNTER
+        KVD_N_SPACE_COUNTERS
+};
+
+#define KVD_SPACE_COUNTERS_ROOM 48u
+
+struct kvd_index {
+        uint64_t magic;
+        uint32_t version;
+        uint32_t header_bytes;
+        uint64_t size;        /* bytes of the whole index */
+        uint64_t instance[2]; /* random; another one is another cache */
+        struct kvd_geometry geometry;
+        uint32_t kind, keys, policy, arena; /* enum kvd_kind, kvd_keys, kvd_policy; arena: 1 if isolated by writer */
+        uint64_t block_bytes;
+        uint64_t segment_bytes;  /* of address space; all segments are of one size */
+        uint32_t segment_blocks;
+        uint32_t capacity;       /* block ids */
+        uint32_t run_capacity;
+        uint32_t max_segments;
+        uint64_t desc_off, table_off, run_off, run_table_off;
+        uint32_t desc_stride, run_stride;
+        uint32_t table_slots, run_table_slots; /* powers of two */
+        uint8_t secret[KVD_SECRET_BYTES];
+
+        alignas(64) shm_u32 n_segments; /* segments that exist; grows only */
+        shm_u32 alive;                  /* 0: the space was deleted */
+        shm_u32 clock;                  /* moves with the daemon's allocations; orders last uses */
+        shm_u32 lease_epoch;            /* moves whenever a compute lease ends; a futex word */
+
+        alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
+};
+static_assert(sizeof(struct kvd_index) <= 4096, "the header has one page");
+static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counters");
+
+#define KVD_INDEX_HEADER_BYTES 4096u
+
+/* ---- pin page ----------------------------------------------------------------------------------------------- */
+
+enum kvd_client_counter {
+        KVD_CLIENT_LOOKUPS,
+        KVD_CLIENT_HITS,
+        KVD_CLIENT_TOKENS_ASKED,
+        KVD_CLIENT_TOKENS_FOUND,
+        KVD_CLIENT_RETRIES,
+        KVD_N_CLIENT_COUNTERS
+};
+
+struct kvd_pinpage {
+        uint64_t magic;
+        uint32_t version;
+        uint32_t capacity;
+        alignas(64) shm_u64 counters[16]; /* enum kvd_client_counter; for show only */
+};
+
+#define KVD_PINS_OFF 4096u
+
+static inline uint64_t kvd_touch_off(uint32_t capacity) {
+        return KVD_PINS_OFF + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
+}
+
+static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
+        return kvd_touch_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
+}
+
+/* ---- reading an index --------------------------------------------------------------------------------------- */
+
+static inline struct kvd_desc *kvd_index_desc(const struct kvd_index *ix, uint32_t id) {
+        return (struct kvd_desc *)((uint8_t *)ix + ix->desc_off + (uint64_t)id * ix->desc_stride);
+}
+
+static inline struct kvd_run *kvd_index_run(const struct kvd_index *ix, uint32_t id) {
+        return (struct kvd_run *)((uint8_t *)ix + ix->run_off + (uint64_t)id * ix->run_stride);
+}
+
+static inline shm_u64 *kvd_index_table(const struct kvd_index *ix) {
+        return (shm_u64 *)((uint8_t *)ix + ix->table_off);
+}
+
+static inline shm_u64 *kvd_index_run_table(const struct kvd_index *ix) {
+        return (shm_u64 *)((uint8_t *)ix + ix->run_table_off);
+}
+
+/* Fills in strides, table sizes, offsets and size from geometry, capacity and run_capacity. */
+void kvd_index_lay_out(struct kvd_index *ix);
+
+/* -EPROTO if the header (from a daemon) does not describe an index that fits in bytes. */
+int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes);
+
+/* Fills in defaults; 0, or -EINVAL with the reason in *why. */
+int kvd_geometry_normalise(struct kvd_geometry *g, const char **why);
+uint32_t kvd_dtype_bytes(uint32_t dtype);
+
+/* Name of the first field in which the two differ, or NULL. */
+const char *kvd_geometry_difference(const struct kvd_geometry *a, const struct kvd_geometry *b);
+
+#endif

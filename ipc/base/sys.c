@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ipc/base/sys.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static int real_open(const char *path, int flags) {
+        return open(path, flags);
+}
+
+static int real_add_seals(int fd, int seals) {
+        return fcntl(fd, F_ADD_SEALS, seals);
+}
+
+static int real_clock_ns(uint64_t *ret) {
+        struct timespec t;
+
+        if (clock_gettime(CLOCK_MONOTONIC, &t) < 0)
+                return -1;
+        *ret = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+        return 0;
+}
+
+static int real_connect(int fd, const struct sockaddr *to, unsigned n) {
+        return connect(fd, to, n);
+}
+
+static int real_accept(int fd, int flags) {
+        return accept4(fd, NULL, NULL, flags);
+}
+
+static int real_pidfd_open(pid_t pid) {
+        return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+static int real_poll(struct pollfd *fds, unsigned long n, int timeout_ms) {
+        return poll(fds, n, timeout_ms);
+}
+
+static int real_epoll_create(void) {
+        return epoll_create1(EPOLL_CLOEXEC);
+}
+
+const struct kvd_sys kvd_sys_real = {
+        .calloc = calloc,
+        .mmap = mmap,
+        .madvise = madvise,
+        .memfd_create = memfd_create,
+        .ftruncate = ftruncate,
+        .fallocate = fallocate,
+        .fchmod = fchmod,
+        .add_seals = real_add_seals,
+        .open = real_open,
+        .getrandom = getrandom,
+        .clock_ns = real_clock_ns,
+        .socket = socket,
+        .connect = real_connect,
+        .accept = real_accept,
+        .getsockopt = getsockopt,
+        .pidfd_open = real_pidfd_open,
+        .sendmsg = sendmsg,
+        .recvmsg = recvmsg,
+        .poll = real_poll,
+        .epoll_create = real_epoll_create,
+        .epoll_ctl = epoll_ctl,
+        .epoll_wait = epoll_wait,
+};
+
+const struct kvd_sys *sys = &kvd_sys_real;
+
+uint64_t sys_now_ns(void) {
+        uint64_t now = 0;
+
+        sys->clock_ns(&now);
+        return now;
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BASE_SYS_H
+#define KVD_BASE_SYS_H
+
+/*
+ * The system underneath, as one table: memory, descriptors, sockets, clock, randomness. Code of the daemon, the store
+ * and the client calls sys->name(...), so that a test can fail the n-th call (tests/faults), count calls, or replay a
+ * clock. The functions behave as the system calls they are named after: -1 and errno, or MAP_FAILED, or NULL.
+ *
+ * Not in the table: freeing (munmap, close, free), which cannot fail in a way that anyone could act on, and the
+ * client's lookups, which call nothing.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct msghdr;
+struct epoll_event;
+struct sockaddr;
+struct pollfd;
+
+#define KVD_SYS_CALLS(CALL) \
+        CALL(void *, calloc, (size_t n, size_t size), (n, size)) \
+        CALL(void *, mmap, (void *at, size_t n, int prot, int flags, int fd, off_t off), (at, n, prot, flags, fd, off)) \
+        CALL(int, madvise, (void *at, size_t n, int advice), (at, n, advice)) \
+        CALL(int, memfd_create, (const char *name, unsigned flags), (name, flags)) \
+        CALL(int, ftruncate, (int fd, off_t size), (fd, size)) \
+        CALL(int, fallocate, (int fd, int mode, off_t off, off_t n), (fd, mode, off, n)) \
+        CALL(int, fchmod, (int fd, mode_t mode), (fd, mode)) \
+        CALL(int, add_seals, (int fd, int seals), (fd, seals)) \
+        CALL(int, open, (const char *path, int flags), (path, flags)) \
+        CALL(ssize_t, getrandom, (void *to, size_t n, unsigned flags), (to, n, flags)) \
+        CALL(int, clock_ns, (uint64_t *ret), (ret)) \
+        CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol)) \
+        CALL(int, connect, (int fd, const struct sockaddr *to, unsigned n), (fd, to, n)) \
+        CALL(int, accept, (int fd, int flags), (fd, flags)) \
+        CALL(int, getsockopt, (int fd, int level, int name, void *to, unsigned *n), (fd, level, name, to, n)) \
+        CALL(int, pidfd_open, (pid_t pid), (pid)) \
+        CALL(ssize_t, sendmsg, (int fd, const struct msghdr *msg, int flags), (fd, msg, flags)) \
+        CALL(ssize_t, recvmsg, (int fd, struct msghdr *msg, int flags), (fd, msg, flags)) \
+        CALL(int, poll, (struct pollfd *fds, unsigned long n, int timeout_ms), (fds, n, timeout_ms)) \
+        CALL(int, epoll_create, (void), ()) \
+        CALL(int, epoll_ctl, (int epfd, int op, int fd, struct epoll_event *event), (epfd, op, fd, event)) \
+        CALL(int, epoll_wait, (int epfd, struct epoll_event *events, int n, int timeout_ms), (epfd, events, n, timeout_ms))
+
+struct kvd_sys {
+#define KVD_SYS_MEMBER(type, name, parameters, arguments) type(*name) parameters;
+        KVD_SYS_CALLS(KVD_SYS_MEMBER)
+#undef KVD_SYS_MEMBER
+};
+
+extern const struct kvd_sys kvd_sys_real;
+extern const struct kvd_sys *sys; /* &kvd_sys_real, until a test says otherwise */
+
+uint64_t sys_now_ns(void); /* CLOCK_MONOTONIC */
+
+#endif

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which block goes, and the proof that nobody uses it.
+ *
+ * Candidates are leaves: sealed blocks without resident children. So a parent stays as long as its children do, and a
+ * client that pins the deepest block of a chain holds the whole chain. Each arena keeps its leaves in a heap, coldest
+ * first, ordered by what the space's policy says (policies[] below). Clients do not tell the daemon what they use;
+ * they write the index clock into their own pin page when they let go of a leaf. The order in the heap may thus be
+ * too cold, never too warm: a leaf that comes up is looked at again, and sinks if it was used since.
+ *
+ * The protocol with pinning clients (steps named as in tests/spin/; the client's half is in client/lookup.c):
+ *
+ *      D1  slot word := RETIRING, full fence
+ *      D2  scan the pin counters of every client not yet reaped
+ *      D3a any pin: slot word := SEALED again, same generation; try another block
+ *      D3b none:    take it out of the index, generation + 1, FREE
+ *
+ * Either the client's second look at the slot word (C4) comes after D1 and sees it, or its pin (C3) comes before the
+ * scan and the daemon sees it.
+ */
+
+#include <errno.h>
+
+#include "store/internal.h"
+
+/* ---- pins --------------------------------------------------------------------------------------------------- */
+
+bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
+
+                if (!a || a->state == FOLDING || atomic_load_explicit(&a->pins[id], memory_order_seq_cst) == 0)
+                        continue;
+                n++;
+                if (!n_clients)
+                        break;
+        }
+        if (n_clients)
+                *n_clients = n;
+        return n > 0;
+}
+
+/* The clock of a client's last use. A client can only write nonsense about the order in which blocks go. */
+uint64_t block_last_use(const struct space *space, uint32_t id) {
+        uint64_t last = space->blocks[id].stamp;
+
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
+                uint32_t touch = a ? atomic_load_explicit(&a->touch[id], memory_order_relaxed) : 0;
+                uint64_t when = space->clock - (uint32_t)((uint32_t)space->clock - touch);
+
+                if (touch && when <= space->clock)
+                        last = MAX(last, when);
+        }
+        return last;
+}
+
+/* ---- policies: the order of leaves ----------------------------------------------------------------------------- */
+
+static uint64_t lru_refresh(const struct space *space, uint32_t id) {
+        return block_last_use(space, id);
+}
+
+static uint64_t fifo_refresh(const struct space *space, uint32_t id) {
+        return space->blocks[id].stamp;
+}
+
+static uint64_t lru_first(struct space *space) {
+        return space->clock;
+}
+
+static uint64_t fifo_first(struct space *space) {
+        return ++space->sequence;
+}
+
+static const struct policy {
+        uint64_t (*first)(struct space *);                   /* stamp of a block just sealed */
+        uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now: never smaller */
+        bool pinned_is_used; /* a pinned leaf is as warm as one used now */
+} policies[] = {
+        [KVD_LRU] = {lru_first, lru_refresh, true},
+        [KVD_FIFO] = {fifo_first, fifo_refresh, false},
+};
+
+static const struct policy *policy_of(const struct space *space) {
+        return &policies[space->ix->policy];
+}
+
+/* ---- heap of leaves ------------------------------------------------------------------------------------------- */
+
+static bool colder(const struct space *space, uint32_t a, uint32_t b) {
+        return space->blocks[a].stamp < space->blocks[b].stamp;
+}
+
+static void heap_put(struct arena *arena, uint32_t at, uint32_t id) {
+        arena->heap[at] = id;
+        arena->space->blocks[id].heap = at + 1;
+}
+
+static void sift_up(struct arena *arena, uint32_t at) {
+        uint32_t id = arena->heap[at];
+
+        for (; at > 0 && colder(arena->space, id, arena->heap[(at - 1) / 2]); at = (at - 1) / 2)
+                heap_put(arena, at, arena->heap[(at - 1) / 2]);
+        heap_put(arena, at, id);
+}
+
+static void sift_down(struct arena *arena, uint32_t at) {
+        uint32_t id = arena->heap[at], child;
+
+        for (; (child = 2 * at + 1) < arena->n_heap; at = child) {
+                if (child + 1 < arena->n_heap && colder(arena->space, arena->heap[child + 1], arena->heap[child]))
+                        child++;
+                if (!colder(arena->space, arena->heap[child], id))
+                        break;
+                heap_put(arena, at, arena->heap[child]);
+        }
+        heap_put(arena, at, id);
+}
+
+static void leaf_add(struct space *space, uint32_t id) {
+        struct arena *arena = block_arena(space, id);
+
+        arena->heap[arena->n_heap++] = id;
+        sift_up(arena, arena->n_heap - 1);
+        space->n_leaves++;
+}
+
+static void leaf_remove(struct space *space, uint32_t id) {
+        struct arena *arena = block_arena(space, id);
+        uint32_t at = space->blocks[id].heap - 1, last = arena->heap[--arena->n_heap];
+
+        space->blocks[id].heap = 0;
+        space->n_leaves--;
+        if (last == id)
+                return;
+        heap_put(arena, at, last);
+        sift_up(arena, at);
+        sift_down(arena, space->blocks[last].heap - 1);
+}
+
+/* ---- chains --------------------------------------------------------------------------------------------------- */
+
+void block_link(struct space *space, uint32_t id, uint32_t parent) {
+        struct block *b = &space->blocks[id];
+
+        b->parent = parent;
+        b->child = NONE;
+        b->sib_prev = b->sib_next = NONE;
+        b->stamp = policy_of(space)->first(space);
+        leaf_add(space, id);
+        if (parent == NONE)
+                return;
+        if (space->blocks[parent].child == NONE)
+                leaf_remove(space, parent);
+        b->sib_next = space->blocks[parent].child;
+        if (b->sib_next != NONE)
+                space->blocks[b->sib_next].sib_prev = id;
+        space->blocks[parent].child = id;
+}
+
+/* A bidirectional prefix is found whole or not at all: what is left of one that lost its end goes first. */
+static bool useless_alone(const struct space *space) {
+        return space->ix->kind == KVD_BIDIRECTIONAL;
+}
+
+static void block_unlink(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id], *parent;
+
+        leaf_remove(space, id);
+        if (b->sib_next != NONE)
+                space->blocks[b->sib_next].sib_prev = b->sib_prev;
+        if (b->sib_prev != NONE)
+                space->blocks[b->sib_prev].sib_next = b->sib_next;
+        else if (b->parent != NONE)
+                space->blocks[b->parent].child = b->sib_next;
+        if (b->parent == NONE)
+                return;
+        parent = &space->blocks[b->parent];
+        if (parent->child != NONE)
+                return;
+        /* Whoever used the child used the parent. */
+        parent->stamp = useless_alone(space) ? 0 : MAX(parent->stamp, b->stamp);
+        leaf_add(space, b->parent);
+}
+
+/* ---- eviction ------------------------------------------------------------------------------------------------- */
+
+/* Takes back a leaf unless somebody uses it. Steps D1 to D3 of the protocol above. */
+static bool evict_leaf(struct space *space, uint32_t id) {
+        uint32_t generation = block_generation(space, id);
+
+        block_set_state(space, id, KVD_RETIRING, generation);
+        if (block_pinned(space, id, NULL)) {
+                block_set_state(space, id, KVD_SEALED, generation);
+                space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
+                return false;
+        }
+        index_unpublish(space, id);
+        block_unlink(space, id);
+        block_to_free(space, id);
+        space_count(space, KVD_SPACE_EVICTED, 1);
+        return true;
+}
+
+#define SET_ASIDE 256u /* pinned or filling leaves passed over in one call */
+#define LOOKS_PER_VICTIM 32u
+#define LOOKS_EXTRA 512u
+
+struct aside {
+        uint32_t n;
+        uint32_t ids[SET_ASIDE];
+};
+
+/* The coldest leaf is in use: it sinks to its place (LRU), or is out of the way until this call ends (FIFO). */
+static bool pass_over(struct space *space, struct arena *arena, uint32_t id, struct aside *aside) {
+        if (policy_of(space)->pinned_is_used && space->blocks[id].stamp < space->clock) {
+                space->blocks[id].stamp = space->clock;
+                sift_down(arena, space->blocks[id].heap - 1);
+                return true;
+        }
+        if (aside->n == SET_ASIDE)
+                return false;
+        leaf_remove(space, id);
+        aside->ids[aside->n++] = id;
+        return true;
+}
+
+/* Was it used since it got its stamp? Then it sinks. */
+static bool warmed_up(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+        uint64_t stamp = b->stamp ? policy_of(space)->refresh(space, id) : 0;
+
+        if (stamp <= b->stamp)
+                return false;
+        b->stamp = stamp;
+        if (b->heap)
+                sift_down(block_arena(space, id), b->heap - 1);
+        return true;
+}
+
+void block_warm(struct space *space, uint32_t id) {
+        warmed_up(space, id);
+}
+
+/* Evicts up to n blocks of an arena; looks at a bounded number of leaves. */
+uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n) {
+        uint32_t looks = n * LOOKS_PER_VICTIM + LOOKS_EXTRA, evicted = 0;
+        struct aside aside = {0};
+
+        while (evicted < n && arena->n_heap && looks-- > 0) {
+                uint32_t id = arena->heap[0];
+
+                if (warmed_up(space, id))
+                        continue;
+                if (evict_leaf(space, id))
+                        evicted++;
+                else if (!pass_over(space, arena, id, &aside))
+                        break;
+        }
+        while (aside.n)
+                leaf_add(space, aside.ids[--aside.n]);
+        return evicted;
+}
+
+static uint32_t deepest_first_child(const struct space *space, uint32_t id) {
+        while (space->blocks[id].child != NONE)
+                id = space->blocks[id].child;
+        return id;
+}
+
+/* Evicts everything behind a block, then the block. False: something of it is in use, or the budget is spent. */
+bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted) {
+        for (;;) {
+                uint32_t leaf = deepest_first_child(space, id);
+
+                if (*budget == 0)
+                        return false;
+                (*budget)--;
+                if (!evict_leaf(space, leaf))
+                        return false;
+                (*evicted)++;
+                if (leaf == id)
+                        return true;
+        }
+}
+
+#define EVICT_PIECE 4096u
+
+static int64_t evict_chain(struct space *space, kvd_ref chain, bool *more) {
+        uint32_t id = kvd_ref_id(chain), budget = EVICT_PIECE, evicted = 0;
+
+        if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED || block_ref(space, id) != chain)
+                return store_refuse(space_store(space), -ENOENT, "block %u of generation %u is not cached (any more)",
+                                    id, kvd_ref_generation(chain));
+        if (!evict_subtree(space, id, &budget, &evicted))
+                *more = budget == 0;
+        return evicted;
+}
+
+int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more) {
+        uint64_t want = n ? MIN(n, EVICT_PIECE) : EVICT_PIECE;
+        uint32_t evicted = 0;
+
+        *more = false;
+        if (chain != KVD_ROOT)
+                return evict_chain(space, chain, more);
+        for (struct arena *arena = space->arenas; arena && evicted < want; arena = arena->next)
+                evicted += evict_coldest(space, arena, (uint32_t)want - evicted);
+        *more = evicted == want && want != n;
+        return evicted;
+}

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The shared index of a space, from the side of its only writer. Clients read it at any time, so every change
+ * leaves it readable at each step:
+ *
+ *  - A descriptor is written while its slot word says FILLING, and believed only while it says SEALED.
+ *  - A run is written while its leaf word is 0.
+ *  - A table entry is entered after what it names, and taken out before that changes. Taking one out moves later
+ *    entries of its cluster towards their home, each first copied, then erased: a reader may see one twice, which is
+ *    harmless, or pass it in the moment of the move, which is a miss.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+#include "store/internal.h"
+
+/* ---- open addressing ---------------------------------------------------------------------------------------- */
+
+/* The two tables differ only in where they lie and whose keys they hold. */
+struct table {
+        shm_u64 *slots;
+        uint32_t mask;
+        struct kvd_key (*key_of)(const struct kvd_index *ix, uint32_t id);
+};
+
+static struct kvd_key block_key(const struct kvd_index *ix, uint32_t id) {
+        return kvd_index_desc(ix, id)->key;
+}
+
+static struct kvd_key run_key(const struct kvd_index *ix, uint32_t id) {
+        return kvd_index_run(ix, id)->key;
+}
+
+static struct table block_table(const struct kvd_index *ix) {
+        return (struct table){kvd_index_table(ix), ix->table_slots - 1, block_key};
+}
+
+static struct table run_table(const struct kvd_index *ix) {
+        return (struct table){kvd_index_run_table(ix), ix->run_table_slots - 1, run_key};
+}
+
+static uint64_t slot_at(const struct table *t, uint32_t at) {
+        return atomic_load_explicit(&t->slots[at], memory_order_relaxed);
+}
+
+static void set_slot(const struct table *t, uint32_t at, uint64_t value) {
+        atomic_store_explicit(&t->slots[at], value, memory_order_release);
+}
+
+static bool table_insert(const struct table *t, struct kvd_key key, uint32_t id) {
+        for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t->mask + 1); i++) {
+                uint32_t at = (uint32_t)(key.lo + i) & t->mask;
+
+                if (slot_at(t, at) == 0) {
+                        set_slot(t, at, kvd_table_slot(key, id));
+                        return true;
+                }
+        }
+        return false;
+}
+
+/* Position of an entry, or NONE. */
+static uint32_t table_position(const struct table *t, struct kvd_key key, uint32_t id) {
+        for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t->mask + 1); i++) {
+                uint32_t at = (uint32_t)(key.lo + i) & t->mask;
+                uint64_t slot = slot_at(t, at);
+
+                if (slot == kvd_table_slot(key, id))
+                        return at;
+                if (slot == 0)
+                        break;
+        }
+        return NONE;
+}
+
+/* May the entry at `from`, whose home is `home`, move back to `to` without getting in front of its home? */
+static bool may_move(const struct table *t, uint32_t home, uint32_t from, uint32_t to) {
+        return ((from - home) & t->mask) >= ((from - to) & t->mask);
+}
+
+static void table_remove(const struct table *t, const struct kvd_index *ix, struct kvd_key key, uint32_t id) {
+        uint32_t hole = table_position(t, key, id);
+
+        if (hole == NONE)
+                return;
+        for (uint32_t at = (hole + 1) & t->mask; slot_at(t, at) != 0; at = (at + 1) & t->mask) {
+                uint64_t slot = slot_at(t, at);
+                uint32_t home = (uint32_t)t->key_of(ix, (uint32_t)slot - 1).lo & t->mask;
+
+                if (!may_move(t, home, at, hole))
+                        continue;
+                set_slot(t, hole, slot);
+                hole = at;
+        }
+        set_slot(t, hole, 0);
+}
+
+/* ---- making an index ---------------------------------------------------------------------------------------- */
+
+static uint64_t gcd(uint64_t a, uint64_t b) {
+        return b ? gcd(b, a % b) : a;
+}
+
+/* Blocks of a segment: about the wanted size, but small pools are cut in at least 16, and pages must come out even. */
+static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
+        const struct store *store = space_store(space);
+        uint64_t granule = store->page_bytes / gcd(store->page_bytes, block_bytes);
+        uint64_t want = MIN(store->config.segment_bytes, store->config.pool_bytes / 16);
+
+        want = MIN(want, UINT64_C(4) << 30) / block_bytes;
+        want = MIN(MAX(want, max_blocks / (KVD_MAX_SEGMENTS / 8)), max_blocks);
+        return MAX(granule, ALIGN_UP(want, granule));
+}
+
+/* Blocks that the domain's quota and the caller allow; at least one. */
+static uint64_t wanted_blocks(const struct space *space, const struct space_spec *spec, uint64_t block_bytes) {
+        const struct domain *domain = space->domain;
+        uint64_t pool = space_store(space)->config.pool_bytes;
+        uint64_t bytes = domain->config.quota ? MIN(domain->config.quota, pool) : pool;
+        uint64_t blocks = MAX(bytes / block_bytes, 1);
+
+        return spec->options.max_blocks ? MIN(blocks, spec->options.max_blocks) : blocks;
+}
+
+static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {
+        uint64_t block_bytes = kvd_block_bytes(&spec->geometry);
+        uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
+        uint64_t per_segment = segment_blocks(space, block_bytes, max_blocks);
+        uint64_t segments = DIV_UP(max_blocks, per_segment);
+
+        /* In arenas, segments wait for their writer while others need new ids. */
+        if (space->domain->config.arena)
+                segments = MIN(segments * 4, KVD_MAX_SEGMENTS);
+        if (segments > KVD_MAX_SEGMENTS || segments * per_segment > UINT32_MAX / 4)
+                return store_refuse(space_store(space), -E2BIG, "space '%s' would have %llu blocks, more than an index "
+                                    "holds; give it max_blocks", space->name, (unsigned long long)max_blocks);
+        space->max_blocks = (uint32_t)max_blocks;
+        *ix = (struct kvd_index){
+                .magic = KVD_INDEX_MAGIC,
+                .version = KVD_LAYOUT_VERSION,
+                .geometry = spec->geometry,
+                .kind = spec->options.kind,
+                .keys = spec->options.keys,
+                .policy = spec->options.policy,
+                .arena = space->domain->config.arena,
+                .block_bytes = block_bytes,
+                .segment_bytes = per_segment * block_bytes,
+                .segment_blocks = (uint32_t)per_segment,
+                .max_segments = (uint32_t)segments,
+                .capacity = (uint32_t)(segments * per_segment),
+                .run_capacity = (uint32_t)(segments * per_segment / 8 + 1),
+        };
+        kvd_index_lay_out(ix);
+        return 0;
+}
+
+static int draw_secrets(struct kvd_index *ix) {
+        if (sys->getrandom(ix->secret, sizeof ix->secret, 0) != (ssize_t)sizeof ix->secret ||
+            sys->getrandom(ix->instance, sizeof ix->instance, 0) != (ssize_t)sizeof ix->instance)
+                return -EIO;
+        return 0;
+}
+
+/* A second descriptor that can only be mapped for reading; the seal keeps it so even for who reopens it. */
+static int open_read_only(int fd) {
+        char path[64];
+
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        return sys->open(path, O_RDONLY | O_CLOEXEC);
+}
+
+static int map_index(struct space *space, const struct kvd_index *description) {
+        void *at;
+
+        space->index_fd = sys->memfd_create("kvd-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (space->index_fd < 0 || sys->fchmod(space->index_fd, 0600) < 0 ||
+            sys->ftruncate(space->index_fd, (off_t)description->size) < 0)
+                return -errno;
+        at = sys->mmap(NULL, description->size, PROT_READ | PROT_WRITE, MAP_SHARED, space->index_fd, 0);
+        if (at == MAP_FAILED)
+                return -errno;
+        space->ix = at;
+        sys->madvise(at, description->size, MADV_HUGEPAGE); /* where shmem_enabled = advise; elsewhere no loss */
+        memcpy(at, description, sizeof *description);
+        if (sys->add_seals(space->index_fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
+                return -errno;
+        space->index_fd_ro = open_read_only(space->index_fd);
+        return space->index_fd_ro < 0 ? -errno : 0;
+}
+
+int index_new(struct space *space, const struct space_spec *spec) {
+        struct kvd_index description;
+        int r = describe(space, spec, &description);
+
+        if (r < 0)
+                return r;
+        r = draw_secrets(&description);
+        if (r < 0)
+                return store_refuse(space_store(space), r, "the kernel gives no random numbers for the space's secret");
+        r = map_index(space, &description);
+        if (r < 0)
+                return store_refuse(space_store(space), r, "no memory for the index of space '%s': %s", space->name,
+                                    strerror(-r));
+        atomic_store(&space->ix->alive, 1);
+        atomic_store(&space->ix->clock, 1);
+        space->clock = 1;
+        return 0;
+}
+
+void index_free(struct space *space) {
+        if (space->ix) {
+                atomic_store(&space->ix->alive, 0);
+                munmap(space->ix, space->ix->size);
+        }
+        space->ix = NULL;
+        closep(&space->index_fd);
+        closep(&space->index_fd_ro);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------- */
+
+void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation) {
+        struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        uint64_t word = kvd_slot_make(state, generation);
+
+        /* D1 of tests/spin: a full fence between this store and the scan of the pins. Partner: C3, the client's pin. */
+        if (state == KVD_RETIRING)
+                atomic_exchange_explicit(&desc->slot, word, memory_order_seq_cst);
+        else
+                shm_write_end(&desc->slot, word);
+}
+
+static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, const uint32_t *tokens, uint32_t room) {
+        shm_set64(&desc->key.lo, fields->key.lo);
+        shm_set64(&desc->key.hi, fields->key.hi);
+        shm_set64(&desc->parent, fields->parent);
+        shm_set32(&desc->depth, fields->depth);
+        __atomic_store_n(&desc->n_tokens, fields->n_tokens, __ATOMIC_RELAXED);
+        __atomic_store_n(&desc->group, fields->group, __ATOMIC_RELAXED);
+        shm_set32(&desc->prefix_tokens, fields->prefix_tokens);
+        shm_write_words(desc->tokens, tokens, fields->n_tokens);
+        for (uint32_t i = fields->n_tokens; i < room; i++)
+                shm_set32(desc->tokens + i, 0);
+}
+
+static uint32_t chain_tokens(const struct kvd_index *ix, uint32_t id, const struct block *blocks, uint32_t *ids,
+                             uint32_t *tokens) {
+        uint32_t bt = ix->geometry.block_tokens;
+
+        for (uint32_t i = KVD_RUN_BLOCKS; i-- > 0; id = blocks[id].parent) {
+                ids[i] = id;
+                memcpy(tokens + i * bt, kvd_index_desc(ix, id)->tokens, bt * sizeof *tokens);
+        }
+        return id; /* the block before the run, or NONE */
+}
+
+/* Key of the run that ends with this block; runs begin where a run ended, or at the root. */
+static bool run_key_before(struct space *space, const struct kvd_desc *leaf, uint32_t before, struct kvd_key root,
+                           struct kvd_key *ret) {
+        if (leaf->depth < KVD_RUN_BLOCKS) {
+                *ret = root;
+                return true;
+        }
+        if (!space->blocks[before].run)
+                return false;
+        *ret = kvd_index_run(space->ix, space->blocks[before].run - 1)->key;
+        return true;
+}
+
+static void write_run(struct kvd_run *run, const struct kvd_run *fields, const uint32_t *tokens, uint32_t n_tokens,
+                      kvd_ref leaf) {
+        shm_write_begin(&run->leaf, 0);
+        shm_set64(&run->key.lo, fields->key.lo);
+        shm_set64(&run->key.hi, fields->key.hi);
+        shm_set64(&run->parent, fields->parent);
+        shm_set32(&run->group, fields->group);
+        shm_set32(&run->prefix_tokens, fields->prefix_tokens);
+        shm_write_words(run->ids, fields->ids, KVD_RUN_BLOCKS);
+        shm_write_words(run->tokens, tokens, n_tokens);
+        shm_write_end(&run->leaf, leaf);
+}
+
+/* Enters the run that ends with a block just sealed, where there is one and there is room for it. */
+static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
+        struct kvd_index *ix = space->ix;
+        const struct kvd_desc *leaf = kvd_index_desc(ix, id);
+        uint32_t n_tokens = KVD_RUN_BLOCKS * ix->geometry.block_tokens;
+        uint32_t tokens[KVD_RUN_BLOCKS * KVD_MAX_BLOCK_TOKENS];
+        struct kvd_run fields = {.group = leaf->group, .prefix_tokens = leaf->prefix_tokens};
+        struct table table = run_table(ix);
+        struct kvd_key key;
+        uint32_t before, run;
+
+        before = chain_tokens(ix, id, space->blocks, fields.ids, tokens);
+        if (!space->n_free_runs || !run_key_before(space, leaf, before, root, &key)) {
+                space_count(space, KVD_SPACE_RUNS_REFUSED, 1);
+                return;
+        }
+        fields.key = kvd_key_run(ix, key, tokens, n_tokens);
+        fields.parent = before == NONE ? KVD_ROOT : block_ref(space, before);
+        run = space->free_runs[space->n_free_runs - 1];
+        write_run(kvd_index_run(ix, run), &fields, tokens, n_tokens, block_ref(space, id));
+        if (!table_insert(&table, fields.key, run)) {
+                shm_write_end(&kvd_index_run(ix, run)->leaf, 0);
+                space_count(space, KVD_SPACE_RUNS_REFUSED, 1);
+                return;
+        }
+        space->n_free_runs--;
+        space->blocks[id].run = run + 1;
+        space_count(space, KVD_SPACE_RUNS_MADE, 1);
+}
+
+void index_publish(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens,
+                   struct kvd_key root) {
+        struct kvd_index *ix = space->ix;
+        struct kvd_desc *desc = kvd_index_desc(ix, id);
+        struct table table = block_table(ix);
+        uint32_t generation = block_generation(space, id);
+
+        shm_write_begin(&desc->slot, kvd_slot_make(KVD_FILLING, generation));
+        write_desc(desc, fields, tokens, ix->geometry.block_tokens);
+        block_set_state(space, id, KVD_SEALED, generation);
+        space->blocks[id].indexed = table_insert(&table, fields->key, id);
+        if (!space->blocks[id].indexed)
+                space_count(space, KVD_SPACE_UNINDEXED, 1);
+        if (fields->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 && fields->n_tokens == ix->geometry.block_tokens)
+                publish_run(space, id, root);
+}
+
+static void unpublish_run(struct space *space, uint32_t id) {
+        uint32_t run = space->blocks[id].run - 1;
+        struct table table = run_table(space->ix);
+
+        table_remove(&table, space->ix, run_key(space->ix, run), run);
+        shm_write_end(&kvd_index_run(space->ix, run)->leaf, 0);
+        space->free_runs[space->n_free_runs++] = run;
+        space->blocks[id].run = 0;
+}
+
+void index_unpublish(struct space *space, uint32_t id) {
+        struct table table = block_table(space->ix);
+
+        if (space->blocks[id].run)
+                unpublish_run(space, id);
+        if (space->blocks[id].indexed)
+                table_remove(&table, space->ix, block_key(space->ix, id), id);
+        space->blocks[id].indexed = false;
+}
+
+/* ---- finding, for the daemon itself --------------------------------------------------------------------------- */
+
+static bool same_child(const struct space *space, uint32_t id, const struct kvd_desc *want, const uint32_t *tokens) {
+        const struct kvd_desc *have = kvd_index_desc(space->ix, id);
+
+        return space->blocks[id].state == KVD_SEALED && kvd_key_equal(have->key, want->key) &&
+               have->parent == want->parent && have->group == want->group && have->n_tokens == want->n_tokens &&
+               have->prefix_tokens == want->prefix_tokens &&
+               memcmp(have->tokens, tokens, want->n_tokens * sizeof *tokens) == 0;
+}
+
+uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens) {
+        struct table t = block_table(space->ix);
+
+        for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t.mask + 1); i++) {
+                uint64_t slot = slot_at(&t, (uint32_t)(want->key.lo + i) & t.mask);
+
+                if (slot == 0)
+                        break;
+                if (slot == kvd_table_slot(want->key, (uint32_t)slot - 1) &&
+                    same_child(space, (uint32_t)slot - 1, want, tokens))
+                        return (uint32_t)slot - 1;
+        }
+        return NONE;
+}
+
+bool index_holds(const struct space *space, uint32_t id) {
+        struct table table = block_table(space->ix);
+
+        return table_position(&table, block_key(space->ix, id), id) != NONE;
+}
+
+bool index_holds_run(const struct space *space, uint32_t id) {
+        struct table table = run_table(space->ix);
+        uint32_t run = space->blocks[id].run - 1;
+
+        return table_position(&table, run_key(space->ix, run), run) != NONE;
+}

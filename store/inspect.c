@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What kvctl shows: usage, a map of the blocks, the chains. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "store/internal.h"
+
+static void sum_clients(struct space *space, struct space_usage *ret) {
+        uint64_t counters[KVD_N_CLIENT_COUNTERS];
+
+        memcpy(ret->client_counters, space->past_counters, sizeof ret->client_counters);
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
+
+                if (!a || a->state == FOLDING)
+                        continue;
+                ret->attachments++;
+                attachment_counters(a, counters);
+                for (uint32_t k = 0; k < KVD_N_CLIENT_COUNTERS; k++)
+                        ret->client_counters[k] += counters[k];
+        }
+}
+
+void space_usage(struct space *space, struct space_usage *ret) {
+        *ret = (struct space_usage){
+                .free = space->count[KVD_FREE],
+                .filling = space->count[KVD_FILLING],
+                .sealed = space->count[KVD_SEALED],
+                .limbo = space->count[KVD_LIMBO],
+                .leaves = space->n_leaves,
+                .runs = space->ix->run_capacity - space->n_free_runs,
+                .leases = space->n_leases,
+                .max_blocks = space->max_blocks,
+                .segments = space->n_with_memory,
+        };
+        ret->total = ret->free + ret->filling + ret->sealed + ret->limbo;
+        sum_clients(space, ret);
+}
+
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret) {
+        uint32_t end = space->ix->n_segments * space->ix->segment_blocks;
+
+        if (first >= end)
+                return 0;
+        n = MIN(n, end - first);
+        for (uint32_t i = 0; i < n; i++) {
+                const struct block *b = &space->blocks[first + i];
+
+                ret[i] = b->state;
+                if (b->state != KVD_SEALED)
+                        continue;
+                ret[i] |= block_pinned(space, first + i, NULL) ? STORE_MAP_PINNED : 0;
+                ret[i] |= b->child == NONE ? STORE_MAP_LEAF : 0;
+        }
+        return n;
+}
+
+static bool has_sibling(const struct space *space, uint32_t id) {
+        return space->blocks[id].sib_next != NONE || space->blocks[id].sib_prev != NONE;
+}
+
+/* Blocks above the deepest point where another chain branches off. */
+static uint32_t shared_blocks(const struct space *space, uint32_t leaf) {
+        for (uint32_t id = leaf; id != NONE; id = space->blocks[id].parent)
+                if (has_sibling(space, id))
+                        return kvd_index_desc(space->ix, id)->depth;
+        return 0;
+}
+
+static void first_tokens(const struct space *space, uint32_t leaf, struct chain_info *ret) {
+        const struct kvd_desc *desc;
+        uint32_t id = leaf;
+
+        while (space->blocks[id].parent != NONE)
+                id = space->blocks[id].parent;
+        desc = kvd_index_desc(space->ix, id);
+        ret->n_head = MIN(ARRAY_SIZE(ret->head), desc->n_tokens);
+        memcpy(ret->head, desc->tokens, ret->n_head * sizeof *ret->head);
+}
+
+static void describe_chain(struct space *space, uint32_t leaf, struct chain_info *ret) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, leaf);
+
+        *ret = (struct chain_info){
+                .leaf = block_ref(space, leaf),
+                .group = desc->group,
+                .blocks = desc->depth + 1,
+                .shared_blocks = shared_blocks(space, leaf),
+                .tokens = (uint64_t)desc->depth * space->ix->geometry.block_tokens + desc->n_tokens,
+                .idle_ticks = (uint32_t)(space->clock - block_last_use(space, leaf)),
+        };
+        block_pinned(space, leaf, &ret->pins);
+        first_tokens(space, leaf, ret);
+}
+
+int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *ret) {
+        uint32_t end = space->ix->n_segments * space->ix->segment_blocks;
+
+        for (uint32_t id = *cursor; id < end; id++) {
+                if (space->blocks[id].state != KVD_SEALED || space->blocks[id].child != NONE)
+                        continue;
+                describe_chain(space, id, ret);
+                *cursor = id + 1;
+                return 0;
+        }
+        return store_refuse(space_store(space), -ENOENT, "no more chains");
+}

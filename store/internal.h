@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_INTERNAL_H
+#define KVD_STORE_INTERNAL_H
+
+/*
+ * What the files of store/ share. Who owns what:
+ *
+ *      store    domains, spaces; the pool's budget in bytes
+ *      space    index (mapped), segments, struct block of every block id, arenas, leases, attachments
+ *      arena    a writer's segments: free blocks and the heap of eviction candidates (one arena if isolation = shared)
+ *
+ * Lists are doubly linked through ids or pointers, NONE or NULL ends them; nothing on a request's way allocates.
+ */
+
+#include "ipc/base/key.h"
+#include "ipc/base/layout.h"
+#include "store/store.h"
+
+#define NONE UINT32_MAX
+
+/* ---- pool --------------------------------------------------------------------------------------------------- */
+
+struct store {
+        struct store_config config;
+        bool huge;             /* segments are made of reserved 2 MiB pages */
+        uint64_t page_bytes;   /* 4 KiB or 2 MiB: the unit of a segment */
+        uint64_t used;         /* bytes of segments that have memory */
+        uint32_t next_number;  /* of spaces */
+        struct domain *domains; /* owned */
+        char why[256];
+};
+
+struct domain {
+        struct store *store;
+        struct domain *next;
+        struct domain_config config;
+        uint64_t used;         /* bytes of segments that have memory */
+        struct space *spaces;  /* owned */
+};
+
+_printf_(3, 4) int store_refuse(struct store *store, int error, const char *format, ...); /* returns error */
+
+/* ---- segment ------------------------------------------------------------------------------------------------ */
+
+struct segment {
+        int fd, fd_ro;         /* owned; -1 until first used */
+        uint32_t number;
+        uint32_t n_ready;      /* blocks that have memory, from the first on */
+        uint32_t n_free;
+        uint32_t free;         /* list of free blocks */
+        struct arena *arena;   /* who may write it */
+        struct segment *next, *prev; /* in arena->avail while n_free > 0 */
+        bool listed;
+};
+
+struct arena {
+        struct space *space;
+        struct attachment *writer; /* NULL: everybody (shared), or nobody any more (orphan) */
+        struct segment *avail;
+        uint32_t *heap;        /* owned; leaves, coldest first */
+        uint32_t n_heap;
+        struct arena *next;    /* in space->arenas */
+};
+
+/* ---- block -------------------------------------------------------------------------------------------------- */
+
+struct block {
+        uint32_t prev, next;   /* in its segment's free list, or its attachment's filling list */
+        uint32_t parent;       /* block before it, NONE for the first */
+        uint32_t child;        /* first of its children */
+        uint32_t sib_prev, sib_next;
+        uint32_t heap;         /* place in its arena's heap plus 1; 0: not a candidate */
+        uint32_t run;          /* run that ends with it plus 1; 0: none */
+        uint64_t stamp;        /* eviction order: see evict.c */
+        uint32_t owner;        /* attachment slot that fills it; NONE */
+        uint8_t state;         /* enum kvd_state: the daemon's own copy */
+        bool indexed;          /* in the block table */
+        bool marked;           /* seal.c: named by the request at hand */
+};
+
+/* ---- attachment --------------------------------------------------------------------------------------------- */
+
+enum attachment_state { ATTACHED, ORPHANED, FOLDING };
+
+struct attachment {
+        struct space *space;
+        void *owner;
+        void (*gone)(struct attachment *);
+        uint32_t slot;         /* in space->attachments */
+        enum attachment_state state;
+        int pin_fd;            /* owned */
+        struct kvd_pinpage *page; /* owned mapping */
+        shm_u32 *pins, *touch; /* inside page */
+        uint32_t filling;      /* list of blocks it fills */
+        uint32_t n_filling;
+        uint32_t n_leases;
+        uint32_t fold;         /* FOLDING: next block whose touch is taken over */
+        struct arena *arena;   /* where its new blocks come from */
+};
+
+/* ---- lease -------------------------------------------------------------------------------------------------- */
+
+#define STORE_MAX_LEASES 1024u
+
+struct lease {
+        struct kvd_key prefix;
+        uint32_t prefix_tokens;
+        uint32_t holder;       /* attachment slot; NONE: this entry is unused */
+};
+
+/* ---- space -------------------------------------------------------------------------------------------------- */
+
+struct space {
+        struct domain *domain;
+        struct space *next;    /* in domain->spaces */
+        uint32_t number;
+        char name[KVD_NAME_MAX + 1];
+
+        int index_fd, index_fd_ro; /* owned */
+        struct kvd_index *ix;      /* owned mapping, writable */
+
+        struct segment *segments;  /* owned; max_segments of them */
+        uint32_t n_with_memory;    /* segments that have memory */
+        struct block *blocks;      /* owned; capacity of them */
+        uint64_t count[KVD_N_STATES];
+        uint32_t n_leaves;
+        uint32_t max_blocks;       /* blocks that may have memory */
+
+        uint32_t *free_runs;       /* owned; stack of unused run ids */
+        uint32_t n_free_runs;
+
+        struct arena *arenas;      /* owned */
+        struct attachment **attachments; /* owned; by slot */
+        uint32_t n_attachments;
+        uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */
+
+        struct lease *leases;      /* owned; STORE_MAX_LEASES */
+        uint32_t n_leases;
+        uint64_t clock;            /* its low half is ix->clock */
+        uint64_t sequence;         /* of seals: FIFO order */
+};
+
+static inline struct store *space_store(const struct space *s) {
+        return s->domain->store;
+}
+
+static inline struct segment *block_segment(struct space *s, uint32_t id) {
+        return &s->segments[id / s->ix->segment_blocks];
+}
+
+static inline struct arena *block_arena(struct space *s, uint32_t id) {
+        return block_segment(s, id)->arena;
+}
+
+static inline uint32_t block_generation(const struct space *s, uint32_t id) {
+        return kvd_slot_generation(shm_load(&kvd_index_desc(s->ix, id)->slot));
+}
+
+static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
+        return kvd_ref_make(id, block_generation(s, id));
+}
+
+static inline void space_count(struct space *s, enum kvd_space_counter which, uint64_t n) {
+        shm_u64 *counter = &s->ix->counters[which];
+
+        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+/* index.c: the shared side of a block */
+int index_new(struct space *space, const struct space_spec *spec);
+void index_free(struct space *space);
+void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
+void index_publish(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens,
+                   struct kvd_key root);
+void index_unpublish(struct space *space, uint32_t id);
+uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens); /* or NONE */
+bool index_holds(const struct space *space, uint32_t id);     /* for check.c: is the block found by its key? */
+bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
+
+/* segment.c: memory */
+void segment_free(struct segment *segment);
+int space_grow(struct space *space, struct arena *arena, uint64_t bytes); /* blocks made ready, or an error */
+bool space_reclaim(struct space *space);                      /* takes a segment's memory from a larger space */
+bool arena_reclaim(struct space *space, struct arena *arena); /* ... from arenas of this space that can spare it */
+bool space_trim(struct space *space);                         /* gives one back if the space is over max_blocks */
+
+/* blocks.c: states and lists */
+void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
+void block_to_free(struct space *space, uint32_t id);
+void block_fill_end(struct space *space, uint32_t id); /* takes it off its owner's list */
+bool block_filled_by(const struct attachment *a, kvd_ref ref);
+void arena_unlist(struct segment *segment);
+
+/* evict.c: chains, candidates, victims */
+void block_link(struct space *space, uint32_t id, uint32_t parent); /* sealed behind parent, or NONE */
+bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
+uint64_t block_last_use(const struct space *space, uint32_t id);
+void block_warm(struct space *space, uint32_t id); /* takes over when clients used it last */
+uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n);
+bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted);
+
+/* attachment.c */
+int arena_new(struct space *space, struct attachment *writer, struct arena **ret);
+bool attachment_fold(struct space *space);
+
+/* lease.c */
+void leases_drop(struct attachment *attachment, bool died);
+
+#endif

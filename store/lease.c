@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Single flight on bidirectional prefixes: who computes one. A lease ends when its holder says so or is lost; then the
+ * index's lease_epoch moves and all who wait on it (FUTEX_WAIT in their read-only mapping) look again. Two prefixes
+ * whose keys collide only wait for each other.
+ */
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "store/internal.h"
+
+static struct lease *find(struct space *space, struct kvd_key prefix, uint32_t prefix_tokens) {
+        for (uint32_t i = 0; space->n_leases && i < STORE_MAX_LEASES; i++) {
+                struct lease *l = &space->leases[i];
+
+                if (l->holder != NONE && kvd_key_equal(l->prefix, prefix) && l->prefix_tokens == prefix_tokens)
+                        return l;
+        }
+        return NULL;
+}
+
+static struct lease *unused(struct space *space) {
+        for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
+                if (space->leases[i].holder == NONE)
+                        return &space->leases[i];
+        return NULL;
+}
+
+int space_lease(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tokens) {
+        struct space *space = a->space;
+        struct lease *l = find(space, prefix, prefix_tokens);
+
+        if (l)
+                return l->holder == a->slot;
+        l = unused(space);
+        if (!l)
+                return store_refuse(space_store(space), -ENOBUFS, "%u prefixes of space '%s' are being computed, the "
+                                    "most at once; compute privately", STORE_MAX_LEASES, space->name);
+        *l = (struct lease){prefix, prefix_tokens, a->slot};
+        space->n_leases++;
+        a->n_leases++;
+        space_count(space, KVD_SPACE_LEASES, 1);
+        return 1;
+}
+
+static void end(struct attachment *a, struct lease *l) {
+        l->holder = NONE;
+        a->space->n_leases--;
+        a->n_leases--;
+}
+
+static void wake_waiters(struct space *space) {
+        atomic_fetch_add_explicit(&space->ix->lease_epoch, 1, memory_order_release);
+        syscall(SYS_futex, &space->ix->lease_epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void space_lease_end(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tokens) {
+        struct lease *l = find(a->space, prefix, prefix_tokens);
+
+        if (!l || l->holder != a->slot)
+                return;
+        end(a, l);
+        wake_waiters(a->space);
+}
+
+void leases_drop(struct attachment *a, bool died) {
+        uint32_t n = a->n_leases;
+
+        for (uint32_t i = 0; a->n_leases && i < STORE_MAX_LEASES; i++)
+                if (a->space->leases[i].holder == a->slot)
+                        end(a, &a->space->leases[i]);
+        if (!n)
+                return;
+        if (died)
+                space_count(a->space, KVD_SPACE_LEASES_LOST, n);
+        wake_waiters(a->space);
+}

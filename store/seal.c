@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Publishing filled blocks. Everything is checked before anything changes; after that nothing can fail. What comes
+ * from the client is names of its own blocks and token ids: keys, depths and links are the daemon's own.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "store/internal.h"
+
+/* A chain as it grows during one seal. */
+struct growth {
+        struct kvd_key root;     /* of the chain */
+        struct kvd_desc fields;  /* of the next block: key is that of the block before it */
+        uint32_t parent;         /* block before, or NONE */
+};
+
+/* ---- checks ------------------------------------------------------------------------------------------------- */
+
+static int refuse(struct attachment *a, int error, const char *what) {
+        return store_refuse(space_store(a->space), error, "seal in space '%s': %s", a->space->name, what);
+}
+
+static int check_counts(struct attachment *a, const struct seal_request *q) {
+        const struct kvd_geometry *g = &a->space->ix->geometry;
+        uint64_t room = (uint64_t)q->n_blocks * g->block_tokens;
+        bool bidirectional = a->space->ix->kind == KVD_BIDIRECTIONAL;
+
+        if (!q->n_blocks || q->n_tokens > room || q->n_tokens + g->block_tokens <= room)
+                return refuse(a, -EINVAL, "the number of tokens does not fit the number of blocks");
+        if (q->group >= g->layer_groups)
+                return refuse(a, -EINVAL, "there is no such layer group");
+        if (bidirectional != (q->prefix_tokens != 0))
+                return refuse(a, -EINVAL, "prefix_tokens belongs to bidirectional spaces, and is needed there");
+        for (uint32_t i = 0; i < q->n_tokens; i++)
+                if (q->tokens[i] >= g->vocab)
+                        return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
+        return 0;
+}
+
+/* A block named twice would be sealed twice: the second time it is somebody's already. */
+static int check_blocks(struct attachment *a, const struct seal_request *q) {
+        struct block *blocks = a->space->blocks;
+        uint32_t n = 0;
+
+        for (; n < q->n_blocks; n++) {
+                if (!block_filled_by(a, q->blocks[n]) || blocks[kvd_ref_id(q->blocks[n])].marked)
+                        break;
+                blocks[kvd_ref_id(q->blocks[n])].marked = true;
+        }
+        for (uint32_t i = 0; i < n; i++)
+                blocks[kvd_ref_id(q->blocks[i])].marked = false;
+        return n == q->n_blocks ? 0 : refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
+}
+
+static int check_parent(struct attachment *a, const struct seal_request *q, const struct kvd_desc *parent) {
+        struct space *space = a->space;
+
+        if (parent->group != q->group || parent->n_tokens < space->ix->geometry.block_tokens ||
+            parent->prefix_tokens != q->prefix_tokens)
+                return refuse(a, -EINVAL, "the chain cannot go on there: other group, ended, or other prefix");
+        return 0;
+}
+
+static int check_prefix_end(struct attachment *a, const struct seal_request *q, uint32_t depth) {
+        const struct kvd_index *ix = a->space->ix;
+        uint64_t end = (uint64_t)depth * ix->geometry.block_tokens + q->n_tokens;
+        bool partial = q->n_tokens % ix->geometry.block_tokens != 0;
+
+        if (ix->kind == KVD_BIDIRECTIONAL && (end > q->prefix_tokens || (partial && end != q->prefix_tokens)))
+                return refuse(a, -EINVAL, "more tokens than the prefix has, or a part-filled block before its end");
+        return 0;
+}
+
+/* ---- where the chain stands ----------------------------------------------------------------------------------- */
+
+static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_request *q) {
+        return ix->kind == KVD_BIDIRECTIONAL ? kvd_key_prefix_root(ix, q->prefix_key, q->group) :
+                                               kvd_key_root(ix, q->group);
+}
+
+static int find_parent(struct attachment *a, const struct seal_request *q, struct growth *g) {
+        struct space *space = a->space;
+        uint32_t id = kvd_ref_id(q->parent);
+        const struct kvd_desc *parent;
+
+        *g = (struct growth){.root = chain_root(space->ix, q), .parent = NONE};
+        g->fields = (struct kvd_desc){.key = g->root, .group = (uint16_t)q->group, .prefix_tokens = q->prefix_tokens};
+        if (q->parent == KVD_ROOT)
+                return 0;
+        if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED || block_ref(space, id) != q->parent)
+                return refuse(a, -ESTALE, "the block before is not in the cache (any more); look up again");
+        parent = kvd_index_desc(space->ix, id);
+        g->parent = id;
+        g->fields.parent = q->parent;
+        g->fields.key = parent->key;
+        g->fields.depth = parent->depth + 1;
+        return check_parent(a, q, parent);
+}
+
+/* ---- growing it ----------------------------------------------------------------------------------------------- */
+
+static void step(struct space *space, struct growth *g, uint32_t id) {
+        g->parent = id;
+        g->fields.parent = block_ref(space, id);
+        g->fields.depth++;
+}
+
+/*
+ * A block with the same content behind the same parent. Not in bidirectional spaces: there the content depends on
+ * tokens that this block does not show.
+ */
+static uint32_t find_duplicate(struct space *space, const struct growth *g, const uint32_t *tokens) {
+        return space->ix->kind == KVD_CAUSAL ? index_find(space, &g->fields, tokens) : NONE;
+}
+
+static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, const uint32_t *tokens, uint32_t n) {
+        uint32_t id = kvd_ref_id(block), duplicate;
+
+        g->fields.key = kvd_key_block(space->ix, g->fields.key, tokens, n);
+        g->fields.n_tokens = (uint16_t)n;
+        duplicate = find_duplicate(space, g, tokens);
+        if (duplicate != NONE) {
+                space_count(space, KVD_SPACE_DUPLICATES, 1);
+                step(space, g, duplicate);
+                return g->fields.parent;
+        }
+        block_fill_end(space, id);
+        space->blocks[id].parent = g->parent; /* the run looks back along it */
+        index_publish(space, id, &g->fields, tokens, g->root);
+        block_link(space, id, g->parent);
+        space_count(space, KVD_SPACE_SEALED, 1);
+        step(space, g, id);
+        return block;
+}
+
+int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
+        uint32_t bt = a->space->ix->geometry.block_tokens;
+        struct growth growth;
+        int r = check_counts(a, q);
+
+        if (r == 0)
+                r = check_blocks(a, q);
+        if (r == 0)
+                r = find_parent(a, q, &growth);
+        if (r == 0)
+                r = check_prefix_end(a, q, growth.fields.depth);
+        if (r < 0)
+                return r;
+        for (uint32_t i = 0; i < q->n_blocks; i++)
+                ret[i] = seal_one(a->space, &growth, q->blocks[i], q->tokens + (size_t)i * bt,
+                                  MIN(bt, q->n_tokens - i * bt));
+        return 0;
+}

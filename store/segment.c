@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Memory of the pool. A segment is a memfd whose address space is fixed and whose memory comes and goes: fallocate
+ * puts pages behind it a few MiB at a time, so that no request waits long, and a hole punched into it gives them
+ * back to the kernel, cleared, while clients keep their mapping. Segments belong to one space and therefore to one
+ * domain for ever: bytes never change tenants.
+ *
+ * The daemon does not map the pool. What clients write into a block is none of its business.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/memfd.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+#include "store/internal.h"
+
+#define STEP_BYTES (UINT64_C(4) << 20) /* of memory prepared at once: about 1.5 ms */
+#define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
+
+/* ---- one segment -------------------------------------------------------------------------------------------- */
+
+static int make_memfd(struct space *space, struct segment *segment) {
+        unsigned huge = space_store(space)->huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0;
+        _cleanup_(closep) int fd = sys->memfd_create("kvd-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING | huge);
+        _cleanup_(closep) int ro = -1;
+        char path[64];
+
+        if (fd < 0 || sys->fchmod(fd, 0600) < 0 || sys->ftruncate(fd, (off_t)space->ix->segment_bytes) < 0 ||
+            sys->add_seals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+                return -errno;
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ro = sys->open(path, O_RDONLY | O_CLOEXEC);
+        if (ro < 0)
+                return -errno;
+        segment->fd = STEAL_FD(fd);
+        segment->fd_ro = STEAL_FD(ro);
+        return 0;
+}
+
+void segment_free(struct segment *segment) {
+        closep(&segment->fd);
+        closep(&segment->fd_ro);
+}
+
+static void charge(struct space *space, int64_t sign) {
+        uint64_t bytes = space->ix->segment_bytes;
+
+        space_store(space)->used += (uint64_t)sign * bytes;
+        space->domain->used += (uint64_t)sign * bytes;
+        space->n_with_memory += (uint32_t)sign;
+}
+
+/* Blocks with memory in the whole space. */
+static uint64_t total_blocks(const struct space *space) {
+        return space->count[KVD_FREE] + space->count[KVD_FILLING] + space->count[KVD_SEALED] +
+               space->count[KVD_RETIRING] + space->count[KVD_LIMBO];
+}
+
+static uint32_t first_block(const struct space *space, const struct segment *segment) {
+        return segment->number * space->ix->segment_blocks;
+}
+
+/* Puts memory behind the next blocks of a segment that is charged already; how many, or an error. */
+static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
+        uint64_t block_bytes = space->ix->block_bytes, room = space->max_blocks - MIN(space->max_blocks, total_blocks(space));
+        uint64_t page = space_store(space)->page_bytes;
+        uint32_t n = (uint32_t)MIN(MAX(bytes / block_bytes, 1), space->ix->segment_blocks - segment->n_ready);
+        uint64_t from, to;
+
+        n = (uint32_t)MIN(n, room);
+        from = segment->n_ready * block_bytes / page * page;
+        to = MIN(ALIGN_UP((segment->n_ready + n) * block_bytes, page), space->ix->segment_bytes);
+        if (n && to > from && sys->fallocate(segment->fd, 0, (off_t)from, (off_t)(to - from)) < 0)
+                return -errno;
+        for (uint32_t i = 0; i < n; i++)
+                block_to_free(space, first_block(space, segment) + segment->n_ready + i);
+        segment->n_ready += n;
+        return (int)n;
+}
+
+/* A segment all of whose blocks are free gives its memory back; its ids and its address space stay. */
+static void segment_return(struct space *space, struct segment *segment) {
+        uint32_t first = first_block(space, segment);
+
+        for (uint32_t i = 0; i < segment->n_ready; i++)
+                block_set_state(space, first + i, KVD_ABSENT, block_generation(space, first + i));
+        if (segment->listed)
+                arena_unlist(segment);
+        segment->free = NONE;
+        segment->n_free = 0;
+        segment->n_ready = 0;
+        sys->fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)space->ix->segment_bytes);
+        charge(space, -1);
+        space_count(space, KVD_SPACE_SEGMENTS_RETURNED, 1);
+}
+
+/* ---- growing ------------------------------------------------------------------------------------------------ */
+
+static bool within_budget(const struct space *space) {
+        const struct store *store = space_store(space);
+        const struct domain *domain = space->domain;
+        uint64_t bytes = space->ix->segment_bytes;
+        uint64_t quota = domain->config.quota ? domain->config.quota : store->config.pool_bytes;
+
+        /* The first segment of a small quota may be larger than it: max_blocks keeps its use below. */
+        return store->used + bytes <= store->config.pool_bytes && (domain->used == 0 || domain->used + bytes <= quota);
+}
+
+/* May this arena use the address space of a segment without memory? Its own, or one whose writer is gone. */
+static bool may_adopt(const struct segment *segment, const struct arena *arena) {
+        return segment->n_ready == 0 &&
+               (segment->arena == arena || (arena->space->ix->arena && !segment->arena->writer));
+}
+
+/* A segment that has address space but no memory, or a new one; NULL if the space is at its end. */
+static struct segment *empty_segment(struct space *space, struct arena *arena) {
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+
+        for (uint32_t i = 0; i < n; i++)
+                if (may_adopt(&space->segments[i], arena))
+                        return &space->segments[i];
+        return n < space->ix->max_segments ? &space->segments[n] : NULL;
+}
+
+static int begin_segment(struct space *space, struct segment *segment, struct arena *arena) {
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+        int r;
+
+        if (segment->fd < 0) {
+                r = make_memfd(space, segment);
+                if (r < 0)
+                        return r;
+        }
+        segment->arena = arena;
+        charge(space, 1);
+        if (segment->number == n) /* clients fetch its descriptor when they meet one of its blocks */
+                atomic_store_explicit(&space->ix->n_segments, n + 1, memory_order_release);
+        space_count(space, KVD_SPACE_SEGMENTS_ADDED, 1);
+        return 0;
+}
+
+static struct segment *unfinished_segment(struct space *space, struct arena *arena) {
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+
+        for (uint32_t i = n; i-- > 0;) {
+                struct segment *s = &space->segments[i];
+
+                if (s->arena == arena && s->n_ready > 0 && s->n_ready < space->ix->segment_blocks)
+                        return s;
+        }
+        return NULL;
+}
+
+/* Makes blocks ready; how many, 0 if quota, pool or max_blocks are at their end, or an error of the system. */
+int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
+        struct segment *segment = unfinished_segment(space, arena);
+        int r;
+
+        if (total_blocks(space) >= space->max_blocks)
+                return 0;
+        if (!segment) {
+                segment = within_budget(space) ? empty_segment(space, arena) : NULL;
+                if (!segment)
+                        return 0;
+                r = begin_segment(space, segment, arena);
+                if (r < 0)
+                        return r;
+        }
+        r = segment_fill(space, segment, MIN(bytes, STEP_BYTES));
+        if (r <= 0 && segment->n_ready == 0)
+                segment_return(space, segment);
+        return r;
+}
+
+/* ---- ahead of need ------------------------------------------------------------------------------------------ */
+
+static bool fill_ahead(struct space *space) {
+        struct segment *segment;
+
+        for (struct arena *arena = space->arenas; arena; arena = arena->next) {
+                segment = unfinished_segment(space, arena);
+                if (segment && space->count[KVD_FREE] * space->ix->block_bytes < AHEAD_BYTES)
+                        return segment_fill(space, segment, STEP_BYTES) > 0;
+        }
+        return false;
+}
+
+bool store_idle(struct store *store) {
+        bool more = false;
+
+        for (struct domain *d = store->domains; d; d = d->next)
+                for (struct space *s = d->spaces; s; s = s->next)
+                        more |= attachment_fold(s) || space_trim(s) || fill_ahead(s);
+        return more;
+}
+
+/* ---- taking memory back -------------------------------------------------------------------------------------- */
+
+#define RECLAIM_TRIES 4u
+#define RECLAIM_BUDGET 8192u /* blocks looked at for one segment */
+
+/* Evicts everything in a segment and whatever hangs on it elsewhere. Stops at the first pinned block. */
+static bool empty_out(struct space *space, struct segment *segment) {
+        uint32_t first = first_block(space, segment), budget = RECLAIM_BUDGET, evicted = 0;
+
+        for (uint32_t i = 0; i < segment->n_ready; i++) {
+                if (space->blocks[first + i].state == KVD_SEALED &&
+                    !evict_subtree(space, first + i, &budget, &evicted))
+                        return false;
+                if (space->blocks[first + i].state != KVD_FREE)
+                        return false;
+        }
+        return true;
+}
+
+static bool worth_emptying(const struct space *space, const struct segment *segment) {
+        uint32_t first = first_block(space, segment);
+
+        for (uint32_t i = 0; i < segment->n_ready; i++) {
+                const struct block *b = &space->blocks[first + i];
+
+                if ((b->state != KVD_FREE && b->state != KVD_SEALED) || block_pinned(space, first + i, NULL))
+                        return false;
+        }
+        return segment->n_ready > 0;
+}
+
+static bool wholly_free(const struct segment *segment) {
+        return segment->n_ready && segment->n_free == segment->n_ready;
+}
+
+/* Gives one segment's memory back to the pool; of which arenas, the caller says. */
+static bool return_one_segment(struct space *space, bool (*among)(const struct segment *, const void *),
+                               const void *arg) {
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), tries = RECLAIM_TRIES;
+
+        for (uint32_t i = n; i-- > 0 && tries;) {
+                struct segment *segment = &space->segments[i];
+
+                if (!among(segment, arg) || !worth_emptying(space, segment))
+                        continue;
+                tries--;
+                if (wholly_free(segment) || empty_out(space, segment)) {
+                        segment_return(space, segment);
+                        return true;
+                }
+        }
+        return false;
+}
+
+static bool any_segment(const struct segment *segment, const void *arg) {
+        return true;
+}
+
+/* May `space` take a segment from `donor`? Only from who has clearly more, and never below a guarantee. */
+static bool may_take(const struct space *space, const struct space *donor) {
+        const struct domain *d = donor->domain;
+
+        if (donor == space || donor->n_with_memory == 0)
+                return false;
+        if (d != space->domain && d->used - donor->ix->segment_bytes < d->config.guarantee)
+                return false;
+        return donor->n_with_memory * donor->ix->segment_bytes >
+               space->n_with_memory * space->ix->segment_bytes + space->ix->segment_bytes;
+}
+
+static bool quota_used_up(const struct domain *domain, uint64_t bytes) {
+        return domain->config.quota && domain->used && domain->used + bytes > domain->config.quota;
+}
+
+bool space_reclaim(struct space *space) {
+        bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
+        struct space *best = NULL;
+
+        if (total_blocks(space) >= space->max_blocks)
+                return false;
+        for (struct domain *d = space_store(space)->domains; d; d = d->next)
+                for (struct space *s = d->spaces; s; s = s->next)
+                        if ((d == space->domain || !own_domain_only) && may_take(space, s) &&
+                            (!best || s->n_with_memory * s->ix->segment_bytes >
+                                      best->n_with_memory * best->ix->segment_bytes))
+                                best = s;
+        return best && return_one_segment(best, any_segment, NULL);
+}
+
+/* Under isolation = arena: what belongs to nobody any more, or to another and is empty. */
+static bool spare_segment(const struct segment *segment, const void *arg) {
+        const struct arena *arena = arg;
+
+        return segment->arena != arena && (!segment->arena->writer || wholly_free(segment));
+}
+
+bool arena_reclaim(struct space *space, struct arena *arena) {
+        return space->ix->arena && return_one_segment(space, spare_segment, arena);
+}
+
+bool space_trim(struct space *space) {
+        return total_blocks(space) >= (uint64_t)space->max_blocks + space->ix->segment_blocks &&
+               return_one_segment(space, any_segment, NULL);
+}

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Spaces: made, compared, changed, deleted. What happens inside one is in the other files. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "store/internal.h"
+
+/* ---- finding and comparing ---------------------------------------------------------------------------------- */
+
+struct space *space_by_name(struct domain *domain, const char *name) {
+        for (struct space *s = domain->spaces; s; s = s->next)
+                if (strcmp(s->name, name) == 0)
+                        return s;
+        return NULL;
+}
+
+static bool name_is_valid(const char *name) {
+        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+
+        return name[0] && name[strspn(name, allowed)] == 0;
+}
+
+static int normalise(struct store *store, struct space_spec *spec) {
+        const char *why;
+
+        if (!name_is_valid(spec->name))
+                return store_refuse(store, -EINVAL, "a space's name is 1 to 63 of A-Z a-z 0-9 . _ -");
+        if (kvd_geometry_normalise(&spec->geometry, &why) < 0)
+                return store_refuse(store, -EINVAL, "space '%s': %s", spec->name, why);
+        if (!spec->options.kind)
+                spec->options.kind = KVD_CAUSAL;
+        if (!spec->options.keys)
+                spec->options.keys = KVD_KEYS_SERVE;
+        if (!spec->options.policy)
+                spec->options.policy = KVD_LRU;
+        if (spec->options.kind > KVD_BIDIRECTIONAL || spec->options.keys > KVD_KEYS_PAPER ||
+            spec->options.policy > KVD_FIFO || spec->options.flags)
+                return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys, policy or flags", spec->name);
+        return 0;
+}
+
+static int refuse_different(struct space *space, const char *field) {
+        return store_refuse(space_store(space), -EEXIST, "space '%s' exists with another %s; use another name, or "
+                            "delete it with kvctl space delete", space->name, field);
+}
+
+static int compare(struct space *space, const struct space_spec *spec) {
+        const struct kvd_index *ix = space->ix;
+        const char *field = kvd_geometry_difference(&ix->geometry, &spec->geometry);
+
+        if (!field)
+                field = ix->kind != spec->options.kind     ? "kind" :
+                        ix->keys != spec->options.keys     ? "keys" :
+                        ix->policy != spec->options.policy ? "policy" :
+                                                             NULL;
+        return field ? refuse_different(space, field) : 0;
+}
+
+/* ---- making ------------------------------------------------------------------------------------------------- */
+
+static void space_free(struct space *space) {
+        uint32_t n = space->ix ? space->ix->max_segments : 0;
+
+        for (uint32_t i = 0; space->segments && i < n; i++)
+                segment_free(&space->segments[i]);
+        while (space->arenas) {
+                struct arena *arena = space->arenas;
+
+                space->arenas = arena->next;
+                free(arena->heap);
+                free(arena);
+        }
+        index_free(space);
+        free(space->segments);
+        free(space->blocks);
+        free(space->free_runs);
+        free(space->attachments);
+        free(space->leases);
+        free(space);
+}
+
+static void space_freep(struct space **space) {
+        if (*space)
+                space_free(*space);
+}
+
+static int make_tables(struct space *space) {
+        const struct kvd_index *ix = space->ix;
+
+        space->segments = sys->calloc(ix->max_segments, sizeof *space->segments);
+        for (uint32_t i = 0; space->segments && i < ix->max_segments; i++)
+                space->segments[i] = (struct segment){.fd = -1, .fd_ro = -1, .number = i, .free = NONE};
+        space->blocks = sys->calloc(ix->capacity, sizeof *space->blocks);
+        space->free_runs = sys->calloc(ix->run_capacity, sizeof *space->free_runs);
+        space->attachments = sys->calloc(space_store(space)->config.max_attachments, sizeof(struct attachment *));
+        space->leases = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases);
+        if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < ix->capacity; i++)
+                space->blocks[i].state = KVD_ABSENT;
+        for (uint32_t i = 0; i < ix->run_capacity; i++)
+                space->free_runs[space->n_free_runs++] = ix->run_capacity - 1 - i;
+        for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
+                space->leases[i].holder = NONE;
+        space->count[KVD_ABSENT] = ix->capacity;
+        return 0;
+}
+
+static int space_new(struct domain *domain, const struct space_spec *spec, struct space **ret) {
+        _cleanup_(space_freep) struct space *space = sys->calloc(1, sizeof *space);
+        struct arena *arena;
+        int r;
+
+        if (!space)
+                return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'", spec->name);
+        space->domain = domain;
+        space->index_fd = space->index_fd_ro = -1;
+        memcpy(space->name, spec->name, sizeof space->name);
+        r = index_new(space, spec);
+        if (r < 0)
+                return r;
+        r = make_tables(space);
+        if (r == 0 && !space->ix->arena)
+                r = arena_new(space, NULL, &arena);
+        if (r < 0)
+                return store_refuse(domain->store, r, "out of memory for space '%s' of %u blocks; give it max_blocks",
+                                    spec->name, space->ix->capacity);
+        space->number = domain->store->next_number++;
+        space->next = domain->spaces;
+        *ret = domain->spaces = STEAL(space);
+        return 0;
+}
+
+int space_open(struct domain *domain, const struct space_spec *wanted, bool create, struct space **ret,
+               bool *created) {
+        struct space *space = space_by_name(domain, wanted->name);
+        struct space_spec spec = *wanted;
+        int r;
+
+        *created = false;
+        if (!create) {
+                *ret = space;
+                return space ? 0 : store_refuse(domain->store, -ENOENT, "there is no space '%s' in domain '%s'",
+                                                spec.name, domain->config.name);
+        }
+        r = normalise(domain->store, &spec);
+        if (r < 0)
+                return r;
+        if (space) {
+                *ret = space;
+                return compare(space, &spec);
+        }
+        *created = true;
+        return space_new(domain, &spec, ret);
+}
+
+/* ---- changing ----------------------------------------------------------------------------------------------- */
+
+static int set_policy(struct space *space, const char *value) {
+        uint32_t policy = strcmp(value, "lru") == 0 ? KVD_LRU : strcmp(value, "fifo") == 0 ? KVD_FIFO : 0;
+
+        if (!policy)
+                return store_refuse(space_store(space), -EINVAL, "policy is lru or fifo, not '%s'", value);
+        space->ix->policy = policy;
+        return 0;
+}
+
+static int set_max_blocks(struct space *space, const char *value) {
+        char *end;
+        unsigned long long n = strtoull(value, &end, 10);
+
+        if (*end || end == value || n == 0 || n > space->ix->capacity)
+                return store_refuse(space_store(space), -EINVAL, "max_blocks is 1 to %u (the space's index holds no "
+                                    "more), not '%s'", space->ix->capacity, value);
+        space->max_blocks = (uint32_t)n;
+        return 0;
+}
+
+int space_set(struct space *space, const char *key, const char *value) {
+        if (strcmp(key, "policy") == 0)
+                return set_policy(space, value);
+        if (strcmp(key, "max_blocks") == 0)
+                return set_max_blocks(space, value);
+        return store_refuse(space_store(space), -EINVAL, "a space has the settings policy and max_blocks, not '%s'", key);
+}
+
+/* ---- deleting ----------------------------------------------------------------------------------------------- */
+
+static uint32_t live_attachments(const struct space *space) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                n += space->attachments[i] && space->attachments[i]->state != FOLDING;
+        return n;
+}
+
+static void end_attachments(struct space *space) {
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
+
+                if (!a || a->state == FOLDING)
+                        continue;
+                if (a->gone)
+                        a->gone(a);
+                attachment_free(a, false);
+        }
+        while (attachment_fold(space))
+                ;
+}
+
+int space_delete(struct space *space, bool force) {
+        uint64_t bytes = space->ix->segment_bytes * space->n_with_memory;
+        struct space **at = &space->domain->spaces;
+        uint32_t n = live_attachments(space);
+
+        if (n && !force)
+                return store_refuse(space_store(space), -EBUSY, "%u clients use space '%s'; end them, or force it",
+                                    n, space->name);
+        end_attachments(space);
+        while (*at != space)
+                at = &(*at)->next;
+        *at = space->next;
+        space_store(space)->used -= bytes;
+        space->domain->used -= bytes;
+        space_free(space);
+        return 0;
+}
+
+/* ---- questions ---------------------------------------------------------------------------------------------- */
+
+const char *space_name(const struct space *space) {
+        return space->name;
+}
+
+struct domain *space_domain(const struct space *space) {
+        return space->domain;
+}
+
+uint32_t space_number(const struct space *space) {
+        return space->number;
+}
+
+const struct kvd_index *space_index(const struct space *space) {
+        return space->ix;
+}
+
+int space_index_fd(const struct space *space) {
+        return space->index_fd_ro;
+}
+
+int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
+        struct space *space = a->space;
+        struct segment *segment;
+
+        if (number >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
+                return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, number);
+        segment = &space->segments[number];
+        *writable = !space->ix->arena || segment->arena == a->arena;
+        return *writable ? segment->fd : segment->fd_ro;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "store/internal.h"
+
+/* ---- refusals in words -------------------------------------------------------------------------------------- */
+
+int store_refuse(struct store *store, int error, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(store->why, sizeof store->why, format, args);
+        va_end(args);
+        return error;
+}
+
+const char *store_why(const struct store *store) {
+        return store->why;
+}
+
+/* ---- pages -------------------------------------------------------------------------------------------------- */
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
+
+/* Reserved 2 MiB pages that nobody uses yet; 0 where there are none. */
+static uint64_t free_huge_pages(void) {
+        FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
+        unsigned long long n = 0;
+
+        if (!f)
+                return 0;
+        if (fscanf(f, "%llu", &n) != 1)
+                n = 0;
+        fclose(f);
+        return n;
+}
+
+static int choose_pages(struct store *store) {
+        uint64_t needed = DIV_UP(store->config.pool_bytes, HUGE_BYTES);
+        uint64_t have = store->config.pages == STORE_PAGES_SMALL ? 0 : free_huge_pages();
+
+        if (store->config.pages == STORE_PAGES_HUGE && have < needed)
+                return store_refuse(store, -ENOMEM, "pages = huge needs %llu reserved 2 MiB pages and %llu are free; "
+                                    "raise vm.nr_hugepages or set pages = auto",
+                                    (unsigned long long)needed, (unsigned long long)have);
+        store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
+        store->page_bytes = store->huge ? HUGE_BYTES : 4096;
+        return 0;
+}
+
+const char *store_pages_name(const struct store *store) {
+        return store->huge ? "2 MiB, reserved" : "4 KiB";
+}
+
+/* ---- store -------------------------------------------------------------------------------------------------- */
+
+int store_new(const struct store_config *config, struct store **ret) {
+        struct store *store = sys->calloc(1, sizeof *store);
+
+        *ret = store;
+        if (!store)
+                return -ENOMEM;
+        store->config = *config;
+        if (!store->config.max_attachments)
+                store->config.max_attachments = 256;
+        if (!store->config.segment_bytes)
+                store->config.segment_bytes = UINT64_C(64) << 20;
+        return choose_pages(store);
+}
+
+struct store *store_free(struct store *store) {
+        if (!store)
+                return NULL;
+        while (store->domains) {
+                struct domain *domain = store->domains;
+
+                while (domain->spaces)
+                        space_delete(domain->spaces, true);
+                store->domains = domain->next;
+                free(domain);
+        }
+        free(store);
+        return NULL;
+}
+
+void store_freep(struct store **store) {
+        *store = store_free(*store);
+}
+
+uint64_t store_pool_bytes(const struct store *store) {
+        return store->config.pool_bytes;
+}
+
+uint64_t store_pool_used(const struct store *store) {
+        return store->used;
+}
+
+/* ---- domain ------------------------------------------------------------------------------------------------- */
+
+struct domain *store_domain_by_name(struct store *store, const char *name) {
+        for (struct domain *d = store->domains; d; d = d->next)
+                if (strcmp(d->config.name, name) == 0)
+                        return d;
+        return NULL;
+}
+
+int store_domain(struct store *store, const struct domain_config *config, struct domain **ret) {
+        struct domain *domain = store_domain_by_name(store, config->name);
+
+        if (!domain) {
+                domain = sys->calloc(1, sizeof *domain);
+                if (!domain)
+                        return store_refuse(store, -ENOMEM, "out of memory for domain '%s'", config->name);
+                domain->store = store;
+                domain->config.arena = config->arena; /* of spaces to come: it cannot change under existing ones */
+                domain->next = store->domains;
+                store->domains = domain;
+        }
+        memcpy(domain->config.name, config->name, sizeof domain->config.name);
+        domain->config.quota = config->quota;
+        domain->config.guarantee = config->guarantee;
+        domain->config.client_quota = config->client_quota;
+        *ret = domain;
+        return 0;
+}
+
+const struct domain_config *domain_config(const struct domain *domain) {
+        return &domain->config;
+}
+
+struct space *store_next_space(struct store *store, uint32_t cursor) {
+        struct space *best = NULL;
+
+        for (struct domain *d = store->domains; d; d = d->next)
+                for (struct space *s = d->spaces; s; s = s->next)
+                        if (s->number >= cursor && (!best || s->number < best->number))
+                                best = s;
+        return best;
+}

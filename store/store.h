@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_STORE_H
+#define KVD_STORE_STORE_H
+
+/*
+ * The store: pool memory, spaces, blocks, and what is in them. One thread, no sockets, no messages, no waiting.
+ *
+ *      store ── domain ── space ── segments, index, blocks, leases
+ *                           └───── attachment (one client's use of the space: pin page, blocks being filled)
+ *
+ * Results: 0 or a count; negative errno for refusals and trouble, with one line in words from store_why().
+ * Nothing allocates after a space or an attachment was made: allocate, seal, release, evict, lease and check work on
+ * memory that was set aside before.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/layout.h"
+
+struct store;
+struct domain;
+struct space;
+struct attachment;
+
+/* ---- store -------------------------------------------------------------------------------------------------- */
+
+enum store_pages { STORE_PAGES_AUTO, STORE_PAGES_SMALL, STORE_PAGES_HUGE };
+
+struct store_config {
+        uint64_t pool_bytes;     /* most memory that all segments together may have */
+        uint64_t segment_bytes;  /* wanted size of a segment; rounded so that blocks and pages fit */
+        enum store_pages pages;  /* huge: reserved 2 MiB pages or nothing; auto: them if there are enough */
+        uint32_t max_attachments; /* clients of one space */
+};
+
+/* On failure *ret may be a store that takes only store_why and store_free. */
+int store_new(const struct store_config *config, struct store **ret);
+struct store *store_free(struct store *store);
+void store_freep(struct store **store);
+
+/* The reason of the last negative result, one line, without the function's name. */
+const char *store_why(const struct store *store);
+
+uint64_t store_pool_bytes(const struct store *store);
+uint64_t store_pool_used(const struct store *store);
+const char *store_pages_name(const struct store *store); /* kind of pages in use, in words */
+
+/*
+ * Puts memory behind segments ahead of need, a few MiB a call, so that no request waits for it. True: call again
+ * when there is nothing else to do.
+ */
+bool store_idle(struct store *store);
+
+/* ---- domain ------------------------------------------------------------------------------------------------- */
+
+struct domain_config {
+        char name[KVD_NAME_MAX + 1];
+        uint64_t quota;        /* most pool bytes; 0: the whole pool */
+        uint64_t guarantee;    /* pool bytes that other domains cannot take back */
+        uint64_t client_quota; /* most bytes that one client may be filling in one space; 0: half of the space */
+        bool arena;            /* isolation: only the writer's own segments are mapped writable */
+};
+
+/* Finds the domain of that name, or makes it. */
+int store_domain(struct store *store, const struct domain_config *config, struct domain **ret);
+struct domain *store_domain_by_name(struct store *store, const char *name);
+const struct domain_config *domain_config(const struct domain *domain);
+
+/* ---- space -------------------------------------------------------------------------------------------------- */
+
+struct space_spec {
+        char name[KVD_NAME_MAX + 1];
+        struct kvd_geometry geometry;
+        struct kvd_space_options options;
+};
+
+/* -EEXIST: there is one, and it differs in the field that store_why() names; -ENOENT: create is false; -EINVAL. */
+int space_open(struct domain *domain, const struct space_spec *spec, bool create, struct space **ret, bool *created);
+struct space *space_by_name(struct domain *domain, const char *name);
+
+/* Every space of every domain, in the order they were made: the one whose number is at least cursor, or NULL. */
+struct space *store_next_space(struct store *store, uint32_t cursor);
+
+const char *space_name(const struct space *space);
+struct domain *space_domain(const struct space *space);
+uint32_t space_number(const struct space *space);
+const struct kvd_index *space_index(const struct space *space); /* header, geometry, counters */
+int space_index_fd(const struct space *space);                  /* read-only descriptor for clients */
+
+struct space_usage {
+        uint64_t total, free, filling, sealed, limbo; /* blocks; total is the sum of the others */
+        uint64_t leaves, runs, leases;
+        uint64_t max_blocks;
+        uint32_t segments, attachments;
+        uint64_t client_counters[KVD_N_CLIENT_COUNTERS]; /* attached now and in the past */
+};
+void space_usage(struct space *space, struct space_usage *ret);
+
+/* key: "policy" (lru, fifo) or "max_blocks" (number, at most the index's capacity). */
+int space_set(struct space *space, const char *key, const char *value);
+
+/* -EBUSY while it has attachments, unless force: those then end (their mappings stay valid for their owners). */
+int space_delete(struct space *space, bool force);
+
+/* Segments: descriptor to hand out, writable for the attachment or read-only. -ENOENT: no such segment. */
+int space_segment_fd(struct attachment *attachment, uint32_t segment, bool *writable);
+
+/* ---- attachment --------------------------------------------------------------------------------------------- */
+
+/* gone is called when the space is deleted under the attachment, which is freed right after. May be NULL. */
+int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *), struct attachment **ret);
+
+/*
+ * Ends it: pins count no longer, blocks being filled are discarded, leases end. Only when the process cannot touch
+ * the memory any more: it said so, or the kernel says that it is gone. died counts it as reaped. Returns NULL.
+ */
+struct attachment *attachment_free(struct attachment *attachment, bool died);
+
+/*
+ * Its connection is lost but its process may still run: pins count on, blocks being filled go to limbo until
+ * attachment_free, leases end.
+ */
+void attachment_orphan(struct attachment *attachment);
+
+void *attachment_owner(const struct attachment *attachment);
+struct space *attachment_space(const struct attachment *attachment);
+int attachment_pin_fd(const struct attachment *attachment);
+uint64_t attachment_pin_bytes(const struct attachment *attachment);
+uint64_t attachment_filling(const struct attachment *attachment);
+uint64_t attachment_pinned(const struct attachment *attachment); /* blocks pinned directly: walks the pin page */
+void attachment_counters(const struct attachment *attachment, uint64_t ret[KVD_N_CLIENT_COUNTERS]);
+
+/* ---- blocks ------------------------------------------------------------------------------------------------- */
+
+/* 1 to n blocks to fill; -EDQUOT, -ENOBUFS as in kvd_alloc. */
+int space_allocate(struct attachment *attachment, uint32_t n, kvd_ref *ret);
+
+/* Frees those that this attachment is filling; returns how many. Others are ignored. */
+uint32_t space_release(struct attachment *attachment, const kvd_ref *blocks, uint32_t n);
+
+struct seal_request {
+        uint32_t group;
+        kvd_ref parent;          /* KVD_ROOT: start of a chain */
+        uint32_t prefix_tokens;  /* bidirectional only */
+        struct kvd_key prefix_key;
+        uint32_t n_blocks;
+        const kvd_ref *blocks;
+        uint32_t n_tokens;
+        const uint32_t *tokens;
+};
+
+/*
+ * Publishes all blocks or none. ret[i] is the block that holds the content now: the one given, or one that was sealed
+ * before with the same content (then the given one is still being filled by the caller, who releases it).
+ * -ESTALE: a block or the parent is not what the caller thinks; -EINVAL: counts, tokens.
+ */
+int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
+
+/* ---- leases on prefixes being computed (single flight) -------------------------------------------------------- */
+
+/* 1: granted (again, if the caller has it); 0: somebody else holds it; -ENOBUFS: too many leases at once. */
+int space_lease(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
+void space_lease_end(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
+
+/* ---- eviction and looking inside ------------------------------------------------------------------------------ */
+
+/*
+ * Evicts up to n unpinned blocks, coldest leaves first (n 0: all), or chain and everything behind it. Stops early
+ * after a bounded amount of work: *more is true then. Returns how many.
+ */
+int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more);
+
+#define STORE_MAP_PINNED 16u
+#define STORE_MAP_LEAF 32u
+
+/* States of n blocks from first: enum kvd_state, plus the flags above. Returns how many exist from there, up to n. */
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret);
+
+struct chain_info {
+        kvd_ref leaf;
+        uint32_t group, blocks, shared_blocks, pins, idle_ticks;
+        uint64_t tokens;
+        uint32_t head[32]; /* the first tokens */
+        uint32_t n_head;
+};
+/* The first sealed block without children at or after block *cursor; moves *cursor behind it. -ENOENT: none. */
+int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *ret);
+
+struct check_report {
+        uint32_t checked, broken;
+        char first[200]; /* the first broken invariant, in words */
+};
+/* Checks a piece of the space from block *cursor and moves it on; *cursor is 0 when all was checked. */
+void space_check(struct space *space, uint32_t *cursor, struct check_report *report);
+
+#endif
