@@ -1,0 +1,302 @@
+"""Generates the training language: facts among fillers, and questions about them.
+
+Everything is made of token ids from the start, because text would have to be tokenized again at
+ten thousand tokens a second beside the training. Each token carries a loss weight: answers count
+fully, what cannot be predicted counts little. Only recall carries the weight ANSWER, so that the
+share of right answers means recall alone.
+
+Two rules make recall learnable in an hour of CPU time. The asked name stands one token before the
+answer, in the fact (" alder" " is" " 4") and in the question (" alder" "?\\nAnswer:" " 4"). And
+many questions follow one short document, mixed with passages that repeat word by word: copying is
+what attention must learn, and it learns from dense signal.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import vocabulary as v
+
+ANSWER, REASON, COPY, PLAIN = 1.0, 0.6, 0.5, 0.08
+
+TOKENS = v.Tokenizer.built_in()
+NAME_IDS = [TOKENS.piece(" " + name) for name in v.NAMES]
+DOT, COMMA, IS, NOBODY, NEWLINE, BLANK = (TOKENS.piece(p) for p in (".", ",", " is", " nobody", "\n", "\n\n"))
+ASK, THEN_ANSWER = TOKENS.piece("Question:"), TOKENS.piece("?\nAnswer:")
+_BARE = {TOKENS.piece(" " + word): TOKENS.piece(word) for word in v.OPENERS}
+
+N_NUMBERS = 100
+N_VALUES = 200
+HELD_OUT = 10       # one pairing of name and value in ten is never shown in training
+STEP_WORDS = {2: "two", 3: "three", 4: "four"}
+
+
+@lru_cache(maxsize=None)
+def enc(text: str) -> tuple[int, ...]:
+    """Cached encoding of a fixed phrase."""
+    return tuple(TOKENS.encode(text))
+
+
+@lru_cache(maxsize=None)
+def value_ids(value: int) -> tuple[int, ...]:
+    """A value is two tokens: two digits, or a shade and a colour."""
+    if value < N_NUMBERS:
+        return enc(f" {value // 10} {value % 10}")
+    shade, colour = divmod(value - N_NUMBERS, 10)
+    return enc(f" {v.SHADES[shade]} {v.COLOURS[colour]}")
+
+
+def is_held_out(name: int, value: int) -> bool:
+    """Whether the pairing is reserved for evaluation."""
+    return (name * 7 + value * 13) % HELD_OUT == 0
+
+
+@dataclass
+class Fact:
+    """"The RELATION of NAME is VALUE." or, in the terse form, "Note NAME VALUE."."""
+
+    relation: str
+    name: int
+    value: tuple[int, ...]
+    terse: bool = False
+
+    def sentence(self) -> tuple[int, ...]:
+        if self.terse:
+            return (*enc(" Note"), self.name, *self.value, DOT)
+        return (*enc(f" The {self.relation} of"), self.name, IS, *self.value, DOT)
+
+    def question(self) -> tuple[int, ...]:
+        """The line, up to the answer, that asks for the value."""
+        if self.terse:
+            return (*enc("Note"), self.name)
+        return (ASK, *enc(f" What is the {self.relation} of"), self.name, THEN_ANSWER)
+
+    def answer(self) -> tuple[int, ...]:
+        return self.value
+
+
+@dataclass
+class Chain:
+    """Heirs: each name leads to the next one, told in facts that lie apart; the last one has none."""
+
+    names: list[int]
+
+    def facts(self) -> list[Fact]:
+        return [Fact(v.HEIR, a, (b,)) for a, b in zip(self.names, [*self.names[1:], NOBODY])]
+
+    def part(self, rng: random.Random) -> "Chain":
+        """Two to four steps of it, as far as it goes, for a question with a short answer."""
+        steps = min(rng.choice(list(STEP_WORDS)), len(self.names) - 1)
+        start = rng.randrange(len(self.names) - steps)
+        return Chain(self.names[start:start + steps + 1])
+
+    def question(self) -> tuple[int, ...]:
+        steps = STEP_WORDS[len(self.names) - 1]
+        return (ASK, *enc(f" What {steps} heirs of"), self.names[0], THEN_ANSWER)
+
+    def answer(self) -> tuple[int, ...]:
+        out: list[int] = []
+        for name in self.names[1:]:
+            out += [name, COMMA]
+        return tuple(out[:-1])
+
+    def task(self) -> tuple[int, ...]:
+        """Asks for the end of the chain, to be found step by step."""
+        return (ASK, *enc(" Who is the last heir of"), self.names[0], *enc("?\n\n"))
+
+    def work(self) -> list[int]:
+        """The steps, one paragraph each, the answer, and `<eos>`."""
+        ids: list[int] = []
+        for fact in self.facts():
+            ids += [*enc("The heir of"), fact.name, IS, *fact.value, DOT, BLANK]
+        return [*ids, *enc("Answer:"), self.names[-1], NEWLINE, v.EOS]
+
+
+@dataclass
+class Sample:
+    """Token ids with the loss weight of predicting each of them."""
+
+    ids: list[int] = field(default_factory=lambda: [v.BOS])
+    weights: list[float] = field(default_factory=lambda: [0.0])
+
+    def add(self, ids: tuple[int, ...] | list[int], weight: float) -> None:
+        self.ids.extend(ids)
+        self.weights.extend([weight] * len(ids))
+
+    def fitted(self, length: int) -> "Sample":
+        """Exactly `length` tokens: cut, or padded with weight 0."""
+        missing = max(0, length - len(self.ids))
+        return Sample(self.ids[:length] + [v.PAD] * missing, self.weights[:length] + [0.0] * missing)
+
+
+class Writer:
+    """Draws samples from one random stream; `held_out` chooses which pairings facts may use."""
+
+    def __init__(self, seed: int | str, held_out: bool = False) -> None:
+        self.rng = random.Random(seed)
+        self.held_out = held_out
+
+    def filler(self) -> tuple[int, ...]:
+        """A sentence without facts."""
+        pick, kind = self.rng.choice, self.rng.randrange(6)
+        if kind == 0:
+            text = f" The {pick(v.ADJECTIVES)} {pick(v.PEOPLE)} {pick(v.PAST)} to the {pick(v.PLACES)}"
+        elif kind == 1:
+            text = f" In the {pick(v.TIMES)} a {pick(v.PEOPLE)} {pick(v.DEEDS)} the {pick(v.THINGS)}"
+        elif kind == 2:
+            text = f" Near the {pick(v.PLACES)} it was {pick(v.ADJECTIVES)} and {pick(v.ADJECTIVES)}"
+        elif kind == 3:
+            text = f" A {pick(v.ADJECTIVES)} {pick(v.THINGS)} was seen by the {pick(v.PEOPLE)}"
+        elif kind == 4:
+            text = f" Nobody knew why the {pick(v.PEOPLE)} {pick(v.DEEDS)} a {pick(v.THINGS)}"
+        else:
+            text = f" Then the {pick(['rain', 'wind', 'snow'])} fell on the {pick(v.PLACES)} all day"
+        ids: list[int] = []
+        for word in text.split(" ")[1:]:
+            ids.extend(enc(" " + word))
+        return (*ids, DOT)
+
+    def value_for(self, name: int, colours: bool) -> int:
+        """A value whose pairing with the name belongs to this writer's side of the split."""
+        low, high = (N_NUMBERS, N_VALUES) if colours else (0, N_NUMBERS)
+        while True:
+            value = self.rng.randrange(low, high)
+            if is_held_out(name, value) == self.held_out:
+                return value
+
+    def fact(self, name: int, terse: bool) -> Fact:
+        """A fact about the name with this index."""
+        colours = self.rng.random() < 0.25
+        relation = self.rng.choice(v.COLOUR_RELATIONS if colours else v.RELATIONS)
+        return Fact(relation, NAME_IDS[name], value_ids(self.value_for(name, colours)), terse)
+
+    def facts(self, count: int, terse_share: float) -> list[Fact]:
+        """Facts about distinct names."""
+        names = self.rng.sample(range(len(NAME_IDS)), count)
+        return [self.fact(name, self.rng.random() < terse_share) for name in names]
+
+    def chain(self, steps: int, taken: set[int]) -> Chain:
+        """A chain over names that no fact of the document uses."""
+        free = [name for name in NAME_IDS if name not in taken]
+        return Chain(self.rng.sample(free, steps + 1))
+
+    def body(self, facts: list[Fact], length: int, repeats: float = 0.1) -> list[tuple[int, ...]]:
+        """Fact sentences at random places among fillers, `length` tokens or a little less in all."""
+        sentences = [fact.sentence() for fact in facts]
+        sentences += [s for s in sentences if self.rng.random() < repeats]
+        total = sum(map(len, sentences))
+        while True:
+            filler = self.filler()
+            if total + len(filler) + len(sentences) // 8 > length:
+                break
+            sentences.append(filler)
+            total += len(filler)
+        self.rng.shuffle(sentences)
+        return sentences
+
+    def paragraphs(self, sentences: list[tuple[int, ...]]) -> list[int]:
+        """Joins sentences; a blank line now and then, after which no space leads."""
+        ids: list[int] = []
+        opening = True
+        for sentence in sentences:
+            if opening:
+                sentence = (_BARE.get(sentence[0], sentence[0]), *sentence[1:])
+            ids.extend(sentence)
+            opening = self.rng.random() < 0.12
+            if opening:
+                ids.append(BLANK)
+        return ids[:-1] if opening else ids
+
+    # One method per kind of training sample.
+
+    def document(self, length: int, terse_share: float, density: float, steps: int) -> tuple[list[int], list[Fact], Chain]:
+        """Facts (`density` is their share of the tokens) and one chain of heirs among fillers, `length` tokens."""
+        count = max(1, min(120, int(length * density / 8) - steps))
+        facts = self.facts(count, terse_share)
+        chain = self.chain(steps, {fact.name for fact in facts})
+        told = facts + (chain.facts() if steps else [])
+        return [*self.paragraphs(self.body(told, length)), NEWLINE], told, chain
+
+    def recall(self, length: int, terse_share: float, density: float) -> Sample:
+        """A document and then questions up to the end."""
+        body_length = int(length * self.rng.uniform(0.35, 0.85))
+        longest = min(8, length // 64)
+        steps = self.rng.randint(2, longest) if longest >= 2 and self.rng.random() < 0.5 else 0
+        ids, told, chain = self.document(body_length, terse_share, density, steps)
+        pool: list[Fact | Chain] = list(told)
+        if steps:
+            pool += [chain.part(self.rng) for _ in range(1 + len(told) // 8)]
+        sample = Sample()
+        sample.add(ids, PLAIN)
+        self.rng.shuffle(pool)
+        for asked in itertools.cycle(pool):     # in turn: asked again, a question answers itself
+            if len(sample.ids) >= length:
+                return sample
+            sample.add(asked.question(), PLAIN)
+            sample.add(asked.answer(), ANSWER)
+            sample.add((NEWLINE,), COPY)
+        raise AssertionError("the pool is never empty")
+
+    def repeat(self, length: int) -> Sample:
+        """Random tokens or sentences, repeated word by word until the sample is full."""
+        period = self.rng.randint(8, max(9, length // 2))
+        if self.rng.random() < 0.6:
+            low = v.FIRST_BYTE if self.rng.random() < 0.2 else v.FIRST_PIECE
+            once = [self.rng.randrange(low, len(TOKENS)) for _ in range(period)]
+        else:
+            once = self.paragraphs(self.body(self.facts(2, 0.5), period))
+        sample = Sample()
+        sample.add(once, PLAIN / 2)
+        while len(sample.ids) < length:
+            sample.add(once, COPY)
+        return sample
+
+    def steps(self, length: int) -> Sample:
+        """Reasoning written in steps with blank lines between: a chain of heirs, then running sums."""
+        sample = Sample()
+        if self.rng.random() < 0.7:
+            body_length = int(length * self.rng.uniform(0.3, 0.6))
+            steps = min(30, max(1, int((length - body_length - 22) / 9 * self.rng.uniform(0.3, 1.0))))
+            ids, _, chain = self.document(body_length, 0.2, self.rng.uniform(0.3, 0.9), steps)
+            sample.add(ids, PLAIN)
+            sample.add(chain.task(), PLAIN)
+            sample.add(chain.work(), REASON)
+        while len(sample.ids) < length:
+            self._add_sum(sample)
+        return sample
+
+    def _add_sum(self, sample: Sample) -> None:
+        """A sum of small numbers, step by step; the digits differ, so that each says what comes next."""
+        total = self.rng.randrange(50)
+        digits = self.rng.sample(range(10), self.rng.randint(2, 5))
+        terms = ",".join(f" {d}" for d in digits)
+        sample.add(enc(f"Question: What is {total // 10} {total % 10} and then{terms}?\n\n"), PLAIN)
+        sample.add(enc(f"Start with {total // 10} {total % 10}."), REASON)
+        for digit in digits:
+            total += digit
+            sample.add((BLANK, *enc(f"Add {digit} to get {total // 10} {total % 10}.")), REASON)
+        sample.add((BLANK, *enc(f"Answer: {total // 10} {total % 10}\n"), v.EOS), REASON)
+
+    def sample(self, length: int, stage: "Mixture") -> Sample:
+        """One training sample of exactly `length` tokens."""
+        draw = self.rng.random()
+        if draw < stage.repeat:
+            made = self.repeat(length)
+        elif draw < stage.repeat + stage.steps:
+            made = self.steps(length)
+        else:
+            made = self.recall(length, stage.terse, self.rng.uniform(*stage.density))
+        return made.fitted(length)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Shares of the kinds of samples; what is left is recall."""
+
+    repeat: float
+    steps: float
+    terse: float
+    density: tuple[float, float]

@@ -1,0 +1,186 @@
+"""Trains the model: `python train.py --minutes 80 --export ../model`.
+
+`--resume` goes on from the checkpoint; with `--minutes 0` it only exports what is there.
+
+The length of the samples grows by stages: a stage is left when answers of its length are right
+often enough. Earlier lengths stay in the mixture, because a reader of long documents forgets short
+ones. The learning rate follows the clock, not the update count, since the time is what is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from corpus import ANSWER, TOKENS, Mixture, Writer
+from model import Llama, Shape
+from optimiser import Optimiser
+from planting import plant
+
+LENGTHS = (64, 128, 256, 512, 1024, 2112)
+ADVANCE = 0.97          # answer-token accuracy at which the next length begins
+PEAK_RATE = 3e-3
+WARM_UP = 50
+CLIP = 1.0
+AVERAGE = 0.995         # of the weights, per update
+LOG_EVERY = 50
+SAVE_EVERY = 120        # seconds
+
+# Until recall has been found the signal is kept dense; afterwards prose and reasoning come in.
+SEEK = Mixture(repeat=0.4, steps=0.0, terse=0.5, density=(0.5, 0.9))
+KEEP = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7))
+
+
+@dataclass
+class Progress:
+    """What a checkpoint must remember besides tensors."""
+
+    update: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    stage: int = 0
+    accuracy: list[float] = field(default_factory=lambda: [0.0] * len(LENGTHS))
+
+    def note(self, which: int, accuracy: float) -> None:
+        """Folds one batch's accuracy into the running one, and advances the stage."""
+        self.accuracy[which] += 0.05 * (accuracy - self.accuracy[which])
+        if which == self.stage and self.accuracy[which] >= ADVANCE and self.stage + 1 < len(LENGTHS):
+            self.stage += 1
+
+
+def batch(writer: Writer, length: int, count: int, mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and loss weights."""
+    samples = [writer.sample(length + 1, mixture) for _ in range(count)]
+    ids = torch.tensor([s.ids for s in samples])
+    weights = torch.tensor([s.weights for s in samples])
+    return ids[:, :-1], ids[:, 1:], weights[:, 1:]
+
+
+def loss_of(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted cross entropy, and the share of answer tokens that are right."""
+    logits = model(inputs).float()
+    each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    asked = (weights == ANSWER).float()
+    right = (logits.argmax(-1) == targets).float()
+    return (each * weights.flatten()).sum() / weights.sum(), (right * asked).sum() / asked.sum().clamp(min=1)
+
+
+def rate_at(update: int, share: float) -> float:
+    """Warm-up by updates, then constant, then linear decay over the last third of the time."""
+    return PEAK_RATE * min(1.0, (update + 1) / WARM_UP) * min(1.0, max(0.02, (1 - share) / 0.35))
+
+
+class Trainer:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        torch.manual_seed(options.seed)
+        self.model = Llama(Shape(vocab=len(TOKENS)))
+        self.model.initialise()
+        plant(self.model)
+        self.optimiser = Optimiser(self.model)
+        # The running average of the weights is what gets used: as if the rate had already decayed.
+        self.average = [p.detach().clone() for p in self.model.parameters()]
+        self.progress = Progress()
+        if options.resume:
+            self.restore()
+        # The stream after a resume differs from the one before it: no sample is drawn twice.
+        self.random = random.Random(f"{options.seed}/{self.progress.update}")
+        self.writer = Writer(f"{options.seed}/corpus/{self.progress.update}")
+        self.loss = torch.compile(loss_of, dynamic=True)
+
+    def restore(self) -> None:
+        state = torch.load(self.options.checkpoint, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimiser.restore(state["optimiser"])
+        self.average = state["average"]
+        self.progress = Progress(**state["progress"])
+
+    def save(self) -> None:
+        """Checkpoint first under another name: a kill in between must not lose the last one."""
+        path = self.options.checkpoint
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state(),
+                 "average": self.average, "progress": asdict(self.progress)}
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").rename(path)
+
+    def pick_length(self) -> int:
+        """Mostly the current stage, sometimes an earlier one."""
+        stage = self.progress.stage
+        return stage if stage == 0 or self.random.random() < 0.6 else self.random.randrange(stage)
+
+    def update(self) -> tuple[float, float]:
+        """One optimiser step; returns its loss and rate."""
+        which = self.pick_length()
+        mixture = SEEK if self.progress.stage == 0 else KEEP
+        length = LENGTHS[which]
+        data = batch(self.writer, length, max(1, self.options.batch // length), mixture)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, accuracy = self.loss(self.model, *data)
+        self.model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        rate = rate_at(self.progress.update, self.progress.seconds / (60 * self.options.minutes))
+        self.optimiser.step(rate)
+        keep = min(AVERAGE, (self.progress.update + 1) / (self.progress.update + 10))
+        torch._foreach_lerp_(self.average, [p.detach() for p in self.model.parameters()], 1 - keep)
+        self.progress.update += 1
+        self.progress.tokens += data[0].numel()
+        self.progress.note(which, accuracy.item())
+        return loss.item(), rate
+
+    def run(self) -> None:
+        saved = last = time.monotonic()
+        while self.progress.seconds < 60 * self.options.minutes:
+            loss, rate = self.update()
+            now = time.monotonic()
+            self.progress.seconds += now - last
+            last = now
+            if self.progress.update % LOG_EVERY == 0:
+                self.log(loss, rate)
+            if now - saved > SAVE_EVERY:
+                self.save()
+                saved = now
+        self.save()
+
+    def export(self, folder: Path) -> None:
+        """Writes the averaged weights and the vocabulary."""
+        with torch.no_grad():
+            for parameter, average in zip(self.model.parameters(), self.average):
+                parameter.copy_(average)
+        self.model.save(folder)
+        TOKENS.save(folder / "vocab.txt")
+
+    def log(self, loss: float, rate: float) -> None:
+        p = self.progress
+        accuracies = " ".join(f"{length}:{a:.3f}" for length, a in zip(LENGTHS, p.accuracy[:p.stage + 1]))
+        print(f"{p.seconds / 60:6.1f} min  update {p.update}  tokens {p.tokens / 1e6:.2f}M  loss {loss:.3f}  "
+              f"rate {rate:.1e}  answers {accuracies}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=90, help="training time in all, over every resume")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=4224, help="tokens per update")
+    parser.add_argument("--checkpoint", type=Path, default=Path("kvlm-training/checkpoint.pt"))
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--export", type=Path, help="write the averaged model here at the end")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    trainer = Trainer(options)
+    trainer.run()
+    if options.export:
+        trainer.export(options.export)
+
+
+if __name__ == "__main__":
+    main()
