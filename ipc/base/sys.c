@@ -5,8 +5,10 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -34,6 +36,10 @@ static int real_connect(int fd, const struct sockaddr *to, unsigned n) {
         return connect(fd, to, n);
 }
 
+static int real_bind(int fd, const struct sockaddr *to, unsigned n) {
+        return bind(fd, to, n);
+}
+
 static int real_accept(int fd, int flags) {
         return accept4(fd, NULL, NULL, flags);
 }
@@ -44,6 +50,14 @@ static int real_pidfd_open(pid_t pid) {
 
 static int real_poll(struct pollfd *fds, unsigned long n, int timeout_ms) {
         return poll(fds, n, timeout_ms);
+}
+
+static int real_eventfd(unsigned value, int flags) {
+        return eventfd(value, flags);
+}
+
+static int real_signalfd(const void *sigset, int flags) {
+        return signalfd(-1, sigset, flags);
 }
 
 static int real_epoll_create(void) {
@@ -64,12 +78,17 @@ const struct kvd_sys kvd_sys_real = {
         .clock_ns = real_clock_ns,
         .socket = socket,
         .connect = real_connect,
+        .bind = real_bind,
+        .listen = listen,
         .accept = real_accept,
         .getsockopt = getsockopt,
         .pidfd_open = real_pidfd_open,
         .sendmsg = sendmsg,
         .recvmsg = recvmsg,
         .poll = real_poll,
+        .lchown = lchown,
+        .eventfd = real_eventfd,
+        .signalfd = real_signalfd,
         .epoll_create = real_epoll_create,
         .epoll_ctl = epoll_ctl,
         .epoll_wait = epoll_wait,

@@ -34,12 +34,17 @@ struct pollfd;
         CALL(int, clock_ns, (uint64_t *ret), (ret)) \
         CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol)) \
         CALL(int, connect, (int fd, const struct sockaddr *to, unsigned n), (fd, to, n)) \
+        CALL(int, bind, (int fd, const struct sockaddr *to, unsigned n), (fd, to, n)) \
+        CALL(int, listen, (int fd, int backlog), (fd, backlog)) \
         CALL(int, accept, (int fd, int flags), (fd, flags)) \
         CALL(int, getsockopt, (int fd, int level, int name, void *to, unsigned *n), (fd, level, name, to, n)) \
         CALL(int, pidfd_open, (pid_t pid), (pid)) \
         CALL(ssize_t, sendmsg, (int fd, const struct msghdr *msg, int flags), (fd, msg, flags)) \
         CALL(ssize_t, recvmsg, (int fd, struct msghdr *msg, int flags), (fd, msg, flags)) \
         CALL(int, poll, (struct pollfd *fds, unsigned long n, int timeout_ms), (fds, n, timeout_ms)) \
+        CALL(int, lchown, (const char *path, uid_t uid, gid_t gid), (path, uid, gid)) \
+        CALL(int, eventfd, (unsigned value, int flags), (value, flags)) \
+        CALL(int, signalfd, (const void *sigset, int flags), (sigset, flags)) \
         CALL(int, epoll_create, (void), ()) \
         CALL(int, epoll_ctl, (int epfd, int op, int fd, struct epoll_event *event), (epfd, op, fd, event)) \
         CALL(int, epoll_wait, (int epfd, struct epoll_event *events, int n, int timeout_ms), (epfd, events, n, timeout_ms))
