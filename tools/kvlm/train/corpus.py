@@ -31,6 +31,8 @@ _BARE = {TOKENS.piece(" " + word): TOKENS.piece(word) for word in v.OPENERS}
 N_NUMBERS = 100
 N_VALUES = 200
 HELD_OUT = 10       # one pairing of name and value in ten is never shown in training
+# How a fact may begin, and how often.
+LEADS = ((" The", " It was said that the", " Note that the", " In the evening it was said that the"), (12, 1, 1, 1))
 STEP_WORDS = {2: "two", 3: "three", 4: "four"}
 
 
@@ -56,23 +58,31 @@ def is_held_out(name: int, value: int) -> bool:
 
 @dataclass
 class Fact:
-    """"The RELATION of NAME is VALUE." or, in the terse form, "Note NAME VALUE."."""
+    """"The RELATION of NAME is VALUE.", also after a lead, or, in the terse form, "Note NAME VALUE."."""
 
     relation: str
     name: int
     value: tuple[int, ...]
     terse: bool = False
+    lead: str = " The"
 
     def sentence(self) -> tuple[int, ...]:
-        if self.terse:
-            return (*enc(" Note"), self.name, *self.value, DOT)
-        return (*enc(f" The {self.relation} of"), self.name, IS, *self.value, DOT)
+        start = " Note" if self.terse else f"{self.lead} {self.relation} of"
+        return (*enc(start), *self.core(), DOT)
+
+    def core(self) -> tuple[int, ...]:
+        """Name and value as they stand in the document, which tells this fact from every other."""
+        return (self.name, *self.value) if self.terse else (self.name, IS, *self.value)
 
     def question(self) -> tuple[int, ...]:
         """The line, up to the answer, that asks for the value."""
         if self.terse:
             return (*enc("Note"), self.name)
         return (ASK, *enc(f" What is the {self.relation} of"), self.name, THEN_ANSWER)
+
+    def beginning(self) -> tuple[int, ...]:
+        """The fact up to its value: asks for it by being left unfinished."""
+        return self.question() if self.terse else (*enc(f"The {self.relation} of"), self.name, IS)
 
     def answer(self) -> tuple[int, ...]:
         return self.value
@@ -85,6 +95,7 @@ class Chain:
     names: list[int]
 
     def facts(self) -> list[Fact]:
+        """One fact per link."""
         return [Fact(v.HEIR, a, (b,)) for a, b in zip(self.names, [*self.names[1:], NOBODY])]
 
     def part(self, rng: random.Random) -> "Chain":
@@ -167,16 +178,26 @@ class Writer:
             if is_held_out(name, value) == self.held_out:
                 return value
 
-    def fact(self, name: int, terse: bool) -> Fact:
-        """A fact about the name with this index."""
+    def fact(self, name: int, terse: bool, apart_from: str = "") -> Fact:
+        """A fact about the name with this index, by another relation than the given one."""
         colours = self.rng.random() < 0.25
-        relation = self.rng.choice(v.COLOUR_RELATIONS if colours else v.RELATIONS)
-        return Fact(relation, NAME_IDS[name], value_ids(self.value_for(name, colours)), terse)
+        relations = v.COLOUR_RELATIONS if colours else v.RELATIONS
+        relation = self.rng.choice([r for r in relations if r != apart_from])
+        value = value_ids(self.value_for(name, colours))
+        return Fact(relation, NAME_IDS[name], value, terse, self.rng.choices(*LEADS)[0])
 
     def facts(self, count: int, terse_share: float) -> list[Fact]:
         """Facts about distinct names."""
         names = self.rng.sample(range(len(NAME_IDS)), count)
         return [self.fact(name, self.rng.random() < terse_share) for name in names]
+
+    def paired_facts(self, count: int) -> list[Fact]:
+        """Two facts about each name: the name alone does not tell which value is asked for."""
+        facts = []
+        for name in self.rng.sample(range(len(NAME_IDS)), (count + 1) // 2):
+            one = self.fact(name, False)
+            facts += [one, self.fact(name, False, apart_from=one.relation)]
+        return facts
 
     def chain(self, steps: int, taken: set[int]) -> Chain:
         """A chain over names that no fact of the document uses."""
@@ -212,20 +233,22 @@ class Writer:
 
     # One method per kind of training sample.
 
-    def document(self, length: int, terse_share: float, density: float, steps: int) -> tuple[list[int], list[Fact], Chain]:
+    def document(self, length: int, terse_share: float, density: float, steps: int,
+                 paired_share: float = 0.0) -> tuple[list[int], list[Fact], Chain]:
         """Facts (`density` is their share of the tokens) and one chain of heirs among fillers, `length` tokens."""
         count = max(1, min(120, int(length * density / 8) - steps))
-        facts = self.facts(count, terse_share)
+        paired = self.rng.random() < paired_share
+        facts = self.paired_facts(count) if paired else self.facts(count, terse_share)
         chain = self.chain(steps, {fact.name for fact in facts})
         told = facts + (chain.facts() if steps else [])
         return [*self.paragraphs(self.body(told, length)), NEWLINE], told, chain
 
-    def recall(self, length: int, terse_share: float, density: float) -> Sample:
+    def recall(self, length: int, terse_share: float, density: float, paired_share: float = 0.0) -> Sample:
         """A document and then questions up to the end."""
         body_length = int(length * self.rng.uniform(0.35, 0.85))
         longest = min(8, length // 64)
         steps = self.rng.randint(2, longest) if longest >= 2 and self.rng.random() < 0.5 else 0
-        ids, told, chain = self.document(body_length, terse_share, density, steps)
+        ids, told, chain = self.document(body_length, terse_share, density, steps, paired_share)
         pool: list[Fact | Chain] = list(told)
         if steps:
             pool += [chain.part(self.rng) for _ in range(1 + len(told) // 8)]
@@ -235,7 +258,8 @@ class Writer:
         for asked in itertools.cycle(pool):     # in turn: asked again, a question answers itself
             if len(sample.ids) >= length:
                 return sample
-            sample.add(asked.question(), PLAIN)
+            unfinished = isinstance(asked, Fact) and self.rng.random() < 0.25
+            sample.add(asked.beginning() if unfinished else asked.question(), PLAIN)
             sample.add(asked.answer(), ANSWER)
             sample.add((NEWLINE,), COPY)
         raise AssertionError("the pool is never empty")
@@ -288,15 +312,16 @@ class Writer:
         elif draw < stage.repeat + stage.steps:
             made = self.steps(length)
         else:
-            made = self.recall(length, stage.terse, self.rng.uniform(*stage.density))
+            made = self.recall(length, stage.terse, self.rng.uniform(*stage.density), stage.paired)
         return made.fitted(length)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Shares of the kinds of samples; what is left is recall."""
+    """Shares of the kinds of samples (what is left is recall) and how recall documents are made."""
 
     repeat: float
     steps: float
     terse: float
     density: tuple[float, float]
+    paired: float = 0.0

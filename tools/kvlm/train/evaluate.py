@@ -12,59 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-import vocabulary as v
-from corpus import Chain, Fact, Writer, enc
+from cases import Case, chain_case, paired_case, recall_case
+from corpus import Writer, enc
 from model import Llama
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
-DENSITIES = (0.15, 0.6)         # share of fact tokens in a document, as in training
 DEPTHS = 10
-
-
-@dataclass
-class Case:
-    """A document, a question about it, the expected answer, and where the fact stands."""
-
-    prompt: list[int]
-    answer: list[int]
-    kind: str
-    depth: float
-
-
-def document(writer: Writer, facts: list[Fact], length: int) -> list[int]:
-    """`<bos>`, the document of about `length` tokens, and the newline before the question."""
-    body = writer.paragraphs(writer.body(facts, length - 12, repeats=0.0))
-    return [v.BOS, *body, *enc("\n")]
-
-
-def find(ids: list[int], needle: tuple[int, ...]) -> int:
-    """Position of the sequence in the ids."""
-    return next(i for i in range(len(ids)) if tuple(ids[i:i + len(needle)]) == needle)
-
-
-def recall_case(writer: Writer, length: int, terse: bool) -> Case:
-    """One fact asked for, all facts in the same phrasing mixture as in training."""
-    count = max(2, min(120, int(length * writer.rng.uniform(*DENSITIES) / 8)))
-    asked = writer.fact(writer.rng.randrange(len(v.NAMES)), terse)
-    others = [f for f in writer.facts(count, 0.2) if f.name != asked.name]
-    ids = document(writer, [asked, *others], length)
-    depth = find(ids, (asked.name,)) / len(ids)
-    return Case(ids + list(asked.question()), list(asked.answer()), "terse" if terse else "natural", depth)
-
-
-def chain_case(writer: Writer, length: int) -> Case:
-    """Several heirs in a row: each answer token is the next question."""
-    count = max(2, int(length * 0.3 / 8))
-    others = writer.facts(count, 0.2)
-    chain = writer.chain(2 if length < 128 else writer.rng.choice([2, 3, 4]), {f.name for f in others})
-    ids = document(writer, chain.facts() + others, length)
-    return Case(ids + list(chain.question()), list(chain.answer()), "chain", 0.5)
 
 
 def right(model: Llama, case: Case) -> bool:
@@ -84,11 +42,11 @@ def measure(model: Llama, seed: str, per_length: int) -> dict:
         writer = Writer(f"{seed}/{length}", held_out=True)
         for i in range(per_length):
             makers = (lambda: recall_case(writer, length, False), lambda: recall_case(writer, length, True),
-                      lambda: chain_case(writer, length))
-            case = makers[(0, 0, 1, 0, 2)[i % 5]]()
+                      lambda: paired_case(writer, length), lambda: chain_case(writer, length))
+            case = makers[(0, 0, 0, 1, 2, 3)[i % 6]]()
             ok = right(model, case)
             by_length[case.kind][str(length)].append(ok)
-            if case.kind != "chain" and length == LENGTHS[-1]:
+            if case.kind in ("natural", "terse") and length == LENGTHS[-1]:
                 by_depth[int(case.depth * DEPTHS)].append(ok)
     share = lambda oks: {"right": sum(oks), "asked": len(oks), "accuracy": round(sum(oks) / len(oks), 4)}
     recall = {str(n): share(by_length["natural"][str(n)] + by_length["terse"][str(n)]) for n in LENGTHS}
@@ -98,6 +56,7 @@ def measure(model: Llama, seed: str, per_length: int) -> dict:
         "recall_by_length": recall,
         "natural_by_length": {n: share(oks) for n, oks in by_length["natural"].items()},
         "terse_by_length": {n: share(oks) for n, oks in by_length["terse"].items()},
+        "paired_by_length": {n: share(oks) for n, oks in by_length["paired"].items()},
         "chain_by_length": {n: share(oks) for n, oks in by_length["chain"].items()},
         f"recall_by_depth_at_{LENGTHS[-1]}": {f"{d / DEPTHS:.1f}-{(d + 1) / DEPTHS:.1f}": share(by_depth[d])
                                               for d in sorted(by_depth)},
@@ -109,7 +68,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "model")
     parser.add_argument("--json", type=Path, help="also write the result here")
     parser.add_argument("--seed", default="held-out")
-    parser.add_argument("--per-length", type=int, default=500)
+    parser.add_argument("--per-length", type=int, default=600)
     options = parser.parse_args()
     text = json.dumps(measure(Llama.load(options.model), options.seed, options.per_length), indent=2)
     print(text)

@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 
 import vocabulary as v
+from cases import find
 from corpus import TOKENS, Chain, Fact, Writer
-from evaluate import find
 
 SEED = "demo"
 LENGTHS = range(1990, 2011)
@@ -37,7 +37,7 @@ def draw(seed: str) -> tuple[Writer, list[int], list[tuple[float, Fact]], Chain]
         writer = Writer(f"{seed}/{attempt}", held_out=True)
         ids, told, chain = writer.document(max(LENGTHS) - 10, 0.2, 8 * FACTS / max(LENGTHS), LINKS)
         ids = [v.BOS, *ids]
-        placed = sorted(((find(ids, (f.name,)) / len(ids), f) for f in told if f.relation != v.HEIR),
+        placed = sorted(((find(ids, f.core()) / len(ids), f) for f in told if f.relation != v.HEIR),
                         key=lambda pair: pair[0])
         if len(ids) in LENGTHS and placed[0][0] < EDGE and placed[-1][0] > 1 - EDGE:
             return writer, ids, placed, chain
@@ -66,7 +66,7 @@ def write(number: int) -> None:
 
 def first_depth(ids: list[int], chain: Chain) -> float:
     """Depth of the earliest fact a chain needs."""
-    return min(find(ids, link.sentence()[3:]) for link in chain.facts()[:-1]) / len(ids)
+    return min(find(ids, link.core()) for link in chain.facts()[:-1]) / len(ids)
 
 
 def main() -> None:

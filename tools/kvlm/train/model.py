@@ -113,7 +113,8 @@ class Llama(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden, shape.epsilon)
-        inverse = shape.theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        # Written as in transformers: at far positions the last bit of a frequency shows in the logits.
+        inverse = 1.0 / (shape.theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim))
         angle = torch.outer(torch.arange(shape.positions).float(), inverse)
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)

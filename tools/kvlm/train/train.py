@@ -35,7 +35,7 @@ SAVE_EVERY = 120        # seconds
 
 # Until recall has been found the signal is kept dense; afterwards prose and reasoning come in.
 SEEK = Mixture(repeat=0.4, steps=0.0, terse=0.5, density=(0.5, 0.9))
-KEEP = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7))
+KEEP = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7), paired=0.25)
 
 
 @dataclass
