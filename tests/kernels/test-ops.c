@@ -74,7 +74,8 @@ END_TEST
 
 static void matmul_case(const struct kvd_ops *v, uint32_t rows, uint32_t n_in, uint32_t n_out) {
         size_t ldx = n_in + n_out % 3, ldy = n_out + n_in % 5, total = (rows - 1) * ldy + n_out;
-        float *x = random_floats((rows - 1) * ldx + n_in), *w = packed(random_floats((size_t)n_out * n_in), n_out, n_in);
+        float *x = random_floats((rows - 1) * ldx + n_in);
+        float *w = packed(random_floats((size_t)n_out * n_in), n_out, n_in);
         float *expected = random_floats(total), *got = copy_floats(expected, total), *alone = random_floats(n_out);
 
         scalar->matmul(expected, ldy, x, ldx, rows, w, n_in, n_out);
@@ -113,7 +114,8 @@ static void mix_case(const struct kvd_ops *v, uint32_t rows, uint32_t n, uint32_
         struct kvd_rows values = scattered_rows(n, per_block, dim, dim + n % 3, rows % 2);
         size_t ldp = n + 3, ldy = dim + n % 4, total = (rows - 1) * ldy + dim;
         float *p = random_floats((rows - 1) * ldp + n), *start = random_floats(total);
-        float *expected = copy_floats(start, total), *got = copy_floats(start, total), *alone = copy_floats(start, total);
+        float *expected = copy_floats(start, total), *got = copy_floats(start, total);
+        float *alone = copy_floats(start, total);
 
         scalar->mix(expected, ldy, p, ldp, rows, &values, 0, n);
         v->mix(got, ldy, p, ldp, rows, &values, 0, n / 3); /* in two steps: the chain goes on */

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvlm/cache.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/fail.h"
+
+struct cache {
+        struct cache_options options;
+        kvd *connection;   /* NULL: none */
+        kvd_space *space;  /* NULL: not attached */
+        bool given_up;     /* the daemon refuses us: do not ask again */
+        bool complained;
+        uint8_t **spare;   /* private blocks that nobody uses */
+        size_t n_spare, room;
+};
+
+/* ---- connection ---- */
+
+static void complain(struct cache *c) {
+        if (!c->complained)
+                fprintf(stderr, "kvlm: not sharing: %s; going on with private memory\n", kvd_error());
+        c->complained = true;
+}
+
+static bool daemon_is_away(int error) {
+        return error == -ENOENT || error == -ECONNREFUSED || error == -ECONNRESET || error == -ENOTCONN;
+}
+
+static int attach(struct cache *c) {
+        int r = c->connection ? 0 : kvd_open(c->options.socket, &c->connection);
+
+        return r < 0 ? r : kvd_space_open(c->connection, c->options.space, &c->options.geometry, NULL, &c->space);
+}
+
+/* Before each sequence: a daemon may have come since. Once attached, the library reconnects by itself. */
+static bool connected(struct cache *c) {
+        int r;
+
+        if (c->space)
+                return true;
+        if (!c->options.space || c->given_up)
+                return false;
+        r = attach(c);
+        if (r == 0) {
+                c->complained = false;
+                return true;
+        }
+        complain(c);
+        c->given_up = !daemon_is_away(r);
+        return false;
+}
+
+int cache_new(const struct cache_options *options, struct cache **ret) {
+        struct cache *c = calloc(1, sizeof *c);
+
+        if (!c)
+                return fail(-ENOMEM, "out of memory");
+        c->options = *options;
+        connected(c);
+        *ret = c;
+        return 0;
+}
+
+struct cache *cache_free(struct cache *c) {
+        if (!c)
+                return NULL;
+        for (size_t i = 0; i < c->n_spare; i++)
+                free(c->spare[i]);
+        free(c->spare);
+        if (c->space)
+                kvd_space_close(c->space);
+        if (c->connection)
+                kvd_close(c->connection);
+        free(c);
+        return NULL;
+}
+
+/* ---- private blocks ---- */
+
+static uint8_t *take_private(struct cache *c) {
+        size_t size = ALIGN_UP(c->options.shape.block_bytes, 64);
+        uint8_t *block;
+
+        if (c->n_spare > 0)
+                return c->spare[--c->n_spare];
+        block = aligned_alloc(64, size);
+        return block ? memset(block, 0, size) : NULL;
+}
+
+static void give_private(struct cache *c, uint8_t *block) {
+        if (c->n_spare == c->room) {
+                size_t room = c->room ? 2 * c->room : 64;
+                uint8_t **spare = reallocarray(c->spare, room, sizeof *spare);
+
+                if (!spare) {
+                        free(block);
+                        return;
+                }
+                c->spare = spare;
+                c->room = room;
+        }
+        c->spare[c->n_spare++] = block;
+}
+
+/* ---- sequences ---- */
+
+static uint32_t block_tokens(const struct sequence *s) {
+        return s->cache->options.shape.tokens;
+}
+
+/* From here on the sequence uses private blocks; what it has stays valid. */
+static void let_down(struct sequence *s) {
+        s->n_refused++;
+        s->alone = true;
+}
+
+static void look_up(struct sequence *s) {
+        struct cache *c = s->cache;
+        uint32_t whole = s->n_tokens > 0 ? (s->n_tokens - 1) / block_tokens(s) : 0;
+        uint32_t *ids = calloc(MAX(whole, 1), sizeof *ids);
+        int64_t found = 0;
+
+        if (ids && whole > 0)
+                found = kvd_lookup(c->space, 0, s->tokens, whole * block_tokens(s), ids, whole, &s->pin);
+        if (found < 0)
+                let_down(s);
+        for (int64_t i = 0; i < found / block_tokens(s); i++) {
+                s->blocks[i] = kvd_pin_block(&s->pin, ids[i]);
+                s->kinds[i] = BLOCK_REUSED;
+                s->n_blocks++;
+        }
+        s->n_chained = s->n_blocks;
+        s->n_reused = s->n_blocks * block_tokens(s);
+        free(ids);
+}
+
+static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity,
+                  struct sequence **ret) {
+        size_t room = DIV_UP(MAX(capacity, 1), c->options.shape.tokens);
+        struct sequence *s = calloc(1, sizeof *s);
+
+        if (!s)
+                return fail(-ENOMEM, "out of memory");
+        *s = (struct sequence){.cache = c, .n_tokens = n_tokens, .capacity = capacity, .alone = true};
+        s->tokens = calloc(MAX(capacity, 1), sizeof *s->tokens);
+        s->blocks = calloc(room, sizeof *s->blocks);
+        s->pool = calloc(room, sizeof *s->pool);
+        s->kinds = calloc(room, sizeof *s->kinds);
+        if (!s->tokens || !s->blocks || !s->pool || !s->kinds) {
+                sequence_free(s);
+                return fail(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
+        }
+        memcpy(s->tokens, tokens, n_tokens * sizeof *tokens);
+        *ret = s;
+        return 0;
+}
+
+int sequence_new(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity,
+                 struct sequence **ret) {
+        int r = create(c, tokens, n_tokens, capacity, ret);
+
+        if (r < 0 || !c->options.space)
+                return r;
+        if (connected(c)) {
+                (*ret)->alone = false;
+                look_up(*ret);
+        } else {
+                let_down(*ret);
+        }
+        return 0;
+}
+
+int sequence_new_private(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, struct sequence **ret) {
+        return create(c, tokens, n_tokens, n_tokens, ret);
+}
+
+/* The pool's next blocks for the table, as many as it gives of n. */
+static uint32_t take_pool(struct sequence *s, uint32_t n) {
+        int got = s->alone ? 0 : kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
+
+        if (got < 0) {
+                let_down(s);
+                return 0;
+        }
+        for (int i = 0; i < got; i++, s->n_blocks++) {
+                s->blocks[s->n_blocks] = s->pool[s->n_blocks].data;
+                s->kinds[s->n_blocks] = BLOCK_FILLING;
+        }
+        return (uint32_t)got;
+}
+
+int sequence_extend(struct sequence *s, uint32_t n_tokens) {
+        uint32_t first = s->n_blocks, need = DIV_UP(n_tokens, block_tokens(s));
+
+        while (s->n_blocks < need) {
+                if (take_pool(s, need - s->n_blocks) > 0)
+                        continue;
+                s->blocks[s->n_blocks] = take_private(s->cache);
+                if (!s->blocks[s->n_blocks])
+                        return fail(-ENOMEM, "out of memory for keys and values");
+                s->kinds[s->n_blocks++] = BLOCK_PRIVATE;
+        }
+        if (need > first && n_tokens % block_tokens(s) != 0) /* slots that stay unused for now */
+                memset(s->blocks[need - 1], 0, s->cache->options.shape.block_bytes);
+        return 0;
+}
+
+void sequence_publish(struct sequence *s, uint32_t n_tokens) {
+        uint32_t first = s->n_chained, n = 0;
+
+        while (first + n < n_tokens / block_tokens(s) && s->kinds[first + n] == BLOCK_FILLING)
+                n++;
+        if (n == 0 || s->unpublished)
+                return;
+        if (kvd_seal(s->cache->space, &s->pin, n, s->pool + first, s->tokens + first * block_tokens(s),
+                     n * block_tokens(s)) < 0) {
+                let_down(s);
+                s->unpublished = true;
+                return;
+        }
+        for (uint32_t i = first; i < first + n; i++) { /* who came second gets the first one's block */
+                s->kinds[i] = s->blocks[i] == s->pool[i].data ? BLOCK_SEALED : BLOCK_REUSED;
+                s->blocks[i] = s->pool[i].data;
+        }
+        s->n_chained += n;
+}
+
+uint32_t sequence_shared_blocks(const struct sequence *s) {
+        return s->n_chained;
+}
+
+struct sequence *sequence_free(struct sequence *s) {
+        uint32_t filling = 0;
+
+        if (!s)
+                return NULL;
+        if (s->pin.base)
+                kvd_unpin(s->cache->space, &s->pin);
+        for (uint32_t i = s->n_chained; i < s->n_blocks; i++) {
+                if (s->kinds[i] == BLOCK_PRIVATE)
+                        give_private(s->cache, s->blocks[i]);
+                else
+                        filling++;
+        }
+        if (filling > 0)
+                kvd_free(s->cache->space, filling, s->pool + s->n_chained);
+        free(s->kinds);
+        free(s->pool);
+        free(s->blocks);
+        free(s->tokens);
+        free(s);
+        return NULL;
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_CACHE_H
+#define KVLM_CACHE_H
+
+/*
+ * Where the blocks of a sequence come from. With a daemon: a stored prefix is pinned and used where it is, the rest
+ * is filled straight into pool blocks and published. Without one, or when the pool has none to give, blocks are
+ * private memory behind the same table. A sequence never fails because of the daemon.
+ */
+
+#include "client/kvd.h"
+#include "tools/kvlm/forward.h"
+
+struct cache_options {
+        const char *space; /* NULL: do not share */
+        const char *socket; /* NULL: the library's default */
+        struct kvd_geometry geometry;
+        struct block_shape shape;
+};
+
+struct cache;
+
+int cache_new(const struct cache_options *, struct cache **ret);
+struct cache *cache_free(struct cache *);
+
+enum block_kind {
+        BLOCK_PRIVATE, /* our own memory */
+        BLOCK_FILLING, /* of the pool, ours to write */
+        BLOCK_SEALED,  /* of the pool, written and published by us */
+        BLOCK_REUSED,  /* of the pool, written by somebody else */
+};
+
+struct sequence {
+        struct cache *cache;
+        uint32_t *tokens;
+        uint32_t n_tokens, capacity; /* of tokens */
+
+        uint8_t **blocks; /* the block table */
+        struct kvd_block *pool; /* of blocks that are not private */
+        uint8_t *kinds;   /* enum block_kind */
+        uint32_t n_blocks;
+        uint32_t n_chained; /* blocks that pin covers: reused or sealed */
+        struct kvd_pin pin;
+
+        uint32_t n_reused; /* tokens that were there */
+        uint32_t n_refused; /* times that the pool or the daemon let us down */
+        bool alone;        /* so further blocks are private */
+        bool unpublished;  /* and blocks that were not sealed stay so */
+};
+
+/* Takes the tokens of a prompt and finds its stored prefix: whole blocks, and never the last token. */
+int sequence_new(struct cache *, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity, struct sequence **ret);
+int sequence_new_private(struct cache *, const uint32_t *tokens, uint32_t n_tokens, struct sequence **ret);
+struct sequence *sequence_free(struct sequence *);
+
+int sequence_extend(struct sequence *, uint32_t n_tokens); /* blocks for so many tokens; -ENOMEM */
+void sequence_publish(struct sequence *, uint32_t n_tokens); /* so many are filled: seals the full blocks */
+uint32_t sequence_shared_blocks(const struct sequence *); /* blocks that other processes can use */
+
+#endif

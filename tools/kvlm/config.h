@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_CONFIG_H
+#define KVLM_CONFIG_H
+
+/* What config.json says about a model of the Llama architecture, checked. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tools/kvlm/file.h"
+
+struct config {
+        uint32_t layers, hidden, ffn;
+        uint32_t heads, kv_heads, head_dim; /* kv_heads divides heads, head_dim is even */
+        uint32_t vocab, max_positions;
+        float norm_eps, rope_theta;
+        bool tied; /* the embedding is also the output matrix */
+};
+
+int config_read(const struct mapping *file, struct config *ret);
+
+#endif

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_FILE_H
+#define KVLM_FILE_H
+
+/* Files, whole: mapped for the model's, read for prompts (which may be pipes). */
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct mapping {
+        const uint8_t *data; /* NULL: not mapped */
+        size_t size;
+};
+
+int map_file(const char *directory, const char *name, struct mapping *ret); /* an empty file is refused */
+void unmap(struct mapping *);
+
+int read_file(const char *path, char **ret, size_t *ret_size); /* "-" is standard input; terminated, to be freed */
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_GENERATE_H
+#define KVLM_GENERATE_H
+
+/* One request from tokens to text, and the proof that what it reused was right. */
+
+#include <signal.h>
+#include <stdio.h>
+
+#include "tools/kvlm/cache.h"
+#include "tools/kvlm/forward.h"
+#include "tools/kvlm/sample.h"
+#include "tools/kvlm/tokenizer.h"
+
+struct engine {
+        const struct model *model;
+        const struct tokenizer *tokenizer;
+        struct forward *forward;
+        struct cache *cache;
+        struct sampler *sampler;
+        struct block_shape shape;
+        const volatile sig_atomic_t *interrupted;
+
+        uint32_t chunk;
+        uint32_t max_tokens;
+        const char *stop; /* ends the text and is not part of it; "": nothing does */
+        bool verify;
+        bool progress;
+};
+
+struct request {
+        const uint32_t *tokens;
+        uint32_t n_tokens;
+        FILE *logits; /* NULL, or where the logits of every token go; then nothing is generated */
+};
+
+struct result {
+        char *text;
+        size_t text_size;
+        uint32_t prompt_tokens, reused_tokens, generated_tokens;
+        uint32_t shared_blocks, private_blocks, refused;
+        double ttft_ms, total_ms;
+        uint64_t verified_bytes, wrong_bytes;
+};
+
+int generate(const struct engine *, const struct request *, struct result *ret); /* -EINTR: interrupted */
+void result_release(struct result *);
+
+#endif

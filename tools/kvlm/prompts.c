@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvlm/prompts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/fail.h"
+#include "tools/kvlm/file.h"
+#include "tools/kvlm/json.h"
+
+struct prompts {
+        const struct options *options;
+        const struct tokenizer *tokenizer;
+        uint32_t vocab;
+        char *document; /* and the prompt behind it */
+        size_t document_size;
+        FILE *lines; /* of --prompts */
+        char *line;
+        size_t line_room;
+        uint64_t line_number;
+        bool done; /* single prompts are read once */
+};
+
+int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uint32_t vocab, struct prompts **ret) {
+        struct prompts *p = calloc(1, sizeof *p);
+        int r = p ? 0 : fail(-ENOMEM, "out of memory");
+
+        if (r == 0)
+                *p = (struct prompts){.options = o, .tokenizer = tokenizer, .vocab = vocab};
+        if (r == 0 && o->document)
+                r = read_file(o->document, &p->document, &p->document_size);
+        if (r == 0 && o->prompts) {
+                p->lines = strcmp(o->prompts, "-") == 0 ? stdin : fopen(o->prompts, "re");
+                if (!p->lines)
+                        r = fail(-errno, "cannot open %s: %s", o->prompts, strerror(errno));
+        }
+        if (r < 0) {
+                prompts_close(p);
+                return r;
+        }
+        *ret = p;
+        return 0;
+}
+
+struct prompts *prompts_close(struct prompts *p) {
+        if (!p)
+                return NULL;
+        if (p->lines && p->lines != stdin)
+                fclose(p->lines);
+        free(p->line);
+        free(p->document);
+        free(p);
+        return NULL;
+}
+
+static int encode(const struct prompts *p, const char *text, size_t size, uint32_t **ids, uint32_t *n) {
+        _cleanup_(freep) char *both = NULL;
+
+        if (!p->document)
+                return tokenizer_encode(p->tokenizer, text, size, ids, n);
+        both = malloc(p->document_size + size + 1);
+        if (!both)
+                return fail(-ENOMEM, "out of memory for a prompt");
+        memcpy(both, p->document, p->document_size);
+        memcpy(both + p->document_size, text, size);
+        return tokenizer_encode(p->tokenizer, both, p->document_size + size, ids, n);
+}
+
+static int encode_line(const struct prompts *p, size_t size, uint32_t **ids, uint32_t *n) {
+        _cleanup_(freep) char *text = NULL;
+        struct json json = {0};
+        size_t text_size;
+        uint32_t node;
+        int r = json_parse(p->line, size, &json);
+
+        if (r < 0)
+                return fail(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
+        node = json_find(&json, 0, "prompt");
+        r = node ? json_string(&json, node, &text, &text_size) : -EINVAL;
+        json_release(&json);
+        if (r < 0)
+                return fail(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
+                            (uintmax_t)p->line_number);
+        return encode(p, text, text_size, ids, n);
+}
+
+static bool is_blank(const char *line) {
+        return line[strspn(line, " \t\r\n")] == '\0';
+}
+
+static int next_line(struct prompts *p, uint32_t **ids, uint32_t *n) {
+        ssize_t size;
+        int r;
+
+        do {
+                errno = 0;
+                size = getline(&p->line, &p->line_room, p->lines);
+                if (size < 0)
+                        return errno == EINTR ? -EINTR : 0;
+                p->line_number++;
+        } while (is_blank(p->line));
+        r = encode_line(p, (size_t)size, ids, n);
+        return r < 0 ? r : 1;
+}
+
+static int read_ids(const struct prompts *p, char *text, uint32_t **ids, uint32_t *n) {
+        _cleanup_(freep) uint32_t *tokens = calloc(strlen(text) / 2 + 1, sizeof *tokens);
+        uint32_t count = 0;
+        char *rest = NULL;
+
+        if (!tokens)
+                return fail(-ENOMEM, "out of memory for the token ids");
+        for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
+                char *end;
+                unsigned long long id = strtoull(word, &end, 10);
+
+                if (*word < '0' || *word > '9' || *end || id >= p->vocab)
+                        return fail(-EINVAL, "%s: \"%.32s\" is not a token id below %u", p->options->tokens, word,
+                                    p->vocab);
+                tokens[count++] = (uint32_t)id;
+        }
+        *n = count;
+        *ids = STEAL(tokens);
+        return 0;
+}
+
+static int single(struct prompts *p, uint32_t **ids, uint32_t *n) {
+        const struct options *o = p->options;
+        _cleanup_(freep) char *text = NULL;
+        size_t size;
+        int r;
+
+        if (p->done)
+                return 0;
+        p->done = true;
+        r = read_file(o->tokens ? o->tokens : o->text, &text, &size);
+        if (r == 0)
+                r = o->tokens ? read_ids(p, text, ids, n) : encode(p, text, size, ids, n);
+        return r < 0 ? r : 1;
+}
+
+int prompts_next(struct prompts *p, uint32_t **ids, uint32_t *n) {
+        return p->lines ? next_line(p, ids, n) : single(p, ids, n);
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_PROMPTS_H
+#define KVLM_PROMPTS_H
+
+/* Where requests come from: JSON lines as they arrive, a text, or token ids. */
+
+#include "tools/kvlm/options.h"
+#include "tools/kvlm/tokenizer.h"
+
+struct prompts;
+
+int prompts_open(const struct options *, const struct tokenizer *, uint32_t vocab, struct prompts **ret);
+struct prompts *prompts_close(struct prompts *);
+
+/*
+ * 1: the next prompt's ids, to be freed; 0: there is no more; -EINVAL: this one is not a prompt, the next may be;
+ * -EINTR.
+ */
+int prompts_next(struct prompts *, uint32_t **ids, uint32_t *n);
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvlm/report.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "tools/kvlm/fail.h"
+#include "tools/kvlm/json.h"
+
+static int finish(void) {
+        if (fflush(stdout) != 0 || ferror(stdout))
+                return fail(-EIO, "cannot write to standard output: %s", strerror(errno));
+        return 0;
+}
+
+/* Of decoding: the first token's time is the prompt's. */
+static double tokens_per_second(const struct result *r) {
+        double ms = r->total_ms - r->ttft_ms;
+
+        return r->generated_tokens > 1 && ms > 0.0 ? (r->generated_tokens - 1) / ms * 1e3 : 0.0;
+}
+
+int report_json(const struct result *r, bool verified) {
+        fputs("{\"text\": ", stdout);
+        json_write_string(stdout, r->text, r->text_size);
+        printf(", \"prompt_tokens\": %u, \"reused_tokens\": %u, \"computed_tokens\": %u, \"generated_tokens\": %u",
+               r->prompt_tokens, r->reused_tokens, r->prompt_tokens - r->reused_tokens, r->generated_tokens);
+        printf(", \"ttft_ms\": %.3f, \"total_ms\": %.3f, \"shared_blocks\": %u, \"private_blocks\": %u", r->ttft_ms,
+               r->total_ms, r->shared_blocks, r->private_blocks);
+        printf(", \"refused\": %u, \"tokens_per_s\": %.1f", r->refused, tokens_per_second(r));
+        if (verified)
+                printf(", \"verified_bytes\": %" PRIu64 ", \"wrong_bytes\": %" PRIu64, r->verified_bytes,
+                       r->wrong_bytes);
+        puts("}");
+        return finish();
+}
+
+int report_text(const struct result *r, bool verified) {
+        fwrite(r->text, 1, r->text_size, stdout);
+        printf("\n  [%u tokens: %u reused, %u computed; %u generated at %.0f/s; first after %.1f ms, "
+               "all after %.1f ms; %u shared blocks, %u private",
+               r->prompt_tokens, r->reused_tokens, r->prompt_tokens - r->reused_tokens, r->generated_tokens,
+               tokens_per_second(r), r->ttft_ms, r->total_ms, r->shared_blocks, r->private_blocks);
+        if (r->refused)
+                printf(", %u refusals", r->refused);
+        if (verified)
+                printf("; %" PRIu64 " bytes verified, %" PRIu64 " wrong", r->verified_bytes, r->wrong_bytes);
+        puts("]");
+        return finish();
+}
+
+int report_failure(const char *line) {
+        fputs("{\"error\": ", stdout);
+        json_write_string(stdout, line, strlen(line));
+        puts("}");
+        return finish();
+}

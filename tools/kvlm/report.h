@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_REPORT_H
+#define KVLM_REPORT_H
+
+#include <stdbool.h>
+
+#include "tools/kvlm/generate.h"
+
+/* Write one result to standard output: a JSON line, or the text and a line of numbers below it. -EIO */
+int report_json(const struct result *, bool verified);
+int report_text(const struct result *, bool verified);
+int report_failure(const char *line); /* JSON: {"error": ...} */
+
+#endif

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvlm/safetensors.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/fail.h"
+
+#define FILE_NAME "model.safetensors"
+
+enum { MAX_HEADER = 100 << 20 }; /* as in the reference implementation */
+
+static int parse_header(struct safetensors *s) {
+        uint64_t size;
+        int r;
+
+        if (s->file.size < sizeof size)
+                return fail(-EINVAL, FILE_NAME " is cut short: no header");
+        memcpy(&size, s->file.data, sizeof size);
+        size = le64toh(size);
+        if (size > s->file.size - sizeof size || size > MAX_HEADER)
+                return fail(-EINVAL, FILE_NAME " is damaged: a header of %" PRIu64 " bytes in a file of %zu", size,
+                            s->file.size);
+        r = json_parse((const char *)s->file.data + sizeof size, size, &s->header);
+        if (r < 0)
+                return fail(r, FILE_NAME " is damaged: its header is not JSON");
+        s->data = s->file.data + sizeof size + size;
+        s->data_size = s->file.size - sizeof size - size;
+        return 0;
+}
+
+int safetensors_open(const char *directory, struct safetensors *ret) {
+        struct safetensors s = {0};
+        int r = map_file(directory, FILE_NAME, &s.file);
+
+        if (r < 0)
+                return r;
+        r = parse_header(&s);
+        if (r < 0) {
+                safetensors_close(&s);
+                return r;
+        }
+        *ret = s;
+        return 0;
+}
+
+void safetensors_close(struct safetensors *s) {
+        json_release(&s->header);
+        unmap(&s->file);
+}
+
+static int read_type(const struct json *j, uint32_t node, enum kvd_number *ret) {
+        static const struct {
+                const char *name;
+                enum kvd_number type;
+        } types[] = {{"F32", KVD_NUMBER_F32}, {"F16", KVD_NUMBER_F16}, {"BF16", KVD_NUMBER_BF16}};
+
+        for (size_t i = 0; i < ARRAY_SIZE(types); i++)
+                if (node && json_is(j, node, types[i].name)) {
+                        *ret = types[i].type;
+                        return 0;
+                }
+        return -EINVAL;
+}
+
+/* Reads an array of exactly n whole numbers. */
+static int read_numbers(const struct json *j, uint32_t node, uint32_t n, uint64_t *ret) {
+        uint32_t i = node + 1;
+
+        if (!node || j->nodes[node].type != JSON_ARRAY || j->nodes[node].next - i != n)
+                return -EINVAL;
+        for (uint32_t k = 0; k < n; k++)
+                if (json_u64(j, i + k, ret + k) < 0)
+                        return -EINVAL;
+        return 0;
+}
+
+static size_t number_bytes(enum kvd_number type) {
+        return type == KVD_NUMBER_F32 ? 4 : 2;
+}
+
+int safetensors_find(const struct safetensors *s, const char *name, uint32_t rows, uint32_t columns,
+                     struct tensor *ret) {
+        const struct json *j = &s->header;
+        uint32_t node = json_find(j, 0, name), n_dims = rows ? 2 : 1;
+        uint64_t shape[2], offsets[2], bytes;
+
+        if (!node)
+                return fail(-ENOENT, FILE_NAME " has no tensor %s: is this a Llama model?", name);
+        if (read_type(j, json_find(j, node, "dtype"), &ret->type) < 0)
+                return fail(-EINVAL, "tensor %s: its type is none of F32, F16, BF16", name);
+        if (read_numbers(j, json_find(j, node, "shape"), n_dims, shape) < 0 || shape[n_dims - 1] != columns ||
+            (rows && shape[0] != rows))
+                return fail(-EINVAL, "tensor %s: its shape is not the one that config.json implies (%u x %u)", name,
+                            MAX(rows, 1), columns);
+        bytes = (uint64_t)MAX(rows, 1) * columns; /* below 2^64, and so is the next product: sizes are below 2^24 */
+        bytes *= number_bytes(ret->type);
+        if (read_numbers(j, json_find(j, node, "data_offsets"), 2, offsets) < 0 || offsets[0] > offsets[1] ||
+            offsets[1] > s->data_size || offsets[1] - offsets[0] != bytes)
+                return fail(-EINVAL, "tensor %s: its data is not inside " FILE_NAME " (is the file cut short?)", name);
+        ret->data = s->data + offsets[0];
+        ret->rows = MAX(rows, 1);
+        ret->columns = columns;
+        return 0;
+}
+
+void tensor_read(const struct tensor *t, const struct kvd_ops *ops, uint32_t first, uint32_t n, float *to) {
+        size_t row_bytes = t->columns * number_bytes(t->type), count = (size_t)n * t->columns;
+        const uint8_t *from = t->data + first * row_bytes;
+        uint16_t aligned[256];
+
+        if (t->type == KVD_NUMBER_F32) {
+                memcpy(to, from, count * sizeof *to);
+                return;
+        }
+        for (size_t i = 0, part; i < count; i += part) {
+                part = MIN(count - i, ARRAY_SIZE(aligned));
+                memcpy(aligned, from + i * sizeof *aligned, part * sizeof *aligned);
+                ops->widen(to + i, aligned, part, t->type);
+        }
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_SAMPLE_H
+#define KVLM_SAMPLE_H
+
+#include <stdint.h>
+
+struct sampling {
+        float temperature; /* 0: the most likely token */
+        float top_p;       /* least likely tokens beyond this share of the probability are cut off; 1: none */
+        uint32_t top_k;    /* so many tokens at most; 0: all */
+        uint64_t seed;
+};
+
+struct sampler;
+
+int sampler_new(const struct sampling *, uint32_t vocab, struct sampler **ret);
+struct sampler *sampler_free(struct sampler *);
+void sampler_restart(struct sampler *); /* from the seed: the same prompt gives the same text */
+uint32_t sampler_pick(struct sampler *, const float *logits);
+
+#endif
