@@ -142,7 +142,7 @@ struct kvd_pin {
  * block is a sealed partial one that ends exactly at n_tokens. In a bidirectional space the answer is n_tokens or 0.
  * Makes no system call, takes no lock and does not wait for the daemon, except when the pool has grown since the
  * last call (the new segment is fetched once). pin must hold nothing; on 0 it still holds nothing.
- * -EINVAL: token id beyond the vocabulary, group out of range, or a pin that holds something.
+ * -EINVAL: group out of range, or a pin that holds something.
  * If the daemon is dead the answer is still right for as long as its memory is mapped.
  */
 int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,

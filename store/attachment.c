@@ -105,12 +105,24 @@ void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_C
 
 /* ---- life --------------------------------------------------------------------------------------------------- */
 
+static void bury(struct attachment *a) {
+        a->space->attachments[a->slot] = NULL;
+        drop_page(a);
+        free(a);
+}
+
+/* Slots of ended clients whose times of use were not taken over yet are free as well, if need be. */
 static uint32_t free_slot(struct space *space) {
         uint32_t max = space_store(space)->config.max_attachments;
 
         for (uint32_t i = 0; i < max; i++)
                 if (!space->attachments[i])
                         return i;
+        for (uint32_t i = 0; i < max; i++)
+                if (space->attachments[i]->state == FOLDING) {
+                        bury(space->attachments[i]);
+                        return i;
+                }
         return NONE;
 }
 
@@ -167,12 +179,6 @@ void attachment_orphan(struct attachment *a) {
         for (uint32_t id = a->filling; id != NONE; id = space->blocks[id].next)
                 block_set_state(space, id, KVD_LIMBO, block_generation(space, id));
         a->state = ORPHANED;
-}
-
-static void bury(struct attachment *a) {
-        a->space->attachments[a->slot] = NULL;
-        drop_page(a);
-        free(a);
 }
 
 struct attachment *attachment_free(struct attachment *a, bool died) {

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/conn.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "client/error.h"
+#include "ipc/address.h"
+#include "ipc/base/sys.h"
+
+#define DEFAULT_PATH "/run/kvd-0.sock"
+#define DEADLINE_MS 5000u
+#define MAX_ABANDONED 16u
+
+struct abandoned { /* a request whose answer came too late */
+        uint64_t sequence; /* 0: unused */
+        uint32_t space;
+};
+
+struct conn {
+        int fd; /* owned; -1: closed */
+        uint64_t sequence;
+        struct kvd_decoder *decoder; /* owned */
+        struct kvd_msg_attach_reply peer;
+        char path[128], version[64], domain[64];
+        struct abandoned abandoned[MAX_ABANDONED];
+        uint8_t out[KVD_FRAME_MAX];
+        uint8_t in[KVD_FRAME_MAX];
+};
+
+/* ---- opening ------------------------------------------------------------------------------------------------ */
+
+static const char *effective_path(const char *path) {
+        const char *env = getenv("KVD_SOCKET");
+
+        return path && *path ? path : env && *env ? env : DEFAULT_PATH;
+}
+
+static int connect_failed(const char *path, int error) {
+        switch (error) {
+        case ENOENT:
+                return fail(-ENOENT, "no kvd at %s: start one, or set KVD_SOCKET to its socket", path);
+        case ECONNREFUSED:
+                return fail(-ECONNREFUSED, "no kvd listens at %s any more: start it again", path);
+        case EACCES:
+                return fail(-EACCES, "not allowed to use %s: become a member of its group", path);
+        case EPROTOTYPE:
+                return fail(-EPROTO, "%s is not a kvd socket (it is of another type)", path);
+        default:
+                return fail(-error, "cannot connect to %s: %s", path, strerror(error));
+        }
+}
+
+static int connect_socket(struct conn *c) {
+        struct kvd_address address;
+        int r = kvd_address_make(c->path, &address);
+
+        if (r < 0)
+                return fail(r, "'%s' cannot be a socket's path: %s", c->path, strerror(-r));
+        c->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        if (c->fd < 0)
+                return fail(-errno, "cannot make a socket: %s", strerror(errno));
+        if (sys->connect(c->fd, kvd_address_of(&address), address.size) < 0)
+                return connect_failed(c->path, errno);
+        return 0;
+}
+
+static void keep_peer(struct conn *c, const struct kvd_msg_attach_reply *peer) {
+        c->peer = *peer;
+        c->peer.version = kvd_slice_of(kvd_slice_copy(peer->version, c->version, sizeof c->version));
+        c->peer.domain = kvd_slice_of(kvd_slice_copy(peer->domain, c->domain, sizeof c->domain));
+}
+
+static int greet(struct conn *c, const char *name) {
+        struct kvd_msg_attach hello = {.protocol = KVD_PROTOCOL, .name = kvd_slice_of(name)};
+        struct kvd_msg_attach_reply peer;
+        int r = conn_call(c, KVD_MSG_attach, &hello, &peer);
+
+        if (r < 0)
+                return r;
+        if (peer.protocol != KVD_PROTOCOL)
+                return fail(-EPROTO, "the kvd at %s speaks protocol %u, this library %u: use the same version", c->path,
+                            peer.protocol, KVD_PROTOCOL);
+        keep_peer(c, &peer);
+        return 0;
+}
+
+static void conn_closep(struct conn **c) {
+        *c = conn_close(*c);
+}
+
+int conn_open(const char *path, const char *name, struct conn **ret) {
+        _cleanup_(conn_closep) struct conn *c = sys->calloc(1, sizeof *c);
+        int r;
+
+        if (!c)
+                return fail(-ENOMEM, "out of memory");
+        c->fd = -1;
+        snprintf(c->path, sizeof c->path, "%s", effective_path(path));
+        r = kvd_decoder_new(&c->decoder);
+        if (r < 0)
+                return fail(r, "out of memory");
+        r = connect_socket(c);
+        if (r == 0)
+                r = greet(c, name);
+        if (r < 0)
+                return r;
+        *ret = STEAL(c);
+        return 0;
+}
+
+struct conn *conn_close(struct conn *c) {
+        if (!c)
+                return NULL;
+        closep(&c->fd);
+        kvd_decoder_free(c->decoder);
+        free(c);
+        return NULL;
+}
+
+bool conn_is_open(const struct conn *c) {
+        return c && c->fd >= 0;
+}
+
+const char *conn_path(const struct conn *c) {
+        return c->path;
+}
+
+const struct kvd_msg_attach_reply *conn_peer(const struct conn *c) {
+        return &c->peer;
+}
+
+/* ---- sending ------------------------------------------------------------------------------------------------ */
+
+static int lost(struct conn *c) {
+        closep(&c->fd);
+        c->fd = -1;
+        memset(c->abandoned, 0, sizeof c->abandoned);
+        return fail(-ECONNRESET, "the kvd at %s ended the connection", c->path);
+}
+
+/* 0: ready; -ETIMEDOUT. */
+static int wait_for(int fd, short events, uint64_t deadline_ns) {
+        for (;;) {
+                struct pollfd p = {.fd = fd, .events = events};
+                uint64_t now = sys_now_ns();
+                int r;
+
+                if (now >= deadline_ns)
+                        return -ETIMEDOUT;
+                r = sys->poll(&p, 1, (int)((deadline_ns - now) / 1000000 + 1));
+                if (r > 0)
+                        return 0;
+                if (r < 0 && errno != EINTR)
+                        return -errno;
+        }
+}
+
+static int send_request(struct conn *c, uint32_t number, const void *request, uint64_t deadline_ns) {
+        struct kvd_msg msg = {.number = number, .sequence = ++c->sequence};
+        ssize_t n;
+        int r;
+
+        if (request)
+                memcpy(&msg.attach, request, kvd_msg_info(number)->size);
+        n = kvd_msg_encode(&msg, c->out, sizeof c->out);
+        if (n < 0)
+                return fail((int)n, "request %u is larger than a frame, or has a value over its limit", number);
+        while ((r = kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT)) == -EAGAIN) {
+                r = wait_for(c->fd, POLLOUT, deadline_ns);
+                if (r < 0)
+                        return fail(r, "the kvd at %s takes no requests", c->path);
+        }
+        return r < 0 ? lost(c) : 0;
+}
+
+/* ---- late answers ------------------------------------------------------------------------------------------- */
+
+static void abandon(struct conn *c, uint32_t number, const void *request) {
+        const struct kvd_msg_allocate *allocate = request;
+
+        for (uint32_t i = 0; i < MAX_ABANDONED; i++)
+                if (!c->abandoned[i].sequence) {
+                        c->abandoned[i].sequence = c->sequence;
+                        c->abandoned[i].space = number == KVD_MSG_allocate ? allocate->space : 0;
+                        return;
+                }
+        lost(c); /* so many unanswered requests that the connection is of no use */
+}
+
+static void send_and_forget(struct conn *c, struct kvd_msg *msg) {
+        ssize_t n;
+
+        msg->sequence = ++c->sequence;
+        n = kvd_msg_encode(msg, c->out, sizeof c->out);
+        if (n > 0)
+                kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT);
+}
+
+/* What a request that we gave up on has brought us goes back. */
+static void undo(struct conn *c, const struct kvd_msg *late, struct kvd_fds *fds) {
+        struct kvd_msg msg = {.number = 0};
+
+        kvd_fds_close(fds);
+        for (uint32_t i = 0; i < MAX_ABANDONED; i++) {
+                if (!late->sequence || c->abandoned[i].sequence != late->sequence)
+                        continue;
+                c->abandoned[i].sequence = 0;
+                if (late->number == KVD_MSG_allocate_reply)
+                        msg = (struct kvd_msg){.number = KVD_MSG_release,
+                                               .release = {c->abandoned[i].space, late->allocate_reply.blocks}};
+                else if (late->number == KVD_MSG_space_reply)
+                        msg = (struct kvd_msg){.number = KVD_MSG_detach, .detach = {late->space_reply.space}};
+        }
+        if (msg.number)
+                send_and_forget(c, &msg);
+}
+
+/* ---- receiving ---------------------------------------------------------------------------------------------- */
+
+static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uint64_t deadline_ns) {
+        ssize_t n;
+        int r;
+
+        fds->n = 0;
+        while ((n = kvd_frame_receive(c->fd, c->in, fds, MSG_DONTWAIT)) == -EAGAIN) {
+                r = wait_for(c->fd, POLLIN, deadline_ns);
+                if (r < 0)
+                        return fail(r, "the kvd at %s does not answer (stopped?)", c->path);
+        }
+        if (n <= 0)
+                return lost(c);
+        r = kvd_msg_decode(c->decoder, c->in, (size_t)n, ret);
+        if (r < 0) {
+                kvd_fds_close(fds);
+                closep(&c->fd);
+                c->fd = -1;
+                return fail(-EPROTO, "the kvd at %s sent nonsense: %s", c->path, kvd_decoder_why(c->decoder));
+        }
+        return 0;
+}
+
+static int refused(const struct kvd_msg_error *error) {
+        char text[256];
+
+        kvd_slice_copy(error->text, text, sizeof text);
+        return fail(-(int)MAX(error->code, 1), "%s", text);
+}
+
+static int take_reply(struct conn *c, uint32_t number, const struct kvd_msg *msg, void *reply) {
+        if (msg->number == KVD_MSG_error)
+                return refused(&msg->error);
+        if (msg->number != number + KVD_REPLY)
+                return fail(-EPROTO, "the kvd at %s answered request %u with message %u", c->path, number, msg->number);
+        if (reply)
+                memcpy(reply, &msg->attach, kvd_msg_info(msg->number)->size);
+        return 0;
+}
+
+int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *reply, struct kvd_fds *fds) {
+        uint64_t deadline_ns = sys_now_ns() + DEADLINE_MS * UINT64_C(1000000), sequence;
+        struct kvd_msg msg;
+        int r;
+
+        fds->n = 0;
+        if (c->fd < 0)
+                return fail(-ENOTCONN, "not connected to the kvd at %s", c->path);
+        r = send_request(c, number, request, deadline_ns);
+        if (r < 0)
+                return r;
+        sequence = c->sequence;
+        for (;;) {
+                r = receive(c, &msg, fds, deadline_ns);
+                if (r == -ETIMEDOUT)
+                        abandon(c, number, request);
+                if (r < 0)
+                        return r;
+                if (msg.sequence == sequence || (msg.sequence == 0 && msg.number == KVD_MSG_error))
+                        break;
+                undo(c, &msg, fds);
+        }
+        r = take_reply(c, number, &msg, reply);
+        if (r < 0)
+                kvd_fds_close(fds);
+        return r;
+}
+
+int conn_call(struct conn *c, uint32_t number, const void *request, void *reply) {
+        struct kvd_fds fds;
+        int r = conn_call_fds(c, number, request, reply, &fds);
+
+        kvd_fds_close(&fds);
+        return r;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The connection, and that it comes back. */
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "client/internal.h"
+#include "ipc/base/sys.h"
+
+/* A page that children of fork() see zeroed: telling them apart costs one load and no system call. */
+static int make_fork_guard(struct kvd *handle) {
+        uint32_t *page = sys->mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (page == MAP_FAILED)
+                return -errno;
+        if (sys->madvise(page, 4096, MADV_WIPEONFORK) < 0) {
+                munmap(page, 4096);
+                return -errno;
+        }
+        *page = 1;
+        handle->not_forked = page;
+        return 0;
+}
+
+static const char *own_name(void) {
+        return program_invocation_short_name;
+}
+
+int handle_connect(struct kvd *handle) {
+        int r;
+
+        if (conn_is_open(handle->conn))
+                return 0;
+        handle->conn = conn_close(handle->conn);
+        r = conn_open(handle->path, own_name(), &handle->conn);
+        if (r < 0)
+                return r;
+        handle->epoch++;
+        return 0;
+}
+
+int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply, struct kvd_fds *fds) {
+        return fds ? conn_call_fds(handle->conn, number, request, reply, fds) :
+                     conn_call(handle->conn, number, request, reply);
+}
+
+static void kvd_closep(struct kvd **handle) {
+        *handle = kvd_close(*handle);
+}
+
+int kvd_open(const char *socket_path, struct kvd **ret) {
+        _cleanup_(kvd_closep) struct kvd *handle = sys->calloc(1, sizeof *handle);
+        int r;
+
+        if (!handle)
+                return fail(-ENOMEM, "out of memory");
+        pthread_mutex_init(&handle->lock, NULL);
+        r = make_fork_guard(handle);
+        if (r < 0)
+                return fail(r, "out of memory");
+        if (socket_path) {
+                handle->path = sys->calloc(1, strlen(socket_path) + 1);
+                if (!handle->path)
+                        return fail(-ENOMEM, "out of memory");
+                strcpy(handle->path, socket_path);
+        }
+        r = handle_connect(handle);
+        if (r < 0)
+                return r;
+        *ret = STEAL(handle);
+        return 0;
+}
+
+struct kvd *kvd_close(struct kvd *handle) {
+        if (!handle)
+                return NULL;
+        conn_close(handle->conn);
+        if (handle->not_forked)
+                munmap((void *)handle->not_forked, 4096);
+        free(handle->path);
+        free(handle);
+        return NULL;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_CLIENT_INTERNAL_H
+#define KVD_CLIENT_INTERNAL_H
+
+/*
+ * What the files of libkvd share.
+ *
+ *      kvd        one connection under one lock; its epoch moves with every new connection
+ *      kvd_space  what the caller opened; points to the view of the current attachment
+ *      view       one attachment's mappings: index (read-only), pin page, pool. Views of lost attachments stay mapped
+ *                 until the last pin and block in them is let go
+ *
+ * Locks: kvd.lock for the connection and for making and retiring views; view.stock_lock for the stock of blocks.
+ * kvd.lock is taken inside stock_lock, never the other way round. Lookups take neither.
+ */
+
+#include <pthread.h>
+
+#include "client/conn.h"
+#include "client/error.h"
+#include "client/kvd.h"
+#include "ipc/base/layout.h"
+
+#define STOCK_ROOM 64u
+
+struct kvd {
+        const uint32_t *not_forked; /* owned page, wiped in children: 1 here, 0 there */
+        pthread_mutex_t lock;
+        char *path;           /* owned; as given, or NULL */
+        struct conn *conn;    /* owned; NULL: lost, or not yet made */
+        uint64_t epoch;       /* of the connection */
+        uint64_t retry_ns;    /* lookups do not try to reconnect before that */
+};
+
+struct view {
+        /* read by every lookup, written before the view is published */
+        struct kvd_space *space;
+        const struct kvd_index *ix;  /* owned mapping, read-only */
+        struct kvd_pinpage *page;    /* owned mapping */
+        shm_u32 *pins, *touch;       /* inside page */
+        uint8_t *base;               /* owned reservation: segment i at i * segment_bytes */
+        uint64_t reserved;           /* its bytes */
+
+        alignas(64) _Atomic uint64_t refs; /* lookups under way, pins, blocks of the caller */
+
+        /* under kvd.lock */
+        alignas(64) _Atomic uint32_t n_mapped; /* segments mapped, from the first on; read by lookups */
+        uint64_t index_bytes;
+        uint32_t handle;             /* of the space in the connection */
+        uint64_t epoch;              /* of the connection */
+        bool unmapped;
+        struct view *older;          /* owned */
+        uint64_t writable[KVD_MAX_SEGMENTS / 64];
+
+        /* under stock_lock: blocks allocated ahead, in nobody's hands */
+        pthread_mutex_t stock_lock;
+        uint32_t n_stock;
+        kvd_ref stock[STOCK_ROOM];
+};
+
+struct kvd_space {
+        struct kvd *handle;
+        char name[KVD_NAME_MAX + 1];
+        struct kvd_geometry geometry;
+        struct kvd_space_options options;
+        _Atomic(struct view *) view; /* owned, and the older ones behind it */
+        _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)]; /* of ended views, and our own */
+};
+
+enum counter { /* places in struct kvd_counters that libkvd counts itself */
+        COUNT_ALLOCATED = offsetof(struct kvd_counters, blocks_allocated) / sizeof(uint64_t),
+        COUNT_SEALED = offsetof(struct kvd_counters, blocks_sealed) / sizeof(uint64_t),
+        COUNT_DUPLICATE = offsetof(struct kvd_counters, blocks_duplicate) / sizeof(uint64_t),
+        COUNT_REFUSED = offsetof(struct kvd_counters, refused) / sizeof(uint64_t),
+        COUNT_RECONNECTS = offsetof(struct kvd_counters, reconnects) / sizeof(uint64_t),
+};
+
+static inline void count(struct kvd_space *space, enum counter which, uint64_t n) {
+        atomic_fetch_add_explicit(&space->counters[which], n, memory_order_relaxed);
+}
+
+static inline bool forked(const struct kvd *handle) {
+        return unlikely(*handle->not_forked == 0);
+}
+
+/* handle.c; all under kvd.lock */
+int handle_connect(struct kvd *handle); /* 0 if there is a connection now */
+int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply, struct kvd_fds *fds);
+
+/* view.c */
+struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
+void view_put(struct view *view);
+int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
+int view_map_segments(struct view *view, uint32_t at_least); /* under kvd.lock */
+int view_make_writable(struct view *view, uint32_t segment); /* under kvd.lock */
+void view_free_all(struct kvd_space *space);
+bool view_is_current(const struct view *view);
+
+/* space.c */
+void space_revive(struct kvd_space *space);
+
+/* lookup.c */
+bool pin_block(struct view *view, kvd_ref ref); /* true: it is sealed in this incarnation, and pinned */
+void unpin_block(struct view *view, uint32_t id);
+
+/* stock.c */
+void give_back(struct view *view, const kvd_ref *blocks, uint32_t n);
+
+#endif

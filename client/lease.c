@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Single flight. Who does not get the lease sleeps on the index's lease_epoch, which moves whenever any lease ends;
+ * nobody's reply is held back by the daemon, and a waiter needs nothing from a daemon that died but its own clock.
+ */
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/internal.h"
+#include "ipc/base/key.h"
+#include "ipc/base/sys.h"
+
+#define LOOK_AGAIN_NS UINT64_C(100000000) /* a daemon that was killed wakes nobody */
+
+static int lease_call(struct kvd_space *space, uint32_t op, const uint32_t *tokens, uint32_t n_tokens,
+                      struct kvd_msg_lease_reply *reply) {
+        struct kvd_msg_lease request = {.op = op, .prefix_tokens = n_tokens};
+        struct kvd_key prefix;
+        struct view *view;
+        int r;
+
+        pthread_mutex_lock(&space->handle->lock);
+        r = view_attach(space, &view);
+        if (r == 0) {
+                prefix = kvd_key_prefix(view->ix, tokens, n_tokens);
+                request.space = view->handle;
+                request.prefix_key = (struct kvd_slice){&prefix, sizeof prefix};
+                r = handle_call(space->handle, KVD_MSG_lease, &request, reply, NULL);
+        }
+        pthread_mutex_unlock(&space->handle->lock);
+        return r;
+}
+
+static void sleep_on(const shm_u32 *word, uint32_t seen, uint64_t ns) {
+        struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+
+        syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+/* True: some lease has ended since `seen`, or the daemon is another one. */
+static bool wait_for_end(struct kvd_space *space, uint32_t seen, uint64_t deadline_ns) {
+        struct view *view = view_get(space);
+        const shm_u32 *epoch = &view->ix->lease_epoch;
+        bool moved = false;
+
+        for (uint64_t now; (now = sys_now_ns()) < deadline_ns;) {
+                moved = atomic_load((shm_u32 *)epoch) != seen || !atomic_load((shm_u32 *)&view->ix->alive);
+                if (moved)
+                        break;
+                sleep_on(epoch, seen, MIN(deadline_ns - now, LOOK_AGAIN_NS));
+        }
+        view_put(view);
+        return moved;
+}
+
+static int check(const struct kvd_space *space, uint32_t n_tokens) {
+        if (forked(space->handle))
+                return fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (space->options.kind != KVD_BIDIRECTIONAL || n_tokens == 0)
+                return fail(-EINVAL, "leases are for prefixes of bidirectional spaces, of one token at least");
+        return 0;
+}
+
+int kvd_lease(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t timeout_ms) {
+        uint64_t deadline_ns = sys_now_ns() + timeout_ms * UINT64_C(1000000);
+        struct kvd_msg_lease_reply reply;
+        int r = check(space, n_tokens);
+        bool waited = false;
+
+        if (r < 0)
+                return r;
+        for (;;) {
+                r = lease_call(space, 1, tokens, n_tokens, &reply);
+                if (r < 0)
+                        return r;
+                if (reply.granted && waited && kvd_match(space, 0, tokens, n_tokens) == n_tokens) {
+                        lease_call(space, 2, tokens, n_tokens, NULL); /* it was finished while we waited */
+                        return 0;
+                }
+                if (reply.granted)
+                        return 1;
+                if (!wait_for_end(space, reply.epoch, deadline_ns))
+                        return fail(-EBUSY, "another process is computing this prefix");
+                waited = true;
+                if (kvd_match(space, 0, tokens, n_tokens) == n_tokens)
+                        return 0;
+        }
+}
+
+int kvd_lease_end(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens) {
+        int r = check(space, n_tokens);
+
+        return r < 0 ? r : lease_call(space, 2, tokens, n_tokens, NULL);
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tokens in, pinned chain out, in shared memory only.
+ *
+ * The search goes along the chain: runs of 16 blocks first (one probe, one line of ids, tokens side by side), then
+ * single blocks for what is left. It works in stages over a window, so that cache misses overlap: hash all, prefetch
+ * table slots; find candidates, prefetch what they name; compare in order. Whatever is read may be rewritten under
+ * our eyes; each piece is believed only if its version word (a run's leaf, a block's slot) is the same before and
+ * after, and only as the child of the piece before it: the link names id and generation.
+ *
+ * The pin, steps as named in tests/spin/ and in store/evict.c:
+ *
+ *      C1  read the slot word of the deepest block: SEALED, generation g
+ *      C2  compare links and tokens along the chain
+ *      C3  pins[leaf] += 1, full fence                         partner: D1, D2
+ *      C4  slot word still SEALED, generation g ? ours : pins[leaf] -= 1, and search again
+ *
+ * That the leaf is still the same incarnation means that all of the chain is: parents outlive their children, and
+ * every link was checked with its generation. So one pin and one second look hold any number of blocks.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/internal.h"
+#include "ipc/base/key.h"
+
+#define WINDOW 16u    /* pieces handled at once: of a prompt of 4,096 tokens all runs, of a tail all blocks */
+#define TRIES 4u      /* searches that met an eviction before we call it a miss */
+#define NO_CANDIDATE UINT32_MAX
+
+/* How far the search has come. */
+struct search {
+        const struct kvd_index *ix;
+        const uint32_t *tokens;
+        uint32_t n_tokens;
+        uint32_t group;
+        uint32_t prefix_tokens;
+        uint32_t *blocks;     /* NULL: only count */
+        uint32_t max_blocks;
+
+        uint32_t n_found;     /* blocks */
+        uint32_t n_covered;   /* tokens */
+        uint32_t top;         /* largest id found */
+        kvd_ref leaf;
+        struct kvd_key key;   /* of the run before, while runs are searched; of the block before, then */
+};
+
+/* ---- probing ------------------------------------------------------------------------------------------------ */
+
+/* Goes through the table slots that may hold a key, from *at on; NO_CANDIDATE at the end. */
+static uint32_t next_candidate(const shm_u64 *table, uint32_t mask, struct kvd_key key, uint32_t *at) {
+        while (*at < MIN(KVD_PROBE_MAX, mask + 1)) {
+                uint64_t slot = shm_load(&table[(uint32_t)(key.lo + (*at)++) & mask]);
+
+                if (slot == 0)
+                        break;
+                if (slot == kvd_table_slot(key, (uint32_t)slot - 1))
+                        return (uint32_t)slot - 1;
+        }
+        *at = KVD_PROBE_MAX;
+        return NO_CANDIDATE;
+}
+
+/* ---- runs --------------------------------------------------------------------------------------------------- */
+
+static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
+        uint32_t top = s->top;
+
+        for (uint32_t i = 0; i < KVD_RUN_BLOCKS; i++)
+                top = MAX(top, ids[i]);
+        s->top = top;
+        if (s->blocks)
+                memcpy(s->blocks + s->n_found, ids, KVD_RUN_BLOCKS * sizeof *ids);
+        s->n_found += KVD_RUN_BLOCKS;
+        s->n_covered += KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
+        s->leaf = leaf;
+}
+
+/* Is this run the continuation of what we have? Then its ids are copied while its leaf word vouches for them. */
+static bool try_run(struct search *s, uint32_t id) {
+        const struct kvd_run *run;
+        uint32_t ids[KVD_RUN_BLOCKS];
+        kvd_ref leaf;
+
+        if (id >= s->ix->run_capacity)
+                return false;
+        run = kvd_index_run(s->ix, id);
+        leaf = shm_load(&run->leaf);
+        if (!leaf || shm_get64(&run->parent) != s->leaf || shm_get32(&run->group) != s->group ||
+            shm_get32(&run->prefix_tokens) != s->prefix_tokens ||
+            !shm_equal_words(run->tokens, s->tokens + s->n_covered, KVD_RUN_BLOCKS * s->ix->geometry.block_tokens))
+                return false;
+        shm_read_words(ids, run->ids, KVD_RUN_BLOCKS);
+        if (!shm_recheck(&run->leaf, leaf))
+                return false;
+        take_run(s, ids, leaf);
+        return true;
+}
+
+static bool find_run(struct search *s, struct kvd_key key) {
+        const shm_u64 *table = kvd_index_run_table(s->ix);
+        uint32_t at = 0, id;
+
+        while ((id = next_candidate(table, s->ix->run_table_slots - 1, key, &at)) != NO_CANDIDATE)
+                if (try_run(s, id))
+                        return true;
+        return false;
+}
+
+static void prefetch_lines(const void *from, uint32_t bytes) {
+        for (uint32_t i = 0; i < bytes; i += 64)
+                __builtin_prefetch((const uint8_t *)from + i);
+}
+
+static void prefetch_runs(const struct search *s, const struct kvd_key *keys, uint32_t n) {
+        const shm_u64 *table = kvd_index_run_table(s->ix);
+
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t at = 0, id = next_candidate(table, s->ix->run_table_slots - 1, keys[i], &at);
+
+                if (id == NO_CANDIDATE || id >= s->ix->run_capacity)
+                        return; /* the chain ends before this run: what is behind it is not needed */
+                prefetch_lines(kvd_index_run(s->ix, id), s->ix->run_stride);
+        }
+}
+
+static uint32_t runs_left(const struct search *s) {
+        uint32_t by_tokens = (s->n_tokens - s->n_covered) / (KVD_RUN_BLOCKS * s->ix->geometry.block_tokens);
+
+        return MIN(by_tokens, (s->max_blocks - s->n_found) / KVD_RUN_BLOCKS);
+}
+
+/* One window of runs; false when the chain of runs has ended. */
+static bool search_runs(struct search *s) {
+        uint32_t n = MIN(runs_left(s), WINDOW), run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
+        const shm_u64 *table = kvd_index_run_table(s->ix);
+        struct kvd_key keys[WINDOW], key = s->key;
+
+        for (uint32_t i = 0; i < n; i++) {
+                key = kvd_key_run(s->ix, key, s->tokens + s->n_covered + i * run_tokens, run_tokens);
+                keys[i] = key;
+                __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->run_table_slots - 1)]);
+        }
+        prefetch_runs(s, keys, n);
+        for (uint32_t i = 0; i < n; i++) {
+                if (!find_run(s, keys[i]))
+                        return false;
+                s->key = keys[i];
+        }
+        return n == WINDOW;
+}
+
+/* ---- single blocks ------------------------------------------------------------------------------------------ */
+
+static bool matches(const struct search *s, const struct kvd_desc *desc, uint32_t n) {
+        return shm_get64(&desc->parent) == s->leaf &&
+               __atomic_load_n(&desc->n_tokens, __ATOMIC_RELAXED) == n &&
+               __atomic_load_n(&desc->group, __ATOMIC_RELAXED) == s->group &&
+               shm_get32(&desc->prefix_tokens) == s->prefix_tokens &&
+               shm_equal_words(desc->tokens, s->tokens + s->n_covered, n);
+}
+
+static bool try_block(struct search *s, uint32_t id, uint32_t n) {
+        const struct kvd_desc *desc;
+        uint64_t slot;
+
+        if (id >= s->ix->capacity)
+                return false;
+        desc = kvd_index_desc(s->ix, id);
+        slot = shm_load(&desc->slot); /* C1 */
+        if (kvd_slot_state(slot) != KVD_SEALED || !matches(s, desc, n) || !shm_recheck(&desc->slot, slot)) /* C2 */
+                return false;
+        if (s->blocks)
+                s->blocks[s->n_found] = id;
+        s->n_found++;
+        s->n_covered += n;
+        s->top = MAX(s->top, id);
+        s->leaf = kvd_ref_make(id, kvd_slot_generation(slot));
+        return true;
+}
+
+static bool find_block(struct search *s, struct kvd_key key, uint32_t n) {
+        const shm_u64 *table = kvd_index_table(s->ix);
+        uint32_t at = 0, id;
+
+        while ((id = next_candidate(table, s->ix->table_slots - 1, key, &at)) != NO_CANDIDATE)
+                if (try_block(s, id, n))
+                        return true;
+        return false;
+}
+
+static void prefetch_blocks(const struct search *s, const struct kvd_key *keys, uint32_t n) {
+        const shm_u64 *table = kvd_index_table(s->ix);
+
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t at = 0, id = next_candidate(table, s->ix->table_slots - 1, keys[i], &at);
+
+                if (id == NO_CANDIDATE || id >= s->ix->capacity)
+                        return;
+                prefetch_lines(kvd_index_desc(s->ix, id), s->ix->desc_stride);
+        }
+}
+
+static uint32_t blocks_left(const struct search *s) {
+        uint32_t by_tokens = DIV_UP(s->n_tokens - s->n_covered, s->ix->geometry.block_tokens);
+
+        return MIN(by_tokens, s->max_blocks - s->n_found);
+}
+
+/* One window of blocks; false when the chain has ended. */
+static bool search_blocks(struct search *s) {
+        uint32_t n = MIN(blocks_left(s), WINDOW), bt = s->ix->geometry.block_tokens;
+        uint32_t left = s->n_tokens - s->n_covered;
+        const shm_u64 *table = kvd_index_table(s->ix);
+        struct kvd_key keys[WINDOW], key = s->key;
+
+        for (uint32_t i = 0; i < n; i++) {
+                key = kvd_key_block(s->ix, key, s->tokens + s->n_covered + i * bt, MIN(bt, left - i * bt));
+                keys[i] = key;
+                __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->table_slots - 1)]);
+        }
+        prefetch_blocks(s, keys, n);
+        for (uint32_t i = 0; i < n; i++) {
+                if (!find_block(s, keys[i], MIN(bt, s->n_tokens - s->n_covered)))
+                        return false;
+                s->key = keys[i];
+        }
+        return n == WINDOW;
+}
+
+/* After runs, the chain goes on from the key of their last block; it may change under us, and is then of no use. */
+static void continue_from_leaf(struct search *s) {
+        const struct kvd_desc *desc;
+
+        if (s->leaf == KVD_ROOT || kvd_ref_id(s->leaf) >= s->ix->capacity)
+                return;
+        desc = kvd_index_desc(s->ix, kvd_ref_id(s->leaf));
+        s->key = (struct kvd_key){shm_get64(&desc->key.lo), shm_get64(&desc->key.hi)};
+}
+
+/* ---- the whole search --------------------------------------------------------------------------------------- */
+
+static void begin(struct search *s) {
+        bool whole = s->ix->kind == KVD_BIDIRECTIONAL;
+
+        s->n_found = s->n_covered = s->top = 0;
+        s->leaf = KVD_ROOT;
+        s->prefix_tokens = whole ? s->n_tokens : 0;
+        s->key = whole ? kvd_key_prefix_root(s->ix, kvd_key_prefix(s->ix, s->tokens, s->n_tokens), s->group) :
+                         kvd_key_root(s->ix, s->group);
+}
+
+static void search(struct search *s) {
+        begin(s);
+        while (search_runs(s))
+                ;
+        continue_from_leaf(s);
+        while (search_blocks(s))
+                ;
+        /* A bidirectional prefix is there whole or not at all. */
+        if (s->prefix_tokens && s->n_covered != s->n_tokens) {
+                s->n_found = s->n_covered = 0;
+                s->leaf = KVD_ROOT;
+        }
+}
+
+/* ---- pins --------------------------------------------------------------------------------------------------- */
+
+bool pin_block(struct view *view, kvd_ref ref) {
+        uint32_t id = kvd_ref_id(ref);
+        uint64_t sealed = kvd_slot_make(KVD_SEALED, kvd_ref_generation(ref));
+
+        if (id >= view->ix->capacity)
+                return false;
+        atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3 */
+        if (atomic_load_explicit(&kvd_index_desc(view->ix, id)->slot, memory_order_seq_cst) == sealed) /* C4 */
+                return true;
+        unpin_block(view, id);
+        return false;
+}
+
+void unpin_block(struct view *view, uint32_t id) {
+        atomic_fetch_sub_explicit(&view->pins[id], 1, memory_order_release);
+}
+
+static void touch(struct view *view, uint32_t id) {
+        uint32_t now = atomic_load_explicit(&((struct kvd_index *)view->ix)->clock, memory_order_relaxed);
+
+        atomic_store_explicit(&view->touch[id], now, memory_order_relaxed);
+}
+
+/* ---- the calls ---------------------------------------------------------------------------------------------- */
+
+static void count_lookup(struct view *view, enum kvd_client_counter which, uint64_t n) {
+        atomic_fetch_add_explicit(&view->page->counters[which], n, memory_order_relaxed);
+}
+
+/* The pool has grown since this view last looked: fetches the new segments. The only system calls of a lookup. */
+static bool map_up_to(struct view *view, uint32_t id) {
+        uint32_t need = id / view->ix->segment_blocks + 1;
+        struct kvd *handle = view->space->handle;
+        int r;
+
+        if (likely(need <= atomic_load_explicit(&view->n_mapped, memory_order_acquire)))
+                return true;
+        pthread_mutex_lock(&handle->lock);
+        r = view_map_segments(view, need);
+        pthread_mutex_unlock(&handle->lock);
+        return r == 0;
+}
+
+/* Searches and pins; false: nothing found, or what was found went away each time. */
+static bool search_and_pin(struct view *view, struct search *s) {
+        for (uint32_t i = 0; i < TRIES; i++) {
+                search(s);
+                if (s->leaf == KVD_ROOT)
+                        return false;
+                if (pin_block(view, s->leaf)) {
+                        if (map_up_to(view, s->top))
+                                return true;
+                        unpin_block(view, kvd_ref_id(s->leaf));
+                        return false;
+                }
+                count_lookup(view, KVD_CLIENT_RETRIES, 1);
+        }
+        return false;
+}
+
+static void fill_pin(struct kvd_pin *pin, struct view *view, const struct search *s) {
+        pin->view = view;
+        pin->base = view->base;
+        pin->block_bytes = view->ix->block_bytes;
+        pin->leaf = kvd_ref_id(s->leaf);
+        pin->generation = kvd_ref_generation(s->leaf);
+        pin->n_blocks = s->n_found;
+        pin->n_tokens = s->n_covered;
+}
+
+static int check_arguments(const struct kvd_space *space, uint32_t group, const struct kvd_pin *pin) {
+        if (forked(space->handle))
+                return fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (group >= space->geometry.layer_groups)
+                return fail(-EINVAL, "layer group %u of %u", group, space->geometry.layer_groups);
+        if (pin && pin->view)
+                return fail(-EINVAL, "the pin holds something already; kvd_unpin it first");
+        return 0;
+}
+
+/* The view to look in; a daemon that ended cleanly, or deleted the space, has said so in the index. */
+static struct view *view_for_lookup(struct kvd_space *space) {
+        struct view *view = view_get(space);
+
+        if (likely(atomic_load_explicit(&((struct kvd_index *)view->ix)->alive, memory_order_relaxed)))
+                return view;
+        view_put(view);
+        space_revive(space);
+        return view_get(space);
+}
+
+int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
+                   uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
+        int r = check_arguments(space, group, pin);
+        struct view *view;
+        struct search s;
+
+        if (r < 0)
+                return r;
+        view = view_for_lookup(space);
+        s = (struct search){.ix = view->ix, .tokens = tokens, .n_tokens = n_tokens, .group = group,
+                            .blocks = blocks, .max_blocks = max_blocks};
+        pin->group = group;
+        count_lookup(view, KVD_CLIENT_LOOKUPS, 1);
+        count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);
+        if (!search_and_pin(view, &s)) {
+                view_put(view);
+                return 0;
+        }
+        count_lookup(view, KVD_CLIENT_HITS, 1);
+        count_lookup(view, KVD_CLIENT_TOKENS_FOUND, s.n_covered);
+        fill_pin(pin, view, &s);
+        return s.n_covered;
+}
+
+int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens) {
+        int r = check_arguments(space, group, NULL);
+        struct view *view;
+        struct search s;
+
+        if (r < 0)
+                return r;
+        view = view_for_lookup(space);
+        s = (struct search){.ix = view->ix, .tokens = tokens, .n_tokens = n_tokens, .group = group,
+                            .max_blocks = UINT32_MAX};
+        search(&s);
+        view_put(view);
+        return s.n_covered;
+}
+
+void kvd_unpin(struct kvd_space *space, struct kvd_pin *pin) {
+        struct view *view = pin->view;
+
+        if (!view || forked(space->handle))
+                return;
+        touch(view, pin->leaf);
+        unpin_block(view, pin->leaf);
+        *pin = (struct kvd_pin){.group = pin->group};
+        view_put(view);
+}

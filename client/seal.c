@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Publishing. The daemon answers, for each block, which one holds the content now: ours, or one that was sealed
+ * before. In one call all duplicates come first, since a new block has no children yet. Hence two cases: the last
+ * block is ours, which we pinned before asking, so the chain is held from the moment it exists; or all are
+ * duplicates, and the last one must be pinned like any found block, which may fail if it is evicted in between: then
+ * we ask again, our blocks being still ours.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/internal.h"
+#include "ipc/base/key.h"
+
+#define PIECE_TOKENS 8192u
+#define PIECE_BLOCKS 2048u
+#define TRIES 4u
+
+struct piece {
+        struct view *view;
+        struct kvd_pin *pin;
+        struct kvd_block *blocks;
+        uint32_t n_blocks;
+        const uint32_t *tokens;
+        uint32_t n_tokens;
+        uint32_t prefix_tokens;   /* bidirectional */
+        struct kvd_key prefix;
+};
+
+static kvd_ref ref_of(const struct kvd_block *block) {
+        return kvd_ref_make(block->id, block->generation);
+}
+
+/* ---- one request -------------------------------------------------------------------------------------------- */
+
+static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret) {
+        uint32_t bytes = p->n_blocks * (uint32_t)sizeof *own;
+        struct kvd_msg_seal request = {
+                .space = p->view->handle,
+                .group = p->pin->group,
+                .parent = p->pin->view ? kvd_ref_make(p->pin->leaf, p->pin->generation) : KVD_ROOT,
+                .prefix_tokens = p->prefix_tokens,
+                .blocks = {own, bytes},
+                .tokens = {p->tokens, p->n_tokens * (uint32_t)sizeof *p->tokens},
+        };
+        struct kvd_msg_seal_reply reply;
+        struct view *now;
+        int r;
+
+        if (p->prefix_tokens)
+                request.prefix_key = (struct kvd_slice){&p->prefix, sizeof p->prefix};
+        pthread_mutex_lock(&p->view->space->handle->lock);
+        r = view_attach(p->view->space, &now);
+        if (r == 0)
+                r = now == p->view ? handle_call(p->view->space->handle, KVD_MSG_seal, &request, &reply, NULL) :
+                                     fail(-ESTALE, "the blocks belong to a daemon that is gone; free them");
+        if (r == 0 && reply.blocks.size != bytes)
+                r = fail(-EPROTO, "the daemon sealed another number of blocks");
+        if (r == 0)
+                memcpy(ret, reply.blocks.data, bytes);
+        pthread_mutex_unlock(&p->view->space->handle->lock);
+        return r;
+}
+
+/* ---- what it changes ------------------------------------------------------------------------------------------ */
+
+static void extend_pin(const struct piece *p, kvd_ref leaf) {
+        struct kvd_pin *pin = p->pin;
+
+        if (pin->view)
+                unpin_block(p->view, pin->leaf); /* its child is held: so is it */
+        else
+                atomic_fetch_add(&p->view->refs, 1);
+        pin->view = p->view;
+        pin->base = p->view->base;
+        pin->block_bytes = p->view->ix->block_bytes;
+        pin->leaf = kvd_ref_id(leaf);
+        pin->generation = kvd_ref_generation(leaf);
+        pin->n_blocks += p->n_blocks;
+        pin->n_tokens += p->n_tokens;
+}
+
+static void adopt(const struct piece *p, uint32_t i, kvd_ref now) {
+        struct kvd_block *block = &p->blocks[i];
+        kvd_ref own = ref_of(block);
+
+        if (now == own) {
+                count(p->view->space, COUNT_SEALED, 1);
+        } else {
+                block->id = kvd_ref_id(now);
+                block->generation = kvd_ref_generation(now);
+                block->data = p->view->base + block->id * p->view->ix->block_bytes;
+                give_back(p->view, &own, 1);
+                count(p->view->space, COUNT_DUPLICATE, 1);
+        }
+        view_put(p->view); /* the pin's reference covers it from now on */
+}
+
+/* Segments of blocks that others sealed may not be mapped yet. */
+static int map_for(struct view *view, const kvd_ref *refs, uint32_t n) {
+        uint32_t need = 0;
+        int r = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                need = MAX(need, kvd_ref_id(refs[i]) / view->ix->segment_blocks + 1);
+        if (need <= atomic_load(&view->n_mapped))
+                return 0;
+        pthread_mutex_lock(&view->space->handle->lock);
+        r = view_map_segments(view, need);
+        pthread_mutex_unlock(&view->space->handle->lock);
+        return r;
+}
+
+/* Seals a piece and moves the pin to its end. -EAGAIN: all were duplicates and the last one went away. */
+static int seal_once(const struct piece *p) {
+        kvd_ref own[PIECE_BLOCKS], now[PIECE_BLOCKS], last = ref_of(&p->blocks[p->n_blocks - 1]);
+        bool held = false;
+        int r;
+
+        for (uint32_t i = 0; i < p->n_blocks; i++)
+                own[i] = ref_of(&p->blocks[i]);
+        atomic_fetch_add(&p->view->pins[kvd_ref_id(last)], 1);
+        r = ask(p, own, now);
+        if (r == 0)
+                r = map_for(p->view, now, p->n_blocks);
+        if (r == 0 && now[p->n_blocks - 1] != last)
+                r = pin_block(p->view, now[p->n_blocks - 1]) ? 0 : -EAGAIN;
+        held = r == 0 && now[p->n_blocks - 1] == last;
+        if (!held)
+                unpin_block(p->view, kvd_ref_id(last));
+        if (r < 0)
+                return r;
+        extend_pin(p, now[p->n_blocks - 1]);
+        for (uint32_t i = 0; i < p->n_blocks; i++)
+                adopt(p, i, now[i]);
+        return 0;
+}
+
+static int seal_piece(const struct piece *p) {
+        int r = -EAGAIN;
+
+        for (uint32_t i = 0; i < TRIES && r == -EAGAIN; i++)
+                r = seal_once(p);
+        return r == -EAGAIN ? fail(-ESTALE, "the same blocks were sealed and evicted by others all the while") : r;
+}
+
+/* ---- the call ----------------------------------------------------------------------------------------------- */
+
+static int check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n, const struct kvd_block *blocks,
+                 uint32_t n_tokens) {
+        uint32_t bt = space->geometry.block_tokens;
+
+        if (forked(space->handle))
+                return fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (n == 0 || DIV_UP((uint64_t)n_tokens, bt) != n)
+                return fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n, bt);
+        if (pin->n_tokens % bt != 0)
+                return fail(-EINVAL, "the chain ended with a partial block");
+        if (space->options.kind == KVD_BIDIRECTIONAL && pin->view)
+                return fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must hold nothing");
+        for (uint32_t i = 0; i < n; i++)
+                if (!blocks[i].view || blocks[i].view != blocks[0].view ||
+                    (pin->view && blocks[i].view != pin->view))
+                        return fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+        return 0;
+}
+
+/* As much as one request holds. */
+static void next_piece(struct piece *p, uint32_t n, uint32_t n_tokens, uint32_t bt) {
+        p->blocks += p->n_blocks;
+        p->tokens += p->n_tokens;
+        p->n_blocks = MIN(n, MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)));
+        p->n_tokens = MIN(n_tokens, p->n_blocks * bt);
+}
+
+int kvd_seal(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+             const uint32_t *tokens, uint32_t n_tokens) {
+        struct piece p = {.pin = pin, .blocks = blocks, .tokens = tokens};
+        uint32_t done = 0, done_tokens = 0;
+        int r = check(space, pin, n, blocks, n_tokens);
+
+        if (r < 0)
+                return r;
+        p.view = blocks[0].view;
+        if (space->options.kind == KVD_BIDIRECTIONAL) {
+                p.prefix_tokens = n_tokens;
+                p.prefix = kvd_key_prefix(p.view->ix, tokens, n_tokens);
+        }
+        while (done < n) {
+                next_piece(&p, n - done, n_tokens - done_tokens, space->geometry.block_tokens);
+                r = seal_piece(&p);
+                if (r < 0)
+                        return done ? (int)done : r;
+                done += p.n_blocks;
+                done_tokens += p.n_tokens;
+        }
+        return (int)n;
+}

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/internal.h"
+#include "ipc/base/sys.h"
+
+#define REVIVE_PAUSE_NS UINT64_C(100000000)
+
+static void space_free(struct kvd_space *space) {
+        view_free_all(space);
+        free(space);
+}
+
+int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geometry *geometry,
+                   const struct kvd_space_options *options, struct kvd_space **ret) {
+        struct kvd_space *space;
+        struct view *view;
+        const char *why;
+        int r;
+
+        if (forked(handle))
+                return fail(-ECHILD, "this process was forked from the one that connected; open a connection of its own");
+        if (strlen(name) > KVD_NAME_MAX)
+                return fail(-EINVAL, "a space's name has at most %d characters", KVD_NAME_MAX);
+        space = sys->calloc(1, sizeof *space);
+        if (!space)
+                return fail(-ENOMEM, "out of memory");
+        space->handle = handle;
+        strcpy(space->name, name);
+        space->geometry = *geometry;
+        if (options)
+                space->options = *options;
+        r = kvd_geometry_normalise(&space->geometry, &why);
+        if (r < 0) {
+                free(space);
+                return fail(r, "space '%s': %s", name, why);
+        }
+        pthread_mutex_lock(&handle->lock);
+        r = view_attach(space, &view);
+        pthread_mutex_unlock(&handle->lock);
+        if (r < 0) {
+                free(space);
+                return r;
+        }
+        *ret = space;
+        return 0;
+}
+
+/* Tells the daemon that this process has no use for the space any more, after it was unmapped. */
+struct kvd_space *kvd_space_close(struct kvd_space *space) {
+        struct kvd_msg_detach detach;
+        struct kvd *handle;
+        struct view *view;
+        uint64_t epoch;
+
+        if (!space)
+                return NULL;
+        handle = space->handle;
+        view = atomic_load(&space->view);
+        detach.space = view->handle;
+        epoch = view->epoch;
+        space_free(space);
+        if (forked(handle))
+                return NULL;
+        pthread_mutex_lock(&handle->lock);
+        if (epoch == handle->epoch && conn_is_open(handle->conn))
+                handle_call(handle, KVD_MSG_detach, &detach, NULL, NULL);
+        pthread_mutex_unlock(&handle->lock);
+        return NULL;
+}
+
+/* The index says that its daemon is gone or the space deleted: attaches anew, but not at every lookup. */
+void space_revive(struct kvd_space *space) {
+        struct kvd *handle = space->handle;
+        uint64_t now = sys_now_ns();
+        struct view *view;
+
+        if (pthread_mutex_trylock(&handle->lock) != 0)
+                return;
+        if (now >= handle->retry_ns) {
+                handle->retry_ns = now + REVIVE_PAUSE_NS;
+                view_attach(space, &view);
+        }
+        pthread_mutex_unlock(&handle->lock);
+}
+
+void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
+        uint64_t *out = (uint64_t *)ret;
+        struct view *view;
+
+        *ret = (struct kvd_counters){0};
+        if (forked(space->handle))
+                return;
+        for (uint32_t i = 0; i < ARRAY_SIZE(space->counters); i++)
+                out[i] = atomic_load_explicit(&space->counters[i], memory_order_relaxed);
+        view = view_get(space);
+        ret->lookups += atomic_load_explicit(&view->page->counters[KVD_CLIENT_LOOKUPS], memory_order_relaxed);
+        ret->lookup_hits += atomic_load_explicit(&view->page->counters[KVD_CLIENT_HITS], memory_order_relaxed);
+        ret->tokens_asked += atomic_load_explicit(&view->page->counters[KVD_CLIENT_TOKENS_ASKED], memory_order_relaxed);
+        ret->tokens_found += atomic_load_explicit(&view->page->counters[KVD_CLIENT_TOKENS_FOUND], memory_order_relaxed);
+        ret->retries += atomic_load_explicit(&view->page->counters[KVD_CLIENT_RETRIES], memory_order_relaxed);
+        view_put(view);
+}

@@ -1,0 +1,556 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The store by itself: chains, duplicates, eviction order, quotas, death, leases, and a random walk that is checked. */
+
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "store/store.h"
+
+#define BT 4u /* tokens per block */
+
+static struct store *store;
+static struct domain *domain;
+
+static const struct kvd_geometry geometry = {
+        .layers = 2, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000};
+static const uint64_t block_bytes = 2 * 2 * 1 * 8 * BT * 4;
+
+static void open_store(uint64_t blocks, const struct domain_config *config) {
+        struct store_config c = {.pool_bytes = blocks * block_bytes, .segment_bytes = 16 * block_bytes,
+                                 .pages = STORE_PAGES_SMALL, .max_attachments = 8};
+
+        ck_assert_int_eq(store_new(&c, &store), 0);
+        ck_assert_int_eq(store_domain(store, config, &domain), 0);
+}
+
+static void setup(void) {
+        open_store(64, &(struct domain_config){.name = "d"});
+}
+
+static void teardown(void) {
+        ck_assert_uint_eq(store ? store_pool_used(store) % block_bytes : 0, 0);
+        store = store_free(store);
+}
+
+static struct space *make_space_with(const char *name, struct kvd_space_options options) {
+        struct space_spec spec = {.geometry = geometry, .options = options};
+        struct space *space;
+        bool created;
+
+        snprintf(spec.name, sizeof spec.name, "%s", name);
+        ck_assert_int_eq(space_open(domain, &spec, true, &space, &created), 0);
+        return space;
+}
+
+static struct space *make_space(const char *name) {
+        return make_space_with(name, (struct kvd_space_options){0});
+}
+
+static struct attachment *attach(struct space *space) {
+        struct attachment *a;
+
+        ck_assert_int_eq(attachment_new(space, NULL, NULL, &a), 0);
+        return a;
+}
+
+static void check_clean(struct space *space) {
+        struct check_report report;
+        uint32_t cursor = 0;
+
+        do {
+                space_check(space, &cursor, &report);
+                ck_assert_msg(report.broken == 0, "%s", report.first);
+        } while (cursor);
+}
+
+static struct space_usage usage_of(struct space *space) {
+        struct space_usage usage;
+
+        space_usage(space, &usage);
+        return usage;
+}
+
+/* Seals n blocks of which all tokens are `token`, behind parent. */
+static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t token, kvd_ref *ret) {
+        uint32_t tokens[64 * BT];
+        kvd_ref own[64];
+        struct seal_request q = {.parent = parent, .n_blocks = n, .blocks = own, .n_tokens = n * BT, .tokens = tokens};
+        uint32_t got = 0;
+        int r;
+
+        for (uint32_t i = 0; i < n * BT; i++)
+                tokens[i] = token;
+        while (got < n) {
+                r = space_allocate(a, n - got, own + got);
+                if (r < 0) {
+                        space_release(a, own, got);
+                        return r;
+                }
+                got += (uint32_t)r;
+        }
+        r = space_seal(a, &q, ret);
+        for (uint32_t i = 0; i < n; i++)
+                if (r < 0 || ret[i] != own[i])
+                        space_release(a, &own[i], 1);
+        return r;
+}
+
+/* ---- chains ------------------------------------------------------------------------------------------------- */
+
+START_TEST(chain_is_sealed_and_found_again) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space), *b = attach(space);
+        kvd_ref first[40], second[40];
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 20, 7, first), 0);
+        ck_assert_uint_eq(usage_of(space).sealed, 20);
+        ck_assert_uint_eq(usage_of(space).leaves, 1);
+        ck_assert_uint_eq(usage_of(space).runs, 1);
+        ck_assert_int_eq(seal_run(b, KVD_ROOT, 20, 7, second), 0);
+        ck_assert_mem_eq(first, second, 20 * sizeof *first);
+        ck_assert_uint_eq(usage_of(space).sealed, 20);
+        ck_assert_int_eq(seal_run(b, first[9], 5, 8, second), 0);
+        ck_assert_uint_eq(usage_of(space).leaves, 2);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(partial_tail_ends_a_chain) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space);
+        uint32_t tokens[BT] = {1, 2};
+        kvd_ref own, sealed, more[1];
+        struct seal_request q = {.n_blocks = 1, .blocks = &own, .n_tokens = 2, .tokens = tokens};
+
+        ck_assert_int_eq(space_allocate(a, 1, &own), 1);
+        ck_assert_int_eq(space_seal(a, &q, &sealed), 0);
+        ck_assert_int_eq(seal_run(a, sealed, 1, 3, more), -EINVAL);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(nonsense_is_refused_and_changes_nothing) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space), *b = attach(space);
+        uint32_t tokens[2 * BT] = {0};
+        kvd_ref own[2], ret[2], foreign;
+        struct seal_request q = {.n_blocks = 2, .blocks = own, .n_tokens = 2 * BT, .tokens = tokens};
+
+        ck_assert_int_eq(space_allocate(a, 2, own), 2);
+        ck_assert_int_eq(space_allocate(b, 1, &foreign), 1);
+        q.n_tokens = BT;
+        ck_assert_int_eq(space_seal(a, &q, ret), -EINVAL);
+        q.n_tokens = 2 * BT + 1;
+        ck_assert_int_eq(space_seal(a, &q, ret), -EINVAL);
+        q.n_tokens = 2 * BT;
+        tokens[3] = 1000;
+        ck_assert_int_eq(space_seal(a, &q, ret), -EINVAL);
+        tokens[3] = 0;
+        q.group = 1;
+        ck_assert_int_eq(space_seal(a, &q, ret), -EINVAL);
+        q.group = 0;
+        q.parent = own[0];
+        ck_assert_int_eq(space_seal(a, &q, ret), -ESTALE);
+        q.parent = UINT64_MAX;
+        ck_assert_int_eq(space_seal(a, &q, ret), -ESTALE);
+        q.parent = KVD_ROOT;
+        q.blocks = (kvd_ref[]){own[0], own[0]};
+        ck_assert_int_eq(space_seal(a, &q, ret), -ESTALE);
+        q.blocks = (kvd_ref[]){own[0], foreign};
+        ck_assert_int_eq(space_seal(a, &q, ret), -ESTALE);
+        q.blocks = (kvd_ref[]){own[0], own[1] + (UINT64_C(1) << 32)};
+        ck_assert_int_eq(space_seal(a, &q, ret), -ESTALE);
+        q.prefix_tokens = 8;
+        ck_assert_int_eq(space_seal(a, &q, ret), -EINVAL);
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+        ck_assert_uint_eq(usage_of(space).filling, 3);
+        ck_assert_uint_eq(space_release(b, own, 2), 0);
+        ck_assert_uint_eq(space_release(a, own, 2), 2);
+        ck_assert_uint_eq(space_release(a, own, 2), 0);
+        check_clean(space);
+}
+END_TEST
+
+/* ---- eviction ----------------------------------------------------------------------------------------------- */
+
+/* The client's side of a pin page, as libkvd would map it. */
+static shm_u32 *pin_counter(struct attachment *a, uint32_t id) {
+        uint8_t *at = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED, attachment_pin_fd(a), 0);
+
+        ck_assert_ptr_ne(at, MAP_FAILED);
+        return (shm_u32 *)(at + KVD_PINS_OFF) + id;
+}
+
+static void touch_now(struct attachment *a, uint32_t id) {
+        uint32_t capacity = space_index(attachment_space(a))->capacity;
+        shm_u32 *touch = pin_counter(a, id) + (kvd_touch_off(capacity) - KVD_PINS_OFF) / sizeof(uint32_t);
+
+        *touch = ((struct kvd_index *)space_index(attachment_space(a)))->clock;
+}
+
+static bool is_sealed(struct space *space, kvd_ref ref) {
+        uint64_t slot = shm_load(&kvd_index_desc(space_index(space), kvd_ref_id(ref))->slot);
+
+        return slot == kvd_slot_make(KVD_SEALED, kvd_ref_generation(ref));
+}
+
+START_TEST(full_pool_evicts_coldest_leaf_first) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space);
+        kvd_ref cold[16], warm[16], more[32], last[8];
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 16, 1, cold), 0);
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 16, 2, warm), 0);
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 32, 3, more), 0);
+        touch_now(a, kvd_ref_id(cold[15])); /* used last, though sealed first */
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 8, 4, last), 0);
+        ck_assert(is_sealed(space, cold[15]) && is_sealed(space, cold[0]));
+        ck_assert(!is_sealed(space, warm[15]) && is_sealed(space, warm[0]));
+        ck_assert_uint_eq(space_index(space)->counters[KVD_SPACE_EVICTED], 8);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(fifo_ignores_use) {
+        struct space *space = make_space_with("s", (struct kvd_space_options){.policy = KVD_FIFO});
+        struct attachment *a = attach(space);
+        kvd_ref first[16], second[48], last[8];
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 16, 1, first), 0);
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 24, 2, second), 0);
+        ck_assert_int_eq(seal_run(a, second[23], 24, 2, second + 24), 0);
+        touch_now(a, kvd_ref_id(first[15]));
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 8, 3, last), 0);
+        ck_assert(!is_sealed(space, first[15]) && is_sealed(space, second[47]));
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(pinned_leaf_keeps_its_whole_chain) {
+        struct space *space = make_space_with("s", (struct kvd_space_options){.policy = _i ? KVD_FIFO : KVD_LRU});
+        struct attachment *a = attach(space), *reader = attach(space);
+        kvd_ref chain[20], other[44], more[60];
+        shm_u32 *pin;
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 20, 1, chain), 0);
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 30, 2, other), 0);
+        pin = pin_counter(reader, kvd_ref_id(chain[19]));
+        *pin = 1;
+        for (uint32_t i = 3; i < 40; i++)
+                ck_assert_int_eq(seal_run(a, KVD_ROOT, 10, i, more), 0);
+        for (uint32_t i = 0; i < 20; i++)
+                ck_assert(is_sealed(space, chain[i]));
+        ck_assert_uint_gt(space_index(space)->counters[KVD_SPACE_EVICTIONS_PINNED], 0);
+        check_clean(space);
+        *pin = 0;
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 30, 50, more), 0);
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 30, 51, more), 0);
+        ck_assert(!is_sealed(space, chain[19]));
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(full_of_pins_is_refused_not_stalled) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space);
+        kvd_ref chain[64], one;
+
+        for (uint32_t i = 0; i < 64; i++) {
+                ck_assert_int_eq(seal_run(a, KVD_ROOT, 1, i, &chain[i]), 0);
+                *pin_counter(a, kvd_ref_id(chain[i])) = 1;
+        }
+        ck_assert_int_eq(space_allocate(a, 1, &one), -ENOBUFS);
+        *pin_counter(a, kvd_ref_id(chain[40])) = 0;
+        ck_assert_int_eq(space_allocate(a, 1, &one), 1);
+        ck_assert_uint_eq(kvd_ref_id(one), kvd_ref_id(chain[40]));
+        ck_assert_uint_ne(one, chain[40]); /* another generation */
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(evict_on_request) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space);
+        kvd_ref trunk[20], branch[5];
+        bool more;
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 20, 1, trunk), 0);
+        ck_assert_int_eq(seal_run(a, trunk[9], 5, 2, branch), 0);
+        ck_assert_int_eq(space_evict(space, 0, trunk[15], &more), 5);
+        ck_assert_int_eq(space_evict(space, 0, trunk[15], &more), -ENOENT);
+        ck_assert_int_eq(space_evict(space, 3, KVD_ROOT, &more), 3);
+        ck_assert_int_eq(space_evict(space, 0, trunk[0], &more), 17);
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+        ck_assert_uint_eq(usage_of(space).runs, 0);
+        check_clean(space);
+}
+END_TEST
+
+/* ---- quota, several spaces, death ----------------------------------------------------------------------------- */
+
+START_TEST(client_quota_bounds_filling) {
+        struct domain_config config = {.name = "q", .client_quota = 8 * block_bytes};
+        struct space *space;
+        struct attachment *a, *b;
+        kvd_ref refs[32];
+
+        ck_assert_int_eq(store_domain(store, &config, &domain), 0);
+        space = make_space("s");
+        a = attach(space);
+        b = attach(space);
+        ck_assert_int_eq(space_allocate(a, 32, refs), 8);
+        ck_assert_int_eq(space_allocate(a, 1, refs + 8), -EDQUOT);
+        ck_assert_int_eq(space_allocate(b, 4, refs + 8), 4);
+        ck_assert_uint_eq(space_release(a, refs, 1), 1);
+        ck_assert_int_eq(space_allocate(a, 2, refs), 1);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(domain_quota_bounds_the_space) {
+        struct domain_config config = {.name = "q", .quota = 20 * block_bytes};
+        struct space *space;
+        struct attachment *a;
+        kvd_ref refs[64];
+
+        ck_assert_int_eq(store_domain(store, &config, &domain), 0);
+        space = make_space("s");
+        a = attach(space);
+        for (uint32_t i = 0; i < 10; i++)
+                ck_assert_int_eq(seal_run(a, KVD_ROOT, 5, i, refs), 0);
+        ck_assert_uint_le(usage_of(space).total, 20);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(second_space_takes_memory_from_the_first) {
+        struct space *one = make_space("one"), *two = make_space("two");
+        struct attachment *a = attach(one), *b = attach(two);
+        kvd_ref refs[64];
+
+        for (uint32_t i = 0; i < 10; i++)
+                ck_assert_int_eq(seal_run(a, KVD_ROOT, 10, i, refs), 0);
+        for (uint32_t i = 0; i < 10; i++)
+                ck_assert_int_eq(seal_run(b, KVD_ROOT, 10, i, refs), 0);
+        ck_assert_uint_ge(usage_of(two).total, 24);
+        ck_assert_uint_le(store_pool_used(store), store_pool_bytes(store));
+        check_clean(one);
+        check_clean(two);
+}
+END_TEST
+
+START_TEST(death_discards_what_was_being_filled) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space), *b = attach(space);
+        kvd_ref refs[16], chain[8], more[8];
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 8, 1, chain), 0);
+        *pin_counter(a, kvd_ref_id(chain[7])) = 1;
+        ck_assert_int_gt(space_allocate(a, 16, refs), 0);
+        attachment_orphan(a);
+        ck_assert_uint_gt(usage_of(space).limbo, 0);
+        ck_assert_uint_eq(space_release(a, refs, 16), 0);
+        check_clean(space);
+        for (uint32_t i = 2; i < 20; i++)
+                seal_run(b, KVD_ROOT, 8, i, more);
+        ck_assert(is_sealed(space, chain[7])); /* its process may still read it */
+        attachment_free(a, true);
+        ck_assert_uint_eq(usage_of(space).limbo, 0);
+        for (uint32_t i = 20; i < 40; i++)
+                ck_assert_int_eq(seal_run(b, KVD_ROOT, 8, i, more), 0);
+        ck_assert(!is_sealed(space, chain[7]));
+        while (store_idle(store))
+                ;
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(what_a_dead_client_used_stays_warm) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space), *b = attach(space);
+        kvd_ref used[16], unused[16], more[32], last[8];
+
+        ck_assert_int_eq(seal_run(b, KVD_ROOT, 16, 1, used), 0);
+        ck_assert_int_eq(seal_run(b, KVD_ROOT, 16, 2, unused), 0);
+        ck_assert_int_eq(seal_run(b, KVD_ROOT, 32, 3, more), 0);
+        touch_now(a, kvd_ref_id(used[15]));
+        attachment_free(a, true);
+        while (store_idle(store))
+                ;
+        ck_assert_int_eq(seal_run(b, KVD_ROOT, 8, 4, last), 0);
+        ck_assert(is_sealed(space, used[15]));
+        ck_assert(!is_sealed(space, unused[15]));
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(arena_hands_out_own_segments_only) {
+        struct domain_config config = {.name = "arena", .arena = true};
+        struct attachment *a, *b;
+        struct space *space;
+        kvd_ref refs[16];
+        bool writable;
+
+        ck_assert_int_eq(store_domain(store, &config, &domain), 0);
+        space = make_space("s");
+        a = attach(space);
+        b = attach(space);
+        ck_assert_int_gt(space_allocate(a, 4, refs), 0);
+        ck_assert_int_gt(space_allocate(b, 4, refs + 4), 0);
+        ck_assert_int_ge(space_segment_fd(a, 0, &writable), 0);
+        ck_assert(writable);
+        ck_assert_int_ge(space_segment_fd(a, 1, &writable), 0);
+        ck_assert(!writable);
+        ck_assert_int_ge(space_segment_fd(b, 1, &writable), 0);
+        ck_assert(writable);
+        attachment_free(a, true);
+        for (uint32_t i = 0; i < 20; i++)
+                ck_assert_int_eq(seal_run(b, KVD_ROOT, 8, i, refs), 0);
+        check_clean(space);
+}
+END_TEST
+
+/* ---- spaces, leases --------------------------------------------------------------------------------------------- */
+
+START_TEST(another_geometry_is_refused_by_name) {
+        struct space_spec spec = {.name = "s", .geometry = geometry};
+        struct space *space;
+        bool created;
+
+        make_space("s");
+        spec.geometry.head_dim++;
+        ck_assert_int_eq(space_open(domain, &spec, true, &space, &created), -EEXIST);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "head_dim"));
+        spec.geometry = geometry;
+        spec.options.kind = KVD_BIDIRECTIONAL;
+        ck_assert_int_eq(space_open(domain, &spec, true, &space, &created), -EEXIST);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "kind"));
+        snprintf(spec.name, sizeof spec.name, "a/b");
+        ck_assert_int_eq(space_open(domain, &spec, true, &space, &created), -EINVAL);
+}
+END_TEST
+
+START_TEST(lease_has_one_holder_and_dies_with_it) {
+        struct space *space = make_space_with("s", (struct kvd_space_options){.kind = KVD_BIDIRECTIONAL});
+        struct attachment *a = attach(space), *b = attach(space);
+        struct kvd_key key = {1, 2};
+        uint32_t epoch = space_index(space)->lease_epoch;
+
+        ck_assert_int_eq(space_lease(a, key, 10), 1);
+        ck_assert_int_eq(space_lease(a, key, 10), 1);
+        ck_assert_int_eq(space_lease(b, key, 10), 0);
+        ck_assert_int_eq(space_lease(b, key, 11), 1);
+        space_lease_end(b, key, 10); /* not its own */
+        ck_assert_int_eq(space_lease(b, key, 10), 0);
+        attachment_orphan(a);
+        ck_assert_uint_ne(space_index(space)->lease_epoch, epoch);
+        ck_assert_int_eq(space_lease(b, key, 10), 1);
+        ck_assert_uint_eq(usage_of(space).leases, 2);
+        attachment_free(b, true);
+        ck_assert_uint_eq(usage_of(space).leases, 0);
+}
+END_TEST
+
+/* ---- random walk ------------------------------------------------------------------------------------------------ */
+
+struct walker {
+        struct attachment *a;
+        kvd_ref parent;
+};
+
+static uint64_t seed = 12345;
+
+static uint32_t rnd(uint32_t n) {
+        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (uint32_t)(seed >> 33) % n;
+}
+
+static void walk_one(struct space *space, struct walker *w) {
+        kvd_ref more[20];
+
+        switch (rnd(10)) {
+        case 0:
+                attachment_orphan(w->a);
+                w->a = attachment_free(w->a, true);
+                ck_assert_int_eq(attachment_new(space, NULL, NULL, &w->a), 0);
+                w->parent = KVD_ROOT;
+                break;
+        case 1: {
+                kvd_ref lost[4];
+
+                space_allocate(w->a, 1 + rnd(4), lost); /* never given back: until it dies */
+                break;
+        }
+        case 2:
+                store_idle(store);
+                break;
+        case 3: {
+                bool again;
+
+                space_evict(space, 1 + rnd(5), KVD_ROOT, &again);
+                break;
+        }
+        default:
+                if (rnd(4) == 0)
+                        w->parent = KVD_ROOT;
+                if (seal_run(w->a, w->parent, 1 + rnd(20), rnd(3), more) == 0)
+                        w->parent = more[0];
+                else
+                        w->parent = KVD_ROOT;
+        }
+}
+
+START_TEST(random_walk_keeps_the_invariants) {
+        struct space *space = make_space_with("s", (struct kvd_space_options){.policy = _i ? KVD_FIFO : KVD_LRU});
+        struct walker walkers[4] = {0};
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(walkers); i++)
+                walkers[i].a = attach(space);
+        for (uint32_t i = 0; i < 20000; i++) {
+                walk_one(space, &walkers[rnd(ARRAY_SIZE(walkers))]);
+                if (i % 16 == 0)
+                        check_clean(space);
+        }
+}
+END_TEST
+
+static Suite *suite(void) {
+        Suite *s = suite_create("store");
+        TCase *c = tcase_create("store");
+
+        tcase_add_checked_fixture(c, setup, teardown);
+        tcase_set_timeout(c, 60);
+        tcase_add_test(c, chain_is_sealed_and_found_again);
+        tcase_add_test(c, partial_tail_ends_a_chain);
+        tcase_add_test(c, nonsense_is_refused_and_changes_nothing);
+        tcase_add_test(c, full_pool_evicts_coldest_leaf_first);
+        tcase_add_test(c, fifo_ignores_use);
+        tcase_add_loop_test(c, pinned_leaf_keeps_its_whole_chain, 0, 2);
+        tcase_add_test(c, full_of_pins_is_refused_not_stalled);
+        tcase_add_test(c, evict_on_request);
+        tcase_add_test(c, client_quota_bounds_filling);
+        tcase_add_test(c, domain_quota_bounds_the_space);
+        tcase_add_test(c, second_space_takes_memory_from_the_first);
+        tcase_add_test(c, death_discards_what_was_being_filled);
+        tcase_add_test(c, what_a_dead_client_used_stays_warm);
+        tcase_add_test(c, arena_hands_out_own_segments_only);
+        tcase_add_test(c, another_geometry_is_refused_by_name);
+        tcase_add_test(c, lease_has_one_holder_and_dies_with_it);
+        tcase_add_loop_test(c, random_walk_keeps_the_invariants, 0, 2);
+        suite_add_tcase(s, c);
+        return s;
+}
+
+int main(void) {
+        SRunner *runner = srunner_create(suite());
+        int failed;
+
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
