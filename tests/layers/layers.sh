@@ -1,0 +1,153 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# Checks the layers of the source tree: which folder may include which. Also that every include is written from the
+# root, that the top level has nothing new, and that the public header stands alone, in C and in C++.
+#
+#       layers.sh ROOT        one line per violation on stdout; exit status 1 if there are any
+#
+# Compilers are $CC and $CXX (default cc and c++; without a C++ compiler that part is skipped, and says so).
+set -u
+
+# folder        what it may include besides itself ("*": everything)
+LAYERS='
+ipc/base
+kernels         ipc/base
+ipc             ipc/base
+store           ipc/base kernels
+client          ipc/base ipc kernels
+daemon          ipc/base ipc store kernels
+tools           ipc/base ipc client kernels
+tests           *
+'
+
+# The public contract: any layer may include it; it includes only libc itself.
+PUBLIC=client/kvd.h
+LIBC='stddef.h stdint.h'
+
+# System headers that would break a layer's promise: the store has no sockets and no messages.
+FORBIDDEN='
+store           sys/socket.h sys/un.h sys/epoll.h poll.h liburing.h msgpack.h
+kernels         sys/socket.h sys/un.h msgpack.h
+'
+
+TOP='meson.build meson_options.txt daemon client ipc kernels store tests tools systemd README.md LICENSE' # and dotfiles
+
+root=${1:?usage: layers.sh ROOT}
+cd "$root" || exit 2
+status=$(mktemp) || exit 2
+trap 'rm -f "$status"' EXIT
+
+violation() {
+        echo "$*"
+        echo 1 >"$status"
+}
+
+# Files that belong to the tree: what git would commit, or everything where there is no git.
+files() {
+        if git rev-parse --git-dir >/dev/null 2>&1; then
+                git ls-files --cached --others --exclude-standard
+        else
+                find . -type f | sed 's|^\./||'
+        fi | sort -u
+}
+
+sources() {
+        files | grep -E '\.(c|h|def|cu|cuh|cc|cpp)$' | while read -r file; do
+                [ -f "$file" ] && echo "$file"
+        done
+}
+
+check_includes() {
+        sources | tr '\n' '\0' | xargs -0 awk -v layers="$LAYERS" -v forbidden="$FORBIDDEN" -v public="$PUBLIC" '
+        function layer_of(path,   best, name) {
+                best = ""
+                for (name in allowed)
+                        if (index(path, name "/") == 1 && length(name) > length(best))
+                                best = name
+                return best
+        }
+        function exists(path,   line, r) {
+                if (!(path in known)) {
+                        r = (getline line < path)
+                        close(path)
+                        known[path] = r >= 0
+                }
+                return known[path]
+        }
+        function bad(text) { printf "%s:%d: %s\n", FILENAME, FNR, text }
+        BEGIN {
+                n = split(layers, row, "\n")
+                for (i = 1; i <= n; i++)
+                        if (split(row[i], word, /[ \t]+/) >= 1 && word[1] != "")
+                                allowed[word[1]] = " " substr(row[i], length(word[1]) + 1) " " word[1] " "
+                n = split(forbidden, row, "\n")
+                for (i = 1; i <= n; i++)
+                        if (split(row[i], word, /[ \t]+/) >= 1 && word[1] != "")
+                                never[word[1]] = " " substr(row[i], length(word[1]) + 1) " "
+        }
+        match($0, /^[ \t]*#[ \t]*include[ \t]*[<"][^>"]*[>"]/) {
+                what = substr($0, RSTART, RLENGTH)
+                quoted = what ~ /"$/
+                gsub(/^[^<"]*[<"]|[>"]$/, "", what)
+                from = layer_of(FILENAME)
+                if (!quoted) {
+                        if (index(never[from], " " what " "))
+                                bad(from " must not include <" what ">")
+                        next
+                }
+                to = layer_of(what)
+                if (what ~ /(^|\/)\.\.?\//)
+                        bad("\"" what "\" is not written from the root")
+                else if (to == "" || !exists(what))
+                        bad("\"" what "\" is no file, seen from the root")
+                else if (what != public && from != "" && !index(allowed[from], " * ") && !index(allowed[from], " " to " "))
+                        bad(from " must not include \"" what "\" (" to ")")
+        }'
+}
+
+check_public_includes() {
+        sed -n 's/^[ \t]*#[ \t]*include[ \t]*//p' "$PUBLIC" | while read -r what rest; do
+                name=$(echo "$what" | tr -d '<>"')
+                case " $LIBC " in
+                *" $name "*) ;;
+                *) violation "$PUBLIC: includes $what, which is not one of: $LIBC" ;;
+                esac
+        done
+}
+
+check_top() {
+        files | sed 's|/.*||' | grep -v '^\.' | sort -u | while read -r entry; do
+                case " $TOP " in
+                *" $entry "*) ;;
+                *) [ -e "$entry" ] && violation "$entry: not a top-level entry of this project" ;;
+                esac
+        done
+}
+
+# compile LANGUAGE COMMAND...: as its users compile it, with all warnings as errors
+compile() {
+        language=$1
+        shift
+        text=$(printf '#include "%s"\nint main(void) { return KVD_NAME_MAX == 0; }\n' "$PUBLIC" |
+                "$@" -x "$language" -I. -Wall -Wextra -Wpedantic -Werror -fsyntax-only - 2>&1) ||
+                violation "$PUBLIC: does not compile alone as $language: $text"
+}
+
+check_public_compiles() {
+        # shellcheck disable=SC2086 # CC may hold flags
+        compile c ${CC:-cc} -std=c99
+        if command -v ${CXX:-c++} >/dev/null 2>&1; then
+                compile c++ ${CXX:-c++} -std=c++11
+        else
+                echo "no C++ compiler: $PUBLIC was not tried as C++" >&2
+        fi
+}
+
+check_includes | while read -r line; do
+        violation "$line"
+done
+check_public_includes
+check_top
+check_public_compiles
+[ ! -s "$status" ]
