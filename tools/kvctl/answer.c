@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvctl/answer.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "tools/kvctl/text.h"
+
+struct part { /* one of these */
+        struct table *table;
+        char *sentence;
+        char *picture;
+};
+
+struct answer {
+        struct part *parts;
+        size_t n;
+        bool failed;
+};
+
+struct answer *answer_new(void) {
+        return calloc(1, sizeof(struct answer));
+}
+
+struct answer *answer_free(struct answer *answer) {
+        if (!answer)
+                return NULL;
+        for (size_t i = 0; i < answer->n; i++) {
+                table_free(answer->parts[i].table);
+                free(answer->parts[i].sentence);
+                free(answer->parts[i].picture);
+        }
+        free(answer->parts);
+        free(answer);
+        return NULL;
+}
+
+void answer_freep(struct answer **answer) {
+        answer_free(*answer);
+}
+
+static bool add(struct answer *answer, struct part part) {
+        struct part *parts = realloc(answer->parts, (answer->n + 1) * sizeof *parts);
+
+        if (!parts) {
+                answer->failed = true;
+                return false;
+        }
+        answer->parts = parts;
+        answer->parts[answer->n++] = part;
+        return true;
+}
+
+struct table *answer_table(struct answer *answer, const char *name, enum table_form form, const struct column *columns,
+                           size_t n_columns) {
+        _cleanup_(table_freep) struct table *table = table_new(name, form, columns, n_columns);
+
+        if (!table || !add(answer, (struct part){.table = table}))
+                return NULL;
+        return STEAL(table);
+}
+
+void answer_say(struct answer *answer, const char *format, ...) {
+        _cleanup_(freep) char *text = NULL;
+        va_list list;
+        int n;
+
+        va_start(list, format);
+        n = vasprintf(&text, format, list);
+        va_end(list);
+        if (n < 0) {
+                text = NULL;
+                answer->failed = true;
+        } else if (add(answer, (struct part){.sentence = text})) {
+                text = NULL;
+        }
+}
+
+void answer_picture(struct answer *answer, char *lines) {
+        if (!lines)
+                answer->failed = true;
+        else if (!add(answer, (struct part){.picture = lines}))
+                free(lines);
+}
+
+/* Tables and pictures stand apart by an empty line; sentences stand together. */
+static void print_gap(const struct part *before, const struct part *now, const struct screen *screen) {
+        if (before && !(before->sentence && now->sentence))
+                fputc('\n', screen->to);
+}
+
+static int print_part(const struct part *part, const struct screen *screen) {
+        if (part->table)
+                return table_print(part->table, screen);
+        if (part->picture) {
+                fputs(part->picture, screen->to);
+                return 0;
+        }
+        text_put(screen->to, part->sentence, strlen(part->sentence));
+        fputc('\n', screen->to);
+        return 0;
+}
+
+int answer_print(const struct answer *answer, const struct screen *screen) {
+        const struct part *before = NULL;
+        int r = answer->failed ? -ENOMEM : 0;
+
+        for (size_t i = 0; i < answer->n && r == 0; i++) {
+                const struct part *part = &answer->parts[i];
+
+                if (part->table && !table_is_shown(part->table))
+                        continue;
+                print_gap(before, part, screen);
+                r = print_part(part, screen);
+                before = part;
+        }
+        return r;
+}
+
+int answer_json(const struct answer *answer, struct json *json) {
+        int r = answer->failed ? -ENOMEM : 0;
+
+        json_open(json, NULL, '{');
+        for (size_t i = 0; i < answer->n && r == 0; i++)
+                if (answer->parts[i].table)
+                        r = table_json(answer->parts[i].table, json);
+        json_close(json, '}');
+        return r;
+}

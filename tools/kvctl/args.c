@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvctl/args.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvctl/text.h"
+
+const struct flag_row flags[N_FLAGS] = {
+#define FLAG(id, name, letter, value, kind, text) {name, letter, value, FLAG_##kind, text},
+#include "tools/kvctl/flags.def"
+#undef FLAG
+};
+
+/* What is being read, and where to say what is wrong with it. */
+struct reader {
+        struct args *args;
+        char **argv;
+        int argc, at;
+        const char *word[ARGS_OPERANDS_MAX + 2]; /* verb and operands */
+        unsigned n_words;
+        char unknown[64]; /* first flag that does not exist; the verb decides what to suggest */
+        char *why;
+        size_t why_size;
+};
+
+_printf_(2, 3) static int wrong(struct reader *reader, const char *format, ...) {
+        va_list list;
+
+        va_start(list, format);
+        vsnprintf(reader->why, reader->why_size, format, list);
+        va_end(list);
+        return -EINVAL;
+}
+
+/* ---- suggestions ------------------------------------------------------------------------------------------------ */
+
+struct nearest {
+        const char *name;
+        unsigned distance;
+};
+
+static void consider(struct nearest *nearest, const char *given, const char *name) {
+        unsigned distance = text_distance(given, name);
+        bool begins = strlen(given) >= 2 && strncmp(given, name, strlen(given)) == 0;
+
+        distance = begins ? MIN(distance, 1u) : distance;
+        if (distance < nearest->distance)
+                *nearest = (struct nearest){name, distance};
+}
+
+/* Three wrong letters in a word of three are another word. */
+static struct nearest nearest_for(const char *given) {
+        return (struct nearest){NULL, MIN((unsigned)strlen(given) / 3 + 2, 4u)};
+}
+
+static int unknown_verb(struct reader *reader, const char *given) {
+        struct nearest nearest = nearest_for(given);
+
+        for (unsigned i = 0; i < n_verbs; i++)
+                consider(&nearest, given, verbs[i].name);
+        if (nearest.name)
+                return wrong(reader, "no verb \"%s\"; did you mean \"%s\"?", given, nearest.name);
+        return wrong(reader, "no verb \"%s\"; \"kvctl --help\" lists them", given);
+}
+
+static uint64_t allowed(const struct verb *verb) {
+        return FLAGS_GLOBAL | (verb ? verb->required | verb->optional : 0);
+}
+
+static int unknown_flag(struct reader *reader) {
+        const char *given = reader->unknown;
+        const struct verb *verb = reader->args->verb;
+        struct nearest nearest = nearest_for(given);
+
+        for (unsigned i = 0; i < N_FLAGS; i++)
+                if (!verb || allowed(verb) & FLAG_BIT(i))
+                        consider(&nearest, given, flags[i].name);
+        if (nearest.name)
+                return wrong(reader, "no flag --%s; did you mean --%s?", given, nearest.name);
+        if (verb)
+                return wrong(reader, "no flag --%s; \"kvctl %s --help\" lists them", given, verb->name);
+        return wrong(reader, "no flag --%s; \"kvctl --help\" lists them", given);
+}
+
+/* ---- verb ------------------------------------------------------------------------------------------------------- */
+
+/* Words of the verb's name that stand at the beginning of the words given, if all of them do. */
+static unsigned words_of(const struct verb *verb, const struct reader *reader) {
+        const char *name = verb->name;
+        unsigned n = 0;
+
+        while (*name) {
+                size_t length = strcspn(name, " ");
+
+                if (n == reader->n_words || strlen(reader->word[n]) != length ||
+                    strncmp(reader->word[n], name, length) != 0)
+                        return 0;
+                name += length + (name[length] == ' ');
+                n++;
+        }
+        return n;
+}
+
+static int no_verb(struct reader *reader) {
+        char two[128];
+
+        if (reader->n_words >= 2) {
+                snprintf(two, sizeof two, "%s %s", reader->word[0], reader->word[1]);
+                for (unsigned i = 0; i < n_verbs; i++)
+                        if (strncmp(verbs[i].name, two, strlen(reader->word[0]) + 1) == 0)
+                                return unknown_verb(reader, two);
+        }
+        return unknown_verb(reader, reader->word[0]);
+}
+
+static int find_verb(struct reader *reader) {
+        struct args *args = reader->args;
+        unsigned n = 0;
+
+        for (unsigned i = 0; i < n_verbs && !n; i++) {
+                n = words_of(&verbs[i], reader);
+                args->verb = n ? &verbs[i] : NULL;
+        }
+        if (!n && reader->n_words)
+                return no_verb(reader);
+        args->n_operands = reader->n_words - n;
+        memcpy(args->operand, reader->word + n, args->n_operands * sizeof *args->operand);
+        return 0;
+}
+
+/* ---- flags ------------------------------------------------------------------------------------------------------ */
+
+static int read_number(struct reader *reader, enum flag flag, const char *text) {
+        uint64_t *number = &reader->args->number[flag];
+        char *end;
+
+        errno = 0;
+        *number = strtoull(text, &end, 10);
+        if (!isdigit((unsigned char)*text) || *end || errno)
+                return wrong(reader, "--%s takes a whole number, not \"%s\"", flags[flag].name, text);
+        return 0;
+}
+
+static int read_seconds(struct reader *reader, enum flag flag, const char *text) {
+        double *seconds = &reader->args->seconds[flag];
+        char *end;
+
+        *seconds = strtod(text, &end);
+        if (end == text || *end || !(*seconds >= 0.01 && *seconds <= 86400))
+                return wrong(reader, "--%s takes seconds, 0.01 to 86400, not \"%s\"", flags[flag].name, text);
+        return 0;
+}
+
+static int read_value(struct reader *reader, enum flag flag, const char *text) {
+        reader->args->text[flag] = text;
+        if (flags[flag].kind == FLAG_NUMBER)
+                return read_number(reader, flag, text);
+        if (flags[flag].kind == FLAG_SECONDS)
+                return read_seconds(reader, flag, text);
+        return 0;
+}
+
+static int take_flag(struct reader *reader, enum flag flag, const char *value) {
+        const struct flag_row *row = &flags[flag];
+
+        reader->args->given |= FLAG_BIT(flag);
+        if (row->kind == FLAG_BARE)
+                return value ? wrong(reader, "--%s takes no value", row->name) : 0;
+        if (!value) {
+                if (reader->at + 1 >= reader->argc)
+                        return wrong(reader, "--%s wants a value: --%s %s", row->name, row->name, row->value);
+                value = reader->argv[++reader->at];
+        }
+        return read_value(reader, flag, value);
+}
+
+static int take_long(struct reader *reader, const char *word) {
+        const char *equals = strchr(word, '=');
+        size_t n = equals ? (size_t)(equals - word) : strlen(word);
+
+        for (unsigned i = 0; i < N_FLAGS; i++)
+                if (strlen(flags[i].name) == n && strncmp(flags[i].name, word, n) == 0)
+                        return take_flag(reader, (enum flag)i, equals ? equals + 1 : NULL);
+        if (!*reader->unknown)
+                snprintf(reader->unknown, sizeof reader->unknown, "%.*s", (int)MIN(n, sizeof reader->unknown - 1), word);
+        return 0;
+}
+
+static int take_short(struct reader *reader, const char *word) {
+        for (unsigned i = 0; i < N_FLAGS; i++)
+                if (flags[i].letter == word[0])
+                        return take_flag(reader, (enum flag)i, word[1] ? word + 1 : NULL);
+        return wrong(reader, "no flag -%s; \"kvctl --help\" lists them", word);
+}
+
+static int take_word(struct reader *reader, const char *word) {
+        if (reader->n_words == ARRAY_SIZE(reader->word))
+                return wrong(reader, "too many arguments, from \"%s\" on", word);
+        reader->word[reader->n_words++] = word;
+        return 0;
+}
+
+static int take_all(struct reader *reader) {
+        bool flags_end = false;
+        int r = 0;
+
+        for (reader->at = 1; reader->at < reader->argc && r == 0; reader->at++) {
+                const char *word = reader->argv[reader->at];
+
+                if (flags_end || word[0] != '-' || !word[1])
+                        r = take_word(reader, word);
+                else if (strcmp(word, "--") == 0)
+                        flags_end = true;
+                else
+                        r = word[1] == '-' ? take_long(reader, word + 2) : take_short(reader, word + 1);
+        }
+        return r;
+}
+
+/* ---- does it fit the verb? -------------------------------------------------------------------------------------- */
+
+static int check_flags(struct reader *reader) {
+        const struct args *args = reader->args;
+        uint64_t surplus = args->given & ~allowed(args->verb), missing = args->verb->required & ~args->given;
+
+        for (unsigned i = 0; i < N_FLAGS; i++) {
+                if (surplus & FLAG_BIT(i))
+                        return wrong(reader, "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", args->verb->name,
+                                     flags[i].name, args->verb->name);
+                if (missing & FLAG_BIT(i))
+                        return wrong(reader, "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", args->verb->name,
+                                     flags[i].name, flags[i].value, args->verb->name);
+        }
+        return 0;
+}
+
+static int check_operands(struct reader *reader) {
+        const struct args *args = reader->args;
+
+        if (args->n_operands < args->verb->least)
+                return wrong(reader, "\"%s\" wants %s; try: %s", args->verb->name, args->verb->operands,
+                             args->verb->example);
+        if (args->n_operands > args->verb->most)
+                return wrong(reader, "\"%s\" does not know what to do with \"%s\"; \"kvctl %s --help\" has an example",
+                             args->verb->name, args->operand[args->verb->most], args->verb->name);
+        return 0;
+}
+
+int args_parse(struct args *args, int argc, char **argv, char *why, size_t why_size) {
+        struct reader reader = {.args = args, .argv = argv, .argc = argc, .why = why, .why_size = why_size};
+        int r;
+
+        *args = (struct args){0};
+        r = take_all(&reader);
+        if (r == 0)
+                r = find_verb(&reader);
+        if (r == 0 && *reader.unknown)
+                r = unknown_flag(&reader);
+        if (r < 0)
+                return r;
+        if (args_has(args, FLAG_HELP) || args_has(args, FLAG_VERSION) || !args->verb)
+                return 0;
+        r = check_flags(&reader);
+        return r < 0 ? r : check_operands(&reader);
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVCTL_ARGS_H
+#define KVCTL_ARGS_H
+
+/* The command line: a verb of verbs.def, its operands, and flags of flags.def anywhere. */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+struct kvctl;
+struct answer;
+
+enum flag_kind { FLAG_BARE, FLAG_TEXT, FLAG_NUMBER, FLAG_SECONDS };
+
+enum flag {
+#define FLAG(id, name, letter, value, kind, text) FLAG_##id,
+#include "tools/kvctl/flags.def"
+#undef FLAG
+        N_FLAGS
+};
+
+struct flag_row {
+        const char *name;
+        char letter;       /* 0: none */
+        const char *value; /* how help calls it; NULL: takes none */
+        enum flag_kind kind;
+        const char *text;
+};
+
+extern const struct flag_row flags[N_FLAGS];
+
+#define FLAG_BIT(flag) (UINT64_C(1) << (flag))
+#define FLAGS_GLOBAL (FLAG_BIT(FLAG_WATCH) - 1)
+
+/* Fills the answer. 0; 1: the answer is "no"; negative errno, with the reason said by kvctl_fail. */
+typedef int verb_fn(struct kvctl *kvctl, struct answer *answer);
+
+struct verb {
+        const char *name;
+        verb_fn *run;
+        const char *operands;
+        unsigned least, most;        /* operands */
+        uint64_t required, optional; /* FLAG_BIT of its own flags */
+        const char *text, *more, *example;
+};
+
+extern const struct verb verbs[];
+extern const unsigned n_verbs;
+
+#define ARGS_OPERANDS_MAX 16u
+
+struct args {
+        const struct verb *verb; /* NULL: none was given */
+        const char *operand[ARGS_OPERANDS_MAX];
+        unsigned n_operands;
+        uint64_t given; /* FLAG_BIT of the flags */
+        const char *text[N_FLAGS];
+        uint64_t number[N_FLAGS];
+        double seconds[N_FLAGS];
+};
+
+/* -EINVAL, and one line in why[], if it cannot be understood. With --help or --version, operands are not counted. */
+int args_parse(struct args *args, int argc, char **argv, char *why, size_t why_size);
+
+static inline bool args_has(const struct args *args, enum flag flag) {
+        return args->given & FLAG_BIT(flag);
+}
+
+/* help */
+void help_all(FILE *to);
+void help_verb(FILE *to, const struct verb *verb);
+
+#endif

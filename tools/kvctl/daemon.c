@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* status, ping, clients: the daemon as a whole */
+#include "ipc/base/layout.h"
+#include "ipc/base/sys.h"
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/verbs.h"
+
+static const struct column daemon_columns[] = {
+        {"version", "kvd", UNIT_NONE},
+        {"pid", "pid", UNIT_NONE},
+        {"uptime_ms", "up", UNIT_MS},
+        {"socket", "socket", UNIT_NONE},
+        {"domain", "domain", UNIT_NONE},
+        {"administrator", "administrator", UNIT_NONE},
+        {"backend", "backend", UNIT_NONE},
+        {"loop", "loop", UNIT_NONE},
+        {"pages", "pages", UNIT_NONE},
+        {"pool_bytes", "pool", UNIT_BYTES},
+        {"pool_used_bytes", "pool in use", UNIT_BYTES},
+        {"pool_used_share", "share in use", UNIT_SHARE},
+        {"spaces", "spaces", UNIT_COUNT},
+        {"clients", "clients", UNIT_COUNT},
+        {"requests", "requests", UNIT_COUNT},
+        {"request_errors", "of these refused", UNIT_COUNT},
+        {"bad_frames", "bad frames", UNIT_COUNT},
+        {"turn_max_us", "longest turn", UNIT_US},
+};
+
+static void fill_daemon(struct table *t, const struct conn *conn, const struct kvd_msg_daemon_info_reply *info) {
+        table_text(t, info->version.data, info->version.size);
+        table_number(t, info->pid);
+        table_number(t, info->uptime_ms);
+        table_string(t, conn_path(conn));
+        table_text(t, conn_peer(conn)->domain.data, conn_peer(conn)->domain.size);
+        table_flag(t, conn_peer(conn)->admin);
+        table_text(t, info->backend.data, info->backend.size);
+        table_text(t, info->loop.data, info->loop.size);
+        table_text(t, info->pages.data, info->pages.size);
+        table_number(t, info->pool_bytes);
+        table_number(t, info->pool_used);
+        table_share(t, (double)info->pool_used, (double)info->pool_bytes);
+        table_number(t, info->spaces);
+        table_number(t, info->clients);
+        table_number(t, info->requests);
+        table_number(t, info->request_errors);
+        table_number(t, info->bad_frames);
+        table_number(t, info->turn_max_us);
+}
+
+int add_daemon(struct kvctl *kvctl, struct answer *answer) {
+        struct kvd_msg_daemon_info request = {};
+        struct kvd_msg_daemon_info_reply info;
+        int r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, &info);
+        struct table *t;
+
+        if (r < 0)
+                return r;
+        t = ANSWER_RECORD(answer, "daemon", daemon_columns);
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        fill_daemon(t, kvctl->conn, &info);
+        return 0;
+}
+
+int verb_status(struct kvctl *kvctl, struct answer *answer) {
+        int r = add_daemon(kvctl, answer);
+
+        return r < 0 ? r : add_spaces(kvctl, answer);
+}
+
+/* ---- ping ------------------------------------------------------------------------------------------------------- */
+
+static const struct column ping_columns[] = {
+        {"version", NULL, UNIT_NONE},
+        {"pid", NULL, UNIT_NONE},
+        {"socket", NULL, UNIT_NONE},
+        {"answer_us", NULL, UNIT_US},
+};
+
+/* The first question also connects: the second one is measured. */
+static int ask_twice(struct kvctl *kvctl, struct kvd_msg_daemon_info_reply *info, uint64_t *us) {
+        struct kvd_msg_daemon_info request = {};
+        int r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, info);
+        uint64_t start = sys_now_ns();
+
+        if (r < 0)
+                return r;
+        r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, info);
+        *us = (sys_now_ns() - start) / 1000;
+        return r;
+}
+
+int verb_ping(struct kvctl *kvctl, struct answer *answer) {
+        char version[64], time[UNIT_TEXT_MAX];
+        struct kvd_msg_daemon_info_reply info;
+        struct table *t;
+        uint64_t us;
+        int r = ask_twice(kvctl, &info, &us);
+
+        if (r < 0)
+                return r;
+        t = ANSWER_RECORD(answer, "ping", ping_columns);
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        kvd_slice_copy(info.version, version, sizeof version);
+        table_string(t, version);
+        table_number(t, info.pid);
+        table_string(t, conn_path(kvctl->conn));
+        table_number(t, us);
+        unit_format(UNIT_US, (double)us, time);
+        answer_say(answer, "kvd %s (pid %u) at %s answered in %s", version, info.pid, conn_path(kvctl->conn), time);
+        return 0;
+}
+
+/* ---- clients ---------------------------------------------------------------------------------------------------- */
+
+static const struct column client_columns[] = {
+        {"client", "CLIENT", UNIT_NONE},
+        {"pid", "PID", UNIT_NONE},
+        {"uid", "UID", UNIT_NONE},
+        {"name", "NAME", UNIT_NONE},
+        {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
+        {"connected", "CONNECTED", UNIT_NONE},
+        {"spaces", "SPACES", UNIT_COUNT},
+        {"filling_blocks", "FILLING", UNIT_COUNT},
+        {"pinned_blocks", "PINNED", UNIT_COUNT},
+        {"requests", NULL, UNIT_COUNT},
+        {"lookups", "LOOKUPS", UNIT_SHORT},
+        {"lookup_hits", NULL, UNIT_COUNT},
+        {"tokens_asked", NULL, UNIT_COUNT},
+        {"tokens_found", NULL, UNIT_COUNT},
+        {"tokens_reused", "REUSED", UNIT_SHARE},
+        {"retries", NULL, UNIT_COUNT},
+        {"age_ms", "AGE", UNIT_MS},
+};
+
+static void fill_client(struct table *t, const struct kvd_msg_client_info_reply *info) {
+        uint64_t asked = counter_at(info->counters, KVD_CLIENT_TOKENS_ASKED);
+        uint64_t found = counter_at(info->counters, KVD_CLIENT_TOKENS_FOUND);
+
+        table_number(t, info->client);
+        table_number(t, info->pid);
+        table_number(t, info->uid);
+        table_text(t, info->name.data, info->name.size);
+        table_text(t, info->domain.data, info->domain.size);
+        table_flag(t, info->connected);
+        table_number(t, info->spaces);
+        table_number(t, info->filling);
+        table_number(t, info->pinned);
+        table_number(t, info->requests);
+        table_number(t, counter_at(info->counters, KVD_CLIENT_LOOKUPS));
+        table_number(t, counter_at(info->counters, KVD_CLIENT_HITS));
+        table_number(t, asked);
+        table_number(t, found);
+        table_share(t, (double)found, (double)asked);
+        table_number(t, counter_at(info->counters, KVD_CLIENT_RETRIES));
+        table_number(t, info->age_ms);
+}
+
+int add_clients(struct kvctl *kvctl, struct answer *answer) {
+        struct table *t = ANSWER_ROWS(answer, "clients", client_columns);
+        struct kvd_msg_client_info_reply info;
+        uint32_t cursor = 0;
+        int r;
+
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        while ((r = kvctl_next_client(kvctl, &cursor, &info)) == 1)
+                fill_client(t, &info);
+        return r;
+}
+
+int verb_clients(struct kvctl *kvctl, struct answer *answer) {
+        return add_clients(kvctl, answer);
+}

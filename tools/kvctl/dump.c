@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dump: everything; the tables of the other verbs in one answer */
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/verbs.h"
+
+typedef int add_fn(struct kvctl *kvctl, struct answer *answer);
+typedef int add_of_spaces_fn(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
+
+static add_fn *const parts[] = {add_daemon, add_spaces, add_clients};
+static add_of_spaces_fn *const parts_of_spaces[] = {add_counters, add_chains, add_states};
+
+int verb_dump(struct kvctl *kvctl, struct answer *answer) {
+        _cleanup_(space_list_clear) struct space_list list = {0};
+        int r = 0;
+
+        for (size_t i = 0; i < ARRAY_SIZE(parts) && r == 0; i++)
+                r = parts[i](kvctl, answer);
+        if (r == 0)
+                r = kvctl_spaces(kvctl, &list);
+        for (size_t i = 0; i < ARRAY_SIZE(parts_of_spaces) && r == 0; i++)
+                r = parts_of_spaces[i](kvctl, answer, &list);
+        return r;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* evict: takes blocks out of the cache, as many requests long as it takes */
+#include <ctype.h>
+#include <errno.h>
+
+#include "ipc/base/layout.h"
+#include "ipc/base/sys.h"
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/verbs.h"
+
+#define PROGRESS_NS UINT64_C(200000000)
+
+static const struct column evict_columns[] = {
+        {"domain", NULL, UNIT_NONE},
+        {"space", NULL, UNIT_NONE},
+        {"evicted_blocks", NULL, UNIT_COUNT},
+        {"asked_blocks", NULL, UNIT_COUNT}, /* null: all, or a chain */
+};
+
+/* "ID:GEN", as prefixes shows it. */
+static bool parse_chain(const char *text, uint64_t *ret) {
+        unsigned long id, generation = 0;
+        char *end;
+
+        id = strtoul(text, &end, 10);
+        if (isdigit((unsigned char)*text) && *end == ':' && isdigit((unsigned char)end[1]))
+                generation = strtoul(end + 1, &end, 10);
+        *ret = kvd_ref_make((uint32_t)id, (uint32_t)generation);
+        return generation && !*end && id <= UINT32_MAX && generation <= UINT32_MAX;
+}
+
+static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
+        const struct args *args = &kvctl->args;
+
+        if (args_has(args, FLAG_BLOCKS) + args_has(args, FLAG_ALL) + args_has(args, FLAG_CHAIN) != 1)
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "\"evict\" wants one of --blocks N, --all, --chain ID:GEN");
+        if (args_has(args, FLAG_BLOCKS) && (!args->number[FLAG_BLOCKS] || args->number[FLAG_BLOCKS] > UINT32_MAX))
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--blocks takes 1 to %u", UINT32_MAX);
+        if (args_has(args, FLAG_CHAIN) && !parse_chain(args->text[FLAG_CHAIN], &request->chain))
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "--chain takes a block and its generation, as in 12:3, not \"%s\"; \"kvctl prefixes\" shows "
+                                  "them", args->text[FLAG_CHAIN]);
+        request->blocks = args->number[FLAG_BLOCKS];
+        return 0;
+}
+
+/* On a terminal, one line that is written over and over while an eviction takes its time. */
+static void progress(uint64_t evicted, uint64_t *shown_at) {
+        uint64_t now = sys_now_ns();
+
+        if (*shown_at && now - *shown_at >= PROGRESS_NS && isatty(STDERR_FILENO))
+                fprintf(stderr, "\r\033[K%llu blocks evicted", (unsigned long long)evicted);
+        if (!*shown_at || now - *shown_at >= PROGRESS_NS)
+                *shown_at = now;
+}
+
+static void progress_end(void) {
+        if (isatty(STDERR_FILENO))
+                fputs("\r\033[K", stderr);
+}
+
+static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *evicted) {
+        uint64_t wanted = request->blocks, shown_at = 0;
+        struct kvd_msg_evict_reply reply;
+        int r;
+
+        do {
+                r = kvctl_call(kvctl, KVD_MSG_evict, request, &reply);
+                if (r < 0)
+                        break;
+                *evicted += reply.evicted;
+                request->blocks = wanted - MIN(*evicted, wanted);
+                progress(*evicted, &shown_at);
+        } while (reply.more && (!wanted || request->blocks));
+        progress_end();
+        return r;
+}
+
+static int add_result(struct kvctl *kvctl, struct answer *answer, const struct space_name *space, uint64_t evicted) {
+        struct table *t = ANSWER_RECORD(answer, "evict", evict_columns);
+        uint64_t asked = kvctl->args.number[FLAG_BLOCKS];
+
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        table_string(t, space->domain);
+        table_string(t, space->name);
+        table_number(t, evicted);
+        if (asked)
+                table_number(t, asked);
+        else
+                table_none(t);
+        if (evicted < asked)
+                answer_say(answer, "%llu of %llu blocks evicted from %s; the others are in use, or there are no more.",
+                           (unsigned long long)evicted, (unsigned long long)asked, space->name);
+        else
+                answer_say(answer, "%llu blocks evicted from %s.", (unsigned long long)evicted, space->name);
+        return evicted < asked;
+}
+
+int verb_evict(struct kvctl *kvctl, struct answer *answer) {
+        struct kvd_msg_evict request = {0};
+        struct space_name space;
+        uint64_t evicted = 0;
+        int r = parse(kvctl, &request);
+
+        if (r == 0)
+                r = kvctl_space(kvctl, &space);
+        if (r < 0)
+                return r;
+        request.space = kvd_slice_of(space.name);
+        request.domain = kvd_slice_of(space.domain);
+        r = evict(kvctl, &request, &evicted);
+        return r < 0 ? r : add_result(kvctl, answer, &space, evicted);
+}

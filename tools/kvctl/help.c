@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvctl/args.h"
+
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvctl/text.h"
+
+#define WIDTH 79u
+#define INDENT 8u
+
+static void put_flag_usage(FILE *to, enum flag flag, bool required) {
+        const struct flag_row *row = &flags[flag];
+
+        fprintf(to, " %s--%s%s%s%s", required ? "" : "[", row->name, row->value ? " " : "", row->value ? row->value : "",
+                required ? "" : "]");
+}
+
+static void put_flag(FILE *to, enum flag flag) {
+        const struct flag_row *row = &flags[flag];
+        char left[64], letter[] = "    ";
+
+        if (row->letter)
+                snprintf(letter, sizeof letter, "-%c, ", row->letter);
+        snprintf(left, sizeof left, "--%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
+        if (strlen(left) > 20)
+                fprintf(to, "  %s%s\n%-28s%s\n", letter, left, "", row->text);
+        else
+                fprintf(to, "  %s%-20s  %s\n", letter, left, row->text);
+}
+
+static void put_flags(FILE *to, uint64_t mask) {
+        for (unsigned i = 0; i < N_FLAGS; i++)
+                if (mask & FLAG_BIT(i))
+                        put_flag(to, (enum flag)i);
+}
+
+static void put_usage(FILE *to, const struct verb *verb) {
+        char line[1024] = "";
+        FILE *whole = fmemopen(line, sizeof line, "w");
+
+        if (!whole)
+                return;
+        fprintf(whole, "usage: kvctl %s%s%s", verb->name, *verb->operands ? " " : "", verb->operands);
+        for (unsigned i = 0; i < N_FLAGS; i++)
+                if ((verb->required | verb->optional) & FLAG_BIT(i))
+                        put_flag_usage(whole, (enum flag)i, verb->required & FLAG_BIT(i));
+        fclose(whole);
+        text_put_wrapped(to, line, WIDTH, INDENT);
+}
+
+void help_verb(FILE *to, const struct verb *verb) {
+        uint64_t own = verb->required | verb->optional;
+
+        put_usage(to, verb);
+        fprintf(to, "\n\nkvctl %s: %s.%s%s\n\n", verb->name, verb->text, *verb->more ? "\n" : "", verb->more);
+        put_flags(to, own);
+        put_flags(to, FLAGS_GLOBAL);
+        fprintf(to, "\nexample: %s\n", verb->example);
+}
+
+void help_all(FILE *to) {
+        fprintf(to, "usage: kvctl [flags] VERB [arguments]\n\n"
+                    "Looks into a kvd daemon, and changes what is in it. Where there is one space, SPACE\n"
+                    "may be left out.\n\n");
+        for (unsigned i = 0; i < n_verbs; i++)
+                fprintf(to, "  %-12s  %s\n", verbs[i].name, verbs[i].text);
+        fprintf(to, "\nflags of every verb:\n\n");
+        put_flags(to, FLAGS_GLOBAL);
+        fprintf(to, "\nexit status: 0 done; 1 the answer is no, or refused; 2 wrong usage; 3 no daemon\n"
+                    "\"kvctl VERB --help\" has the flags of a verb and an example; kvctl(1) has the rest.\n");
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVCTL_KVCTL_H
+#define KVCTL_KVCTL_H
+
+/* What all verbs work with: the command line, the terminal, the daemon. */
+
+#include "client/conn.h"
+#include "ipc/base/util.h"
+#include "tools/kvctl/answer.h"
+#include "tools/kvctl/args.h"
+#include "tools/kvctl/screen.h"
+
+struct sample;
+
+enum kvctl_exit { KVCTL_OK, KVCTL_NO, KVCTL_USAGE, KVCTL_NO_DAEMON };
+
+struct kvctl {
+        struct args args;
+        struct screen screen;
+        struct conn *conn;     /* NULL until a verb asks something */
+        uint64_t pictures;     /* shown so far, by --watch and top */
+        struct sample *before; /* top: what the rates are measured from */
+        enum kvctl_exit exit;  /* of the last failure */
+        char why[512];
+};
+
+/* Notes why a verb failed. Returns error, a negative errno. */
+_printf_(4, 5) int kvctl_fail(struct kvctl *kvctl, enum kvctl_exit exit, int error, const char *format, ...);
+int kvctl_out_of_memory(struct kvctl *kvctl);
+
+/* ---- the daemon ------------------------------------------------------------------------------------------------- */
+
+/*
+ * Sends a request of ipc/msg.h, connecting first if need be, and waits for its reply; slices in it live until the next
+ * call. A negative errno was noted with kvctl_fail.
+ */
+int kvctl_call(struct kvctl *kvctl, uint32_t number, const void *request, void *reply);
+
+/* For lists: 1: there was one more; 0: no more. */
+int kvctl_next(struct kvctl *kvctl, uint32_t number, const void *request, void *reply);
+
+void kvctl_hang_up(struct kvctl *kvctl);
+
+/* ---- spaces and clients ----------------------------------------------------------------------------------------- */
+
+struct space_name {
+        char name[64], domain[64];
+};
+
+struct space_list {
+        struct space_name *spaces;
+        size_t n;
+};
+
+static inline void space_list_clear(struct space_list *list) {
+        free(list->spaces);
+}
+
+/* The one after *cursor that --domain lets through. 1, 0, or negative. */
+int kvctl_next_space(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_space_info_reply *ret);
+int kvctl_next_client(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_client_info_reply *ret);
+struct space_name space_name_of(const struct kvd_msg_space_info_reply *info);
+
+/* The space that the operand names, or all of them. Empty only if no operand was given. */
+int kvctl_spaces(struct kvctl *kvctl, struct space_list *ret);
+
+/* The space that the operand names, or the only one. */
+int kvctl_space(struct kvctl *kvctl, struct space_name *ret);
+
+/* ---- tables that several verbs show: 0 or negative -------------------------------------------------------------- */
+
+int add_daemon(struct kvctl *kvctl, struct answer *answer);
+int add_clients(struct kvctl *kvctl, struct answer *answer);
+int add_spaces(struct kvctl *kvctl, struct answer *answer);
+int add_counters(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
+int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
+int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
+
+/* i-th little-endian counter of a bin field, 0 if it is not there (an older daemon has fewer). */
+uint64_t counter_at(struct kvd_slice counters, unsigned i);
+
+#endif

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvctl: looks into a kvd daemon, and changes what is in it */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/kvd.h"
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/text.h"
+#include "tools/kvctl/top.h"
+#include "tools/kvctl/verbs.h"
+
+static void complain(const char *why) {
+        fputs("kvctl: ", stderr);
+        text_put(stderr, why, strlen(why));
+        fputc('\n', stderr);
+}
+
+static bool wants_json(const struct kvctl *kvctl) {
+        return args_has(&kvctl->args, FLAG_JSON) || kvctl->args.verb->run == verb_dump;
+}
+
+/* ---- once ------------------------------------------------------------------------------------------------------- */
+
+static int show(struct kvctl *kvctl, const struct answer *answer) {
+        struct json json = JSON_INIT(stdout);
+        int r = wants_json(kvctl) ? answer_json(answer, &json) : answer_print(answer, &kvctl->screen);
+
+        return r < 0 ? kvctl_out_of_memory(kvctl) : 0;
+}
+
+static int run_once(struct kvctl *kvctl) {
+        _cleanup_(answer_freep) struct answer *answer = answer_new();
+        int r, shown;
+
+        if (!answer)
+                return kvctl_out_of_memory(kvctl);
+        r = kvctl->args.verb->run(kvctl, answer);
+        if (r < 0)
+                return r;
+        shown = show(kvctl, answer);
+        return shown < 0 ? shown : r;
+}
+
+/* ---- again and again -------------------------------------------------------------------------------------------- */
+
+struct watch {
+        double seconds;
+        uint64_t count; /* 0: no limit */
+        bool paint;     /* a screen of its own, each picture over the one before */
+        bool json;      /* one document: {"samples": [...]} */
+        struct json document;
+};
+
+static struct watch watch_for(struct kvctl *kvctl) {
+        const struct args *args = &kvctl->args;
+        struct watch watch = {.seconds = top_seconds(kvctl), .count = args->number[FLAG_COUNT], .json = wants_json(kvctl),
+                              .document = JSON_INIT(stdout)};
+
+        watch.paint = kvctl->screen.terminal && !watch.json && !args_has(args, FLAG_BATCH);
+        return watch;
+}
+
+static bool repeats(const struct args *args) {
+        return args_has(args, FLAG_WATCH) || args->verb->run == verb_top;
+}
+
+static void put_heading(const struct kvctl *kvctl, const struct watch *watch, FILE *to) {
+        time_t now = time(NULL);
+        struct tm local;
+        char text[32] = "";
+
+        if (localtime_r(&now, &local))
+                strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
+        fprintf(to, "kvctl %s, every %g s: %s%s\n\n", kvctl->args.verb->name, watch->seconds, text,
+                watch->paint ? "  (Ctrl-C ends)" : "");
+}
+
+/* The lines of text that the screen has room for. */
+static size_t fitting(const char *text, unsigned lines) {
+        const char *end = text;
+
+        while (lines-- && *end) {
+                end = strchrnul(end, '\n');
+                end += *end == '\n';
+        }
+        return (size_t)(end - text);
+}
+
+static int render(struct kvctl *kvctl, const struct watch *watch, const struct answer *answer, char **ret) {
+        struct screen screen = kvctl->screen;
+        size_t size;
+        int r = 0;
+
+        screen.to = open_memstream(ret, &size);
+        if (!screen.to)
+                return -ENOMEM;
+        put_heading(kvctl, watch, screen.to);
+        if (answer)
+                r = answer_print(answer, &screen);
+        else
+                fprintf(screen.to, "%s\nwaiting for it\n", kvctl->why);
+        return fclose(screen.to) != 0 ? -ENOMEM : r;
+}
+
+/* answer NULL: the daemon is away. */
+static int show_picture(struct kvctl *kvctl, struct watch *watch, const struct answer *answer) {
+        _cleanup_(freep) char *text = NULL;
+
+        if (watch->json)
+                return answer_json(answer, &watch->document) < 0 ? kvctl_out_of_memory(kvctl) : 0;
+        if (render(kvctl, watch, answer, &text) < 0)
+                return kvctl_out_of_memory(kvctl);
+        if (watch->paint)
+                screen_watch_clear(&kvctl->screen);
+        else if (kvctl->pictures)
+                fputc('\n', stdout);
+        fwrite(text, 1, watch->paint ? fitting(text, kvctl->screen.height - 1) : strlen(text), stdout);
+        return 0;
+}
+
+static int next_picture(struct kvctl *kvctl, struct watch *watch) {
+        _cleanup_(answer_freep) struct answer *answer = answer_new();
+        int r = answer ? kvctl->args.verb->run(kvctl, answer) : kvctl_out_of_memory(kvctl);
+
+        if (r >= 0)
+                r = show_picture(kvctl, watch, answer);
+        else if (r != -EINTR && watch->paint && kvctl->pictures && kvctl->exit == KVCTL_NO_DAEMON)
+                r = show_picture(kvctl, watch, NULL);
+        if (fflush(stdout) != 0 && r == 0)
+                r = kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s", strerror(errno));
+        kvctl->pictures++;
+        return r;
+}
+
+static int run_watch(struct kvctl *kvctl) {
+        struct watch watch = watch_for(kvctl);
+        int r;
+
+        screen_watch_begin(&kvctl->screen, watch.paint);
+        if (watch.json) {
+                json_open(&watch.document, NULL, '{');
+                json_open(&watch.document, "samples", '[');
+        }
+        do {
+                r = next_picture(kvctl, &watch);
+        } while (r == 0 && kvctl->pictures != watch.count && screen_wait(&kvctl->screen, watch.seconds));
+        if (watch.json) {
+                json_close(&watch.document, ']');
+                json_close(&watch.document, '}');
+        }
+        screen_watch_end(&kvctl->screen);
+        return r == -EINTR ? 0 : r;
+}
+
+/* ---- from command line to exit status --------------------------------------------------------------------------- */
+
+static int finish(struct kvctl *kvctl, int r) {
+        kvctl_hang_up(kvctl);
+        kvctl->before = sample_free(kvctl->before);
+        if (r >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
+                r = kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s", strerror(errno));
+        if (r < 0)
+                complain(kvctl->why);
+        return r < 0 ? (int)kvctl->exit : r;
+}
+
+static bool is_about_self(const struct args *args) {
+        return !args->verb || args_has(args, FLAG_HELP) || args_has(args, FLAG_VERSION);
+}
+
+static int answer_about_self(const struct args *args) {
+        bool asked = args_has(args, FLAG_HELP);
+
+        if (args_has(args, FLAG_VERSION))
+                printf("kvctl %s\n", kvd_version());
+        else if (args->verb)
+                help_verb(stdout, args->verb);
+        else
+                help_all(asked ? stdout : stderr);
+        return args->verb || asked || args_has(args, FLAG_VERSION) ? KVCTL_OK : KVCTL_USAGE;
+}
+
+int main(int argc, char **argv) {
+        struct kvctl kvctl = {0};
+        int r = args_parse(&kvctl.args, argc, argv, kvctl.why, sizeof kvctl.why);
+
+        if (r < 0) {
+                complain(kvctl.why);
+                return KVCTL_USAGE;
+        }
+        if (is_about_self(&kvctl.args))
+                return answer_about_self(&kvctl.args);
+        screen_measure(&kvctl.screen, stdout);
+        r = repeats(&kvctl.args) ? run_watch(&kvctl) : run_once(&kvctl);
+        return finish(&kvctl, r);
+}

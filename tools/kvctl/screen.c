@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvctl/screen.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define ENTER "\033[?1049h\033[?25l" /* alternate screen, no cursor */
+#define LEAVE "\033[?25h\033[?1049l"
+#define CLEAR "\033[H\033[2J"
+
+static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+
+static volatile sig_atomic_t stop_asked, suspend_asked, resized;
+static sigset_t mask_before;
+static bool painting;
+
+static void on_signal(int number) {
+        if (number == SIGTSTP)
+                suspend_asked = 1;
+        else if (number == SIGWINCH)
+                resized = 1;
+        else
+                stop_asked = 1;
+}
+
+static unsigned from_environment(const char *name, unsigned otherwise) {
+        const char *text = getenv(name);
+        long n = text ? strtol(text, NULL, 10) : 0;
+
+        return n > 0 && n < 10000 ? (unsigned)n : otherwise;
+}
+
+void screen_measure(struct screen *screen, FILE *to) {
+        struct winsize size = {0};
+        const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+
+        *screen = (struct screen){.to = to, .terminal = isatty(fileno(to)), .height = 24};
+        if (!screen->terminal)
+                return;
+        if (ioctl(fileno(to), TIOCGWINSZ, &size) < 0 || !size.ws_col || !size.ws_row)
+                size = (struct winsize){.ws_col = 80, .ws_row = 24};
+        screen->width = from_environment("COLUMNS", size.ws_col);
+        screen->height = from_environment("LINES", size.ws_row);
+        screen->colour = !(no_color && *no_color) && !(term && strcmp(term, "dumb") == 0);
+}
+
+static void say(struct screen *screen, const char *sequence) {
+        if (painting) {
+                fputs(sequence, screen->to);
+                fflush(screen->to);
+        }
+}
+
+void screen_watch_begin(struct screen *screen, bool paint) {
+        struct sigaction action = {.sa_handler = on_signal};
+        sigset_t mask;
+
+        painting = paint;
+        sigemptyset(&mask);
+        for (size_t i = 0; i < ARRAY_SIZE(ending); i++) {
+                sigaction(ending[i], &action, NULL);
+                sigaddset(&mask, ending[i]);
+        }
+        if (paint) {
+                sigaction(SIGTSTP, &action, NULL);
+                sigaction(SIGWINCH, &action, NULL);
+                sigaddset(&mask, SIGTSTP);
+                sigaddset(&mask, SIGWINCH);
+        }
+        sigprocmask(SIG_BLOCK, &mask, &mask_before);
+        say(screen, ENTER);
+}
+
+void screen_watch_end(struct screen *screen) {
+        say(screen, LEAVE);
+        painting = false;
+        sigprocmask(SIG_SETMASK, &mask_before, NULL);
+}
+
+void screen_watch_clear(struct screen *screen) {
+        say(screen, CLEAR);
+}
+
+/* Ctrl-Z: the shell gets its screen back, and we take ours again when it lets us go on. */
+static void suspend(struct screen *screen) {
+        suspend_asked = 0;
+        say(screen, LEAVE);
+        raise(SIGSTOP);
+        say(screen, ENTER);
+}
+
+bool screen_wait(struct screen *screen, double seconds) {
+        uint64_t until = sys_now_ns() + (uint64_t)(seconds * 1e9);
+
+        while (!stop_asked) {
+                uint64_t now = sys_now_ns(), left = now < until ? until - now : 0;
+                struct timespec timeout = {.tv_sec = (time_t)(left / 1000000000), .tv_nsec = (long)(left % 1000000000)};
+
+                if (ppoll(NULL, 0, &timeout, &mask_before) == 0)
+                        return true;
+                if (errno != EINTR)
+                        return false;
+                if (suspend_asked)
+                        suspend(screen);
+                if (resized) {
+                        resized = 0;
+                        screen_measure(screen, screen->to);
+                        return true;
+                }
+        }
+        return false;
+}

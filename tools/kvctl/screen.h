@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVCTL_SCREEN_H
+#define KVCTL_SCREEN_H
+
+/* The terminal: how large, whether it shows colours, and a screen of its own for --watch that is always given back. */
+
+#include <stdbool.h>
+#include <stdio.h>
+
+struct screen {
+        FILE *to;
+        bool terminal;   /* to is one */
+        bool colour;     /* a terminal, and neither NO_COLOR nor TERM=dumb */
+        unsigned width;  /* columns; 0: no limit (not a terminal) */
+        unsigned height; /* rows; 24 where nobody says */
+};
+
+void screen_measure(struct screen *screen, FILE *to);
+
+/* A repeated answer: from begin to end, signals that would end the process are taken in screen_wait() only. */
+void screen_watch_begin(struct screen *screen, bool paint);
+void screen_watch_end(struct screen *screen);
+void screen_watch_clear(struct screen *screen); /* before the next picture */
+
+/* Waits. False: the user wants to stop. */
+bool screen_wait(struct screen *screen, double seconds);
+
+#endif

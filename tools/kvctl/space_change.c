@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* space create, space set, space delete */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/kvd.h"
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/text.h"
+#include "tools/kvctl/verbs.h"
+#include "tools/kvctl/words.h"
+
+#define MEMBER(name) offsetof(struct kvd_msg_space, name)
+
+static struct kvd_slice domain_wanted(const struct kvctl *kvctl) {
+        return kvd_slice_of(args_has(&kvctl->args, FLAG_DOMAIN) ? kvctl->args.text[FLAG_DOMAIN] : "");
+}
+
+/* ---- create ----------------------------------------------------------------------------------------------------- */
+
+static const struct {
+        enum flag flag;
+        size_t member; /* u32 */
+        const char *const *words; /* NULL: a number */
+} settings[] = {
+        {FLAG_LAYERS, MEMBER(layers), NULL},
+        {FLAG_KV_HEADS, MEMBER(kv_heads), NULL},
+        {FLAG_HEAD_DIM, MEMBER(head_dim), NULL},
+        {FLAG_VOCAB, MEMBER(vocab), NULL},
+        {FLAG_BLOCK_TOKENS, MEMBER(block_tokens), NULL},
+        {FLAG_LAYER_GROUPS, MEMBER(layer_groups), NULL},
+        {FLAG_STATE_WIDTH, MEMBER(state_width), NULL},
+        {FLAG_DTYPE, MEMBER(dtype), words_dtype},
+        {FLAG_ORDER, MEMBER(order), words_order},
+        {FLAG_ROPE, MEMBER(rope), words_rope},
+        {FLAG_KIND, MEMBER(kind), words_kind},
+        {FLAG_KEYS, MEMBER(keys), words_keys},
+        {FLAG_POLICY, MEMBER(policy), words_policy},
+};
+
+/* The largest value that the message takes for this member. */
+static uint64_t limit_of(size_t member) {
+        const struct kvd_msg_info *info = kvd_msg_info(KVD_MSG_space);
+
+        for (uint32_t i = 0; i < info->n_fields; i++)
+                if (info->fields[i].offset == offsetof(struct kvd_msg, space) + member)
+                        return info->fields[i].limit;
+        return UINT32_MAX;
+}
+
+static int take_number(struct kvctl *kvctl, enum flag flag, size_t member, uint32_t *ret) {
+        uint64_t value = kvctl->args.number[flag], limit = limit_of(member);
+
+        if (value > limit)
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes at most %llu", flags[flag].name,
+                                  (unsigned long long)limit);
+        *ret = (uint32_t)value;
+        return 0;
+}
+
+static int take_word(struct kvctl *kvctl, enum flag flag, const char *const *words, uint32_t *ret) {
+        const char *given = kvctl->args.text[flag];
+
+        *ret = word_number(words, given);
+        if (*ret)
+                return 0;
+        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes %s, not \"%s\"", flags[flag].name, flags[flag].value,
+                          given);
+}
+
+/* Up to 32 hex digits, highest first. */
+static int take_fingerprint(struct kvctl *kvctl, struct kvd_msg_space *request) {
+        const char *hex = kvctl->args.text[FLAG_FINGERPRINT];
+        char low[17] = "", high[17] = "";
+        size_t n = strlen(hex), n_low = MIN(n, (size_t)16);
+
+        if (n == 0 || n > 32 || strspn(hex, "0123456789abcdefABCDEF") != n)
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--fingerprint takes 1 to 32 hex digits, not \"%s\"", hex);
+        memcpy(low, hex + n - n_low, n_low);
+        memcpy(high, hex, n - n_low);
+        request->fingerprint0 = strtoull(low, NULL, 16);
+        request->fingerprint1 = strtoull(high, NULL, 16);
+        return 0;
+}
+
+static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
+        int r = 0;
+
+        for (size_t i = 0; i < ARRAY_SIZE(settings) && r == 0; i++) {
+                uint32_t *member = (uint32_t *)((char *)request + settings[i].member);
+
+                if (!args_has(&kvctl->args, settings[i].flag))
+                        continue;
+                if (settings[i].words)
+                        r = take_word(kvctl, settings[i].flag, settings[i].words, member);
+                else
+                        r = take_number(kvctl, settings[i].flag, settings[i].member, member);
+        }
+        if (r == 0 && kvctl->args.number[FLAG_MAX_BLOCKS] > UINT32_MAX)
+                r = kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--max-blocks takes at most %u", UINT32_MAX);
+        if (r == 0 && args_has(&kvctl->args, FLAG_FINGERPRINT))
+                r = take_fingerprint(kvctl, request);
+        request->max_blocks = kvctl->args.number[FLAG_MAX_BLOCKS];
+        return r;
+}
+
+/* The daemon would refuse it, too; here there are better words for it. */
+static int check_geometry(struct kvctl *kvctl, const struct kvd_msg_space *request) {
+        struct kvd_geometry geometry = {
+                .layers = request->layers, .kv_heads = request->kv_heads, .head_dim = request->head_dim,
+                .block_tokens = request->block_tokens, .layer_groups = request->layer_groups, .dtype = request->dtype,
+                .order = request->order, .rope = request->rope, .state_width = request->state_width,
+                .vocab = request->vocab,
+        };
+
+        if (kvd_block_bytes(&geometry))
+                return 0;
+        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "%s", kvd_error());
+}
+
+static const struct column create_columns[] = {
+        {"name", NULL, UNIT_NONE},
+        {"created", NULL, UNIT_NONE},
+        {"index_bytes", NULL, UNIT_BYTES},
+};
+
+static int add_created(struct kvctl *kvctl, struct answer *answer, const struct kvd_msg_space_reply *reply) {
+        struct table *t = ANSWER_RECORD(answer, "space", create_columns);
+        const char *name = kvctl->args.operand[0];
+
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        table_string(t, name);
+        table_flag(t, reply->created);
+        table_number(t, reply->index_bytes);
+        if (reply->created)
+                answer_say(answer, "Space %s is made.", name);
+        else
+                answer_say(answer, "Space %s was there already, and is equal.", name);
+        return 0;
+}
+
+int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
+        struct kvd_msg_space request = {.name = kvd_slice_of(kvctl->args.operand[0]), .domain = domain_wanted(kvctl),
+                                        .create = 2};
+        struct kvd_msg_space_reply reply;
+        int r = take_settings(kvctl, &request);
+
+        if (r == 0)
+                r = check_geometry(kvctl, &request);
+        if (r == 0)
+                r = kvctl_call(kvctl, KVD_MSG_space, &request, &reply);
+        return r < 0 ? r : add_created(kvctl, answer, &reply);
+}
+
+/* ---- set -------------------------------------------------------------------------------------------------------- */
+
+static const struct column set_columns[] = {
+        {"space", NULL, UNIT_NONE},
+        {"key", NULL, UNIT_NONE},
+        {"value", NULL, UNIT_NONE},
+};
+
+static int set_one(struct kvctl *kvctl, const char *pair) {
+        const char *equals = strchr(pair, '=');
+        char key[64];
+        struct kvd_msg_space_set request = {.space = kvd_slice_of(kvctl->args.operand[0]), .domain = domain_wanted(kvctl)};
+        struct kvd_msg_space_set_reply reply;
+
+        if (!equals || equals == pair || equals - pair >= (ptrdiff_t)sizeof key)
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "\"%s\" is no setting; write KEY=VALUE, as in policy=fifo", pair);
+        snprintf(key, sizeof key, "%.*s", (int)(equals - pair), pair);
+        request.key = kvd_slice_of(key);
+        request.value = kvd_slice_of(equals + 1);
+        return kvctl_call(kvctl, KVD_MSG_space_set, &request, &reply);
+}
+
+static void fill_setting(struct table *t, const char *space, const char *pair) {
+        const char *equals = strchr(pair, '=');
+
+        table_string(t, space);
+        table_text(t, pair, (size_t)(equals - pair));
+        table_string(t, equals + 1);
+}
+
+int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
+        struct table *t = ANSWER_ROWS(answer, "settings", set_columns);
+        const struct args *args = &kvctl->args;
+
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        for (unsigned i = 1; i < args->n_operands; i++) {
+                int r = set_one(kvctl, args->operand[i]);
+
+                if (r < 0)
+                        return r;
+                fill_setting(t, args->operand[0], args->operand[i]);
+                answer_say(answer, "%s: %s", args->operand[0], args->operand[i]);
+        }
+        return 0;
+}
+
+/* ---- delete ----------------------------------------------------------------------------------------------------- */
+
+static const struct column delete_columns[] = {
+        {"name", NULL, UNIT_NONE},
+        {"deleted", NULL, UNIT_NONE},
+};
+
+int verb_space_delete(struct kvctl *kvctl, struct answer *answer) {
+        const char *name = kvctl->args.operand[0];
+        struct kvd_msg_space_delete request = {.space = kvd_slice_of(name), .domain = domain_wanted(kvctl),
+                                               .force = args_has(&kvctl->args, FLAG_FORCE)};
+        struct kvd_msg_space_delete_reply reply;
+        struct table *t = ANSWER_RECORD(answer, "space", delete_columns);
+        int r = kvctl_call(kvctl, KVD_MSG_space_delete, &request, &reply);
+
+        if (r < 0)
+                return r;
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        table_string(t, name);
+        table_flag(t, true);
+        answer_say(answer, "Space %s is deleted.", name);
+        return 0;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spaces: what there is */
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/layout.h"
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/verbs.h"
+#include "tools/kvctl/words.h"
+
+static const struct column space_columns[] = {
+        {"name", "SPACE", UNIT_NONE},
+        {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
+        {"shape", "SHAPE", UNIT_NONE},
+        {"kind", NULL, UNIT_NONE},
+        {"keys", NULL, UNIT_NONE},
+        {"policy", "POLICY", UNIT_NONE},
+        {"isolation", NULL, UNIT_NONE},
+        {"geometry.layers", NULL, UNIT_COUNT},
+        {"geometry.kv_heads", NULL, UNIT_COUNT},
+        {"geometry.head_dim", NULL, UNIT_COUNT},
+        {"geometry.block_tokens", NULL, UNIT_COUNT},
+        {"geometry.layer_groups", NULL, UNIT_COUNT},
+        {"geometry.dtype", NULL, UNIT_NONE},
+        {"geometry.order", NULL, UNIT_NONE},
+        {"geometry.rope", NULL, UNIT_NONE},
+        {"geometry.state_width", NULL, UNIT_COUNT},
+        {"geometry.vocab", NULL, UNIT_COUNT},
+        {"geometry.fingerprint", NULL, UNIT_NONE},
+        {"block_bytes", "BLOCK", UNIT_BYTES},
+        {"max_blocks", NULL, UNIT_COUNT},
+        {"capacity", NULL, UNIT_COUNT},
+        {"index_bytes", NULL, UNIT_BYTES},
+        {"segment_bytes", NULL, UNIT_BYTES},
+        {"segments", NULL, UNIT_COUNT},
+        {"blocks.total", "BLOCKS", UNIT_COUNT},
+        {"blocks.sealed", "SEALED", UNIT_COUNT},
+        {"blocks.filling", "FILLING", UNIT_COUNT},
+        {"blocks.free", "FREE", UNIT_COUNT},
+        {"blocks.limbo", NULL, UNIT_COUNT},
+        {"blocks.leaves", NULL, UNIT_COUNT},
+        {"runs", NULL, UNIT_COUNT},
+        {"leases", NULL, UNIT_COUNT},
+        {"clients", "CLIENTS", UNIT_COUNT},
+        {"tokens_reused", "REUSED", UNIT_SHARE},
+};
+
+static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info, const struct kvd_geometry *g) {
+        table_format(t, "%ux%ux%u %s x %u", g->layers, g->kv_heads, g->head_dim, word_of(words_dtype, g->dtype),
+                     g->block_tokens);
+        table_string(t, word_of(words_kind, info->kind));
+        table_string(t, word_of(words_keys, info->keys));
+        table_string(t, word_of(words_policy, info->policy));
+        table_string(t, info->arena ? "arena" : "shared");
+}
+
+static void fill_geometry(struct table *t, const struct kvd_geometry *g) {
+        table_number(t, g->layers);
+        table_number(t, g->kv_heads);
+        table_number(t, g->head_dim);
+        table_number(t, g->block_tokens);
+        table_number(t, g->layer_groups);
+        table_string(t, word_of(words_dtype, g->dtype));
+        table_string(t, word_of(words_order, g->order));
+        table_string(t, word_of(words_rope, g->rope));
+        table_number(t, g->state_width);
+        table_number(t, g->vocab);
+        table_format(t, "%016" PRIx64 "%016" PRIx64, g->fingerprint[1], g->fingerprint[0]);
+}
+
+static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *info) {
+        table_number(t, info->block_bytes);
+        table_number(t, info->max_blocks);
+        table_number(t, info->capacity);
+        table_number(t, info->index_bytes);
+        table_number(t, info->segment_bytes);
+        table_number(t, info->segments);
+        table_number(t, info->total);
+        table_number(t, info->sealed);
+        table_number(t, info->filling);
+        table_number(t, info->free);
+        table_number(t, info->limbo);
+        table_number(t, info->leaves);
+        table_number(t, info->runs);
+        table_number(t, info->leases);
+        table_number(t, info->clients);
+}
+
+static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info) {
+        struct kvd_geometry geometry = {0};
+
+        if (info->geometry.size == sizeof geometry)
+                memcpy(&geometry, info->geometry.data, sizeof geometry);
+        table_text(t, info->name.data, info->name.size);
+        table_text(t, info->domain.data, info->domain.size);
+        fill_settings(t, info, &geometry);
+        fill_geometry(t, &geometry);
+        fill_blocks(t, info);
+        table_share(t, (double)counter_at(info->client_counters, KVD_CLIENT_TOKENS_FOUND),
+                    (double)counter_at(info->client_counters, KVD_CLIENT_TOKENS_ASKED));
+}
+
+int add_spaces(struct kvctl *kvctl, struct answer *answer) {
+        struct table *t = ANSWER_ROWS(answer, "spaces", space_columns);
+        struct kvd_msg_space_info_reply info;
+        uint32_t cursor = 0;
+        int r;
+
+        if (!t)
+                return kvctl_out_of_memory(kvctl);
+        while ((r = kvctl_next_space(kvctl, &cursor, &info)) == 1)
+                fill_space(t, &info);
+        if (r == 0 && table_rows(t) == 0)
+                answer_say(answer, "No spaces yet: \"kvctl space create\" or an engine's first use makes one.");
+        return r;
+}
+
+int verb_spaces(struct kvctl *kvctl, struct answer *answer) {
+        return add_spaces(kvctl, answer);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVCTL_TEXT_H
+#define KVCTL_TEXT_H
+
+/* Text that somebody else wrote (a client chooses its own name), made safe and made to fit. */
+
+#include <stddef.h>
+#include <stdio.h>
+
+/* Bytes of the UTF-8 character at text[0..n), or 0 if there is none. */
+size_t utf8_length(const char *text, size_t n);
+
+unsigned text_width(const char *text); /* characters */
+
+/* Writes "?" for what a terminal might obey (control characters) or cannot show (bytes that are not UTF-8). */
+void text_put(FILE *to, const char *text, size_t n);
+
+/* Writes in lines of at most width characters (0: no limit), broken at spaces; further lines start with indent spaces. */
+void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned indent);
+
+/* How many letters of a and b must change until they are equal, a swapped pair counting once; for suggestions. */
+unsigned text_distance(const char *a, const char *b);
+
+#endif
