@@ -199,7 +199,7 @@ static int print_tokens(const struct parts *p) {
         int r = read_file(p->options.tokenize, &text, &size);
 
         if (r == 0)
-                r = tokenizer_encode(p->tokenizer, text, size, &ids, &n);
+                r = tokenizer_encode(p->tokenizer, text, size, false, &ids, &n);
         if (r < 0)
                 return r;
         for (uint32_t i = 0; i < n; i++)

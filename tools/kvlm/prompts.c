@@ -59,13 +59,13 @@ static int encode(const struct prompts *p, const char *text, size_t size, uint32
         _cleanup_(freep) char *both = NULL;
 
         if (!p->document)
-                return tokenizer_encode(p->tokenizer, text, size, ids, n);
+                return tokenizer_encode(p->tokenizer, text, size, true, ids, n);
         both = malloc(p->document_size + size + 1);
         if (!both)
                 return fail(-ENOMEM, "out of memory for a prompt");
         memcpy(both, p->document, p->document_size);
         memcpy(both + p->document_size, text, size);
-        return tokenizer_encode(p->tokenizer, both, p->document_size + size, ids, n);
+        return tokenizer_encode(p->tokenizer, both, p->document_size + size, true, ids, n);
 }
 
 static int encode_line(const struct prompts *p, size_t size, uint32_t **ids, uint32_t *n) {

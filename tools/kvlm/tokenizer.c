@@ -240,13 +240,15 @@ static uint32_t match(const struct tokenizer *t, const char *text, size_t size, 
         return id;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, uint32_t **ids, uint32_t *n) {
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, bool prompt, uint32_t **ids,
+                     uint32_t *n) {
         uint32_t *tokens = size < UINT32_MAX / 8 ? malloc((size + 1) * sizeof *tokens) : NULL;
 
         if (!tokens)
                 return fail(-ENOMEM, "out of memory for a text of %zu bytes", size);
-        tokens[0] = TOKEN_BOS;
-        *n = 1;
+        *n = 0;
+        if (prompt)
+                tokens[(*n)++] = TOKEN_BOS;
         for (size_t i = 0, length; i < size; i += length)
                 tokens[(*n)++] = match(t, text + i, size - i, &length);
         *ids = tokens;

@@ -8,6 +8,7 @@
  * A text becomes, from left to right, the longest piece that matches, or else one byte token.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,8 +21,9 @@ struct tokenizer *tokenizer_free(struct tokenizer *);
 uint32_t tokenizer_size(const struct tokenizer *); /* ids are below this */
 void tokenizer_file(const struct tokenizer *, const uint8_t **data, size_t *size); /* the bytes of vocab.txt */
 
-/* <bos> and the text's tokens; ids is to be freed. */
-int tokenizer_encode(const struct tokenizer *, const char *text, size_t size, uint32_t **ids, uint32_t *n);
+/* The text's tokens, for a prompt with <bos> before them; ids is to be freed. */
+int tokenizer_encode(const struct tokenizer *, const char *text, size_t size, bool prompt, uint32_t **ids,
+                     uint32_t *n);
 
 /* The bytes of a token; control tokens and ids beyond the vocabulary have none. */
 const char *tokenizer_decode(const struct tokenizer *, uint32_t id, size_t *size);
