@@ -9,12 +9,13 @@
  * our eyes; each piece is believed only if its version word (a run's leaf, a block's slot) is the same before and
  * after, and only as the child of the piece before it: the link names id and generation.
  *
- * The pin, steps as named in tests/spin/ and in store/evict.c:
+ * The pin, steps as named in tests/spin/pins.pml and leaf.pml; the daemon's half is in store/evict.c:
  *
  *      C1  read the slot word of the deepest block: SEALED, generation g
  *      C2  compare links and tokens along the chain
- *      C3  pins[leaf] += 1, full fence                         partner: D1, D2
- *      C4  slot word still SEALED, generation g ? ours : pins[leaf] -= 1, and search again
+ *      C3  pins[leaf] += 1     C4  full fence (one add does both)       partner: D2 to D4
+ *      C5  slot word still SEALED, generation g? then C6: use it in place, and at the end C7: pins[leaf] -= 1
+ *      C8  if not: pins[leaf] -= 1, and search again
  *
  * That the leaf is still the same incarnation means that all of the chain is: parents outlive their children, and
  * every link was checked with its generation. So one pin and one second look hold any number of blocks.
@@ -274,10 +275,10 @@ bool pin_block(struct view *view, kvd_ref ref) {
 
         if (id >= view->ix->capacity)
                 return false;
-        atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3 */
-        if (atomic_load_explicit(&kvd_index_desc(view->ix, id)->slot, memory_order_seq_cst) == sealed) /* C4 */
+        atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3, C4 */
+        if (atomic_load_explicit(&kvd_index_desc(view->ix, id)->slot, memory_order_seq_cst) == sealed) /* C5 */
                 return true;
-        unpin_block(view, id);
+        unpin_block(view, id); /* C8 */
         return false;
 }
 

@@ -23,7 +23,11 @@
 
 static const struct kvd_msg_info messages[256] = {
 #define KVD_MSG_BEGIN(number, name_, text_) \
-        [number] = {.name = #name_, .text = text_, .fields = name_##_fields, .n_fields = ARRAY_SIZE(name_##_fields) - 1},
+        [number] = {.name = #name_, \
+                    .text = text_, \
+                    .fields = name_##_fields, \
+                    .n_fields = ARRAY_SIZE(name_##_fields) - 1, \
+                    .size = sizeof(struct kvd_msg_##name_)},
 #define KVD_FIELD(type, message, name, limit, text)
 #define KVD_MSG_END(name)
 #include "ipc/msg.def"

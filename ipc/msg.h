@@ -85,6 +85,7 @@ struct kvd_msg_info {
         const char *text;
         const struct kvd_field *fields;
         uint32_t n_fields;
+        uint32_t size; /* of its struct */
 };
 
 /* NULL if there is no message of that number. */

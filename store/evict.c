@@ -9,14 +9,16 @@
  * they write the index clock into their own pin page when they let go of a leaf. The order in the heap may thus be
  * too cold, never too warm: a leaf that comes up is looked at again, and sinks if it was used since.
  *
- * The protocol with pinning clients (steps named as in tests/spin/; the client's half is in client/lookup.c):
+ * The protocol with pinning clients (steps as named in tests/spin/pins.pml and leaf.pml; the client's half is in
+ * client/lookup.c):
  *
- *      D1  slot word := RETIRING, full fence
- *      D2  scan the pin counters of every client not yet reaped
- *      D3a any pin: slot word := SEALED again, same generation; try another block
- *      D3b none:    take it out of the index, generation + 1, FREE
+ *      D1  choose a leaf
+ *      D2  slot word := RETIRING, same generation     D3  full fence (one exchange does both)
+ *      D4  scan the pin counters of every client not yet reaped
+ *      D5  any pin: slot word := SEALED again, same generation; try another block
+ *      D6  none:    take it out of the index, generation + 1, FREE
  *
- * Either the client's second look at the slot word (C4) comes after D1 and sees it, or its pin (C3) comes before the
+ * Either the client's second look at the slot word (C5) comes after D2 and sees it, or its pin (C3) comes before the
  * scan and the daemon sees it.
  */
 
@@ -189,7 +191,7 @@ static void block_unlink(struct space *space, uint32_t id) {
 
 /* ---- eviction ------------------------------------------------------------------------------------------------- */
 
-/* Takes back a leaf unless somebody uses it. Steps D1 to D3 of the protocol above. */
+/* Takes back a leaf unless somebody uses it. Steps D2 to D6 of the protocol above. */
 static bool evict_leaf(struct space *space, uint32_t id) {
         uint32_t generation = block_generation(space, id);
 

@@ -229,7 +229,7 @@ void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         uint64_t word = kvd_slot_make(state, generation);
 
-        /* D1 of tests/spin: a full fence between this store and the scan of the pins. Partner: C3, the client's pin. */
+        /* D2 and D3 (evict.c): a full fence between this store and the scan of the pins. Partner: C3, C4. */
         if (state == KVD_RETIRING)
                 atomic_exchange_explicit(&desc->slot, word, memory_order_seq_cst);
         else
