@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/client.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/log.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+/*
+ * One message a turn: who sends many waits for everybody else in between. And a request is read only when its reply
+ * is sure to fit into the socket, so there are no replies to keep: a client that does not read is not read from.
+ *
+ * The end of the connection is not the end of the process (and a child may hold the connection open beyond it). What
+ * the process can still touch is kept until the kernel says, through the pidfd, that the process is gone.
+ */
+
+/* ---- life ------------------------------------------------------------------------------------------------------ */
+
+static void socket_ready(struct loop_source *source, short revents);
+static void process_ended(struct loop_source *source, short revents);
+
+static void close_socket(struct client *c) {
+        loop_remove(&c->socket);
+        closep(&c->socket.fd);
+        c->socket.fd = -1;
+}
+
+int client_open(struct client *c, int fd) {
+        int r;
+
+        c->socket = (struct loop_source){.fd = fd, .events = POLLIN, .ready = socket_ready};
+        c->connected_ns = sys_now_ns();
+        r = peer_get(fd, &c->peer);
+        if (r >= 0 && c->server->config->own_user_only && c->peer.uid != getuid())
+                r = -EACCES;
+        if (r >= 0) {
+                c->process = (struct loop_source){.fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
+                r = loop_add(c->server->loop, &c->process);
+        }
+        if (r >= 0)
+                r = loop_add(c->server->loop, &c->socket);
+        if (r < 0)
+                client_end(c, false);
+        else
+                c->state = CLIENT_HALF_OPEN;
+        return r;
+}
+
+static void log_end(const struct client *c, bool died) {
+        log_info("client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name[0] ? c->name : "unnamed",
+                 c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
+                 died && c->n_spaces ? "died: its memory is taken back" : "left");
+}
+
+void client_end(struct client *c, bool died) {
+        if (c->state >= CLIENT_ATTACHED) {
+                log_end(c, died);
+                c->server->n_attached--;
+        }
+        if (c->state == CLIENT_HALF_OPEN)
+                server_half_open_remove(c->server, c);
+        if (c->n_spaces)
+                loop_want_idle(c->server->loop);
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment)
+                        attachment_free(c->spaces[i].attachment, died);
+        close_socket(c);
+        loop_remove(&c->process);
+        closep(&c->peer.pidfd);
+        server_client_unused(c->server, c);
+}
+
+void client_disconnect(struct client *c) {
+        if (c->n_spaces == 0) {
+                client_end(c, false);
+                return;
+        }
+        log_info("client %u (%s, process %d) of domain %s closed its connection; its blocks wait for its end", c->number,
+                 c->name, c->peer.pid, domain_config(c->domain)->name);
+        close_socket(c);
+        c->state = CLIENT_ORPHANED;
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment)
+                        attachment_orphan(c->spaces[i].attachment);
+}
+
+static void process_ended(struct loop_source *source, short revents) {
+        client_end(container_of(source, struct client, process), true);
+}
+
+/* ---- spaces ---------------------------------------------------------------------------------------------------- */
+
+static void space_gone(struct attachment *attachment) {
+        struct client *c = attachment_owner(attachment);
+
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment == attachment)
+                        c->spaces[i].attachment = NULL; /* the handle stays, to say why it fails */
+        c->n_spaces--;
+        if (c->state == CLIENT_ORPHANED && c->n_spaces == 0)
+                client_end(c, false);
+}
+
+static struct client_space *find_handle(struct client *c, uint32_t handle) {
+        struct client_space *s = &c->spaces[handle % CLIENT_SPACES];
+
+        return handle && s->handle == handle ? s : NULL;
+}
+
+int client_find_space(struct client *c, uint32_t handle, struct attachment **ret) {
+        struct client_space *s = find_handle(c, handle);
+
+        if (!s)
+                return client_refuse(c, -EBADF, "space handle %u is not of this connection; open the space first", handle);
+        if (!s->attachment)
+                return client_refuse(c, -ESTALE, "space was deleted; open it again");
+        *ret = s->attachment;
+        return 0;
+}
+
+/* Places that were never used come first, so that a deleted space is remembered for long. */
+static struct client_space *find_place(struct client *c) {
+        struct client_space *place = NULL;
+
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++) {
+                if (!c->spaces[i].handle)
+                        return &c->spaces[i];
+                if (!c->spaces[i].attachment)
+                        place = &c->spaces[i];
+        }
+        return place;
+}
+
+int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
+        struct client_space *place = find_place(c);
+        int r;
+
+        if (!place)
+                return client_refuse(c, -EMFILE, "a connection can use %u spaces at a time; close one", CLIENT_SPACES);
+        r = attachment_new(space, c, space_gone, &place->attachment);
+        if (r < 0)
+                return client_store_failed(c, r);
+        c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
+        place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
+        c->n_spaces++;
+        *handle = place->handle;
+        return 0;
+}
+
+int client_remove_space(struct client *c, uint32_t handle) {
+        struct client_space *s = find_handle(c, handle);
+
+        if (!s)
+                return client_refuse(c, -EBADF, "space handle %u is not of this connection", handle);
+        if (s->attachment) {
+                attachment_free(s->attachment, false);
+                c->n_spaces--;
+        }
+        *s = (struct client_space){0};
+        return 0;
+}
+
+/* ---- domains --------------------------------------------------------------------------------------------------- */
+
+bool client_sees(const struct client *c, const struct domain *domain) {
+        return c->admin || c->domain == domain;
+}
+
+int client_find_domain(struct client *c, struct kvd_slice name, struct domain **ret) {
+        char text[KVD_NAME_MAX + 1];
+
+        *ret = c->domain;
+        if (name.size == 0 || kvd_slice_is(name, domain_config(c->domain)->name))
+                return 0;
+        if (!c->admin)
+                return client_refuse(c, -EPERM, "only administrators may name another domain; see admins in kvd.conf");
+        *ret = store_domain_by_name(c->server->store, kvd_slice_copy(name, text, sizeof text));
+        if (!*ret)
+                return client_refuse(c, -ENOENT, "there is no domain '%s'", text);
+        return 0;
+}
+
+int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd_slice name, struct space **ret) {
+        char text[KVD_NAME_MAX + 1];
+        struct domain *domain;
+        int r;
+
+        r = client_find_domain(c, domain_name, &domain);
+        if (r < 0)
+                return r;
+        *ret = space_by_name(domain, kvd_slice_copy(name, text, sizeof text));
+        if (!*ret)
+                return client_refuse(c, -ENOENT, "there is no space '%s' in domain '%s'", text, domain_config(domain)->name);
+        return 0;
+}
+
+/* ---- refusals -------------------------------------------------------------------------------------------------- */
+
+int client_refuse(struct client *c, int error, const char *format, ...) {
+        char *why = c->server->scratch->why;
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(why, sizeof c->server->scratch->why, format, args);
+        va_end(args);
+        return error;
+}
+
+int client_store_failed(struct client *c, int error) {
+        return client_refuse(c, error, "%s", store_why(c->server->store));
+}
+
+/* A text that was cut in the middle of a character, or quotes something odd, must not spoil the reply. */
+static struct kvd_slice plain_text(char *text) {
+        for (char *p = text; *p; p++)
+                if (*p < 0x20 || *p > 0x7e)
+                        *p = '?';
+        return kvd_slice_of(text);
+}
+
+static void make_error(struct client *c, int error, struct reply *reply) {
+        reply->msg.number = KVD_MSG_error;
+        reply->msg.error.code = (uint32_t)-error;
+        reply->msg.error.text = plain_text(c->server->scratch->why);
+        reply->fds.n = 0;
+        c->server->request_errors++;
+}
+
+/* ---- messages -------------------------------------------------------------------------------------------------- */
+
+static int call_handler(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        const struct handler *handler = &handlers[request->number];
+
+        if (!handler->handle)
+                return client_refuse(c, -ENOSYS, "message '%s' is not a request", kvd_msg_info(request->number)->name);
+        if (c->state == CLIENT_HALF_OPEN && !handler->before_attach)
+                return client_refuse(c, -EPROTO, "the first message of a connection must be attach");
+        if (handler->wants_idle)
+                loop_want_idle(c->server->loop);
+        reply->msg.number = request->number + KVD_REPLY;
+        return handler->handle(c, request, reply);
+}
+
+static int send_reply(struct client *c, const struct reply *reply) {
+        ssize_t n;
+
+        n = kvd_msg_encode(&reply->msg, c->server->scratch->out, KVD_FRAME_MAX);
+        if (n < 0) {
+                log_error("a reply could not be encoded (message %u): %s", reply->msg.number, strerror((int)-n));
+                return (int)n;
+        }
+        c->room -= 2 * n + 2048; /* more than the kernel counts for it */
+        return kvd_frame_send(c->socket.fd, c->server->scratch->out, (size_t)n, &reply->fds, MSG_DONTWAIT);
+}
+
+/* size: of the frame that was received, or the error of receiving it. */
+static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
+        struct kvd_decoder *decoder = c->server->decoder;
+        int r = -EBADMSG;
+
+        *ret = (struct kvd_msg){0};
+        if (size < 0) {
+                client_refuse(c, r, "the frame is larger than %u bytes", KVD_FRAME_MAX);
+        } else {
+                r = kvd_msg_decode(decoder, c->server->scratch->in, (size_t)size, ret);
+                if (r >= 0)
+                        return 0;
+                client_refuse(c, r, "%s", kvd_decoder_why(decoder));
+        }
+        log_limited(LOG_WARNING, "process %d of user %u sent a bad frame: %s", c->peer.pid, c->peer.uid,
+                    c->server->scratch->why);
+        c->server->bad_frames++;
+        c->closing = r == -EBADMSG; /* nothing says where the peer is; otherwise it can go on */
+        return r;
+}
+
+static void answer(struct client *c, ssize_t size) {
+        struct kvd_msg request;
+        struct reply reply;
+        int r;
+
+        r = read_request(c, size, &request);
+        reply.msg = (struct kvd_msg){.sequence = request.sequence};
+        reply.fds.n = 0;
+        if (r >= 0)
+                r = call_handler(c, &request, &reply);
+        if (r < 0)
+                make_error(c, r, &reply);
+        c->server->requests++;
+        c->requests++;
+        r = send_reply(c, &reply);
+        if (r < 0 || c->closing)
+                client_disconnect(c);
+}
+
+/* ---- socket ---------------------------------------------------------------------------------------------------- */
+
+/*
+ * poll calls a Unix socket writable when at most a quarter of its buffer is in use, and sends are taken until all of
+ * it is; in between there is room for replies that need not be asked for one by one. 1: there is; 0: not now.
+ */
+static int has_room(struct client *c) {
+        struct pollfd p = {c->socket.fd, POLLOUT, 0};
+        unsigned n = sizeof(int);
+        int buffer, r;
+
+        if (c->room > 0)
+                return 1;
+        r = sys->poll(&p, 1, 0);
+        if (r < 0)
+                return errno == EINTR ? 0 : -errno;
+        if (!(p.revents & POLLOUT))
+                return 0;
+        if (sys->getsockopt(c->socket.fd, SOL_SOCKET, SO_SNDBUF, &buffer, &n) < 0)
+                return -errno;
+        c->room = buffer / 2;
+        return 1;
+}
+
+static int read_and_answer(struct client *c) {
+        ssize_t n = kvd_frame_receive(c->socket.fd, c->server->scratch->in, NULL, MSG_DONTWAIT);
+
+        if (n == -EAGAIN)
+                return 0;
+        if (n == 0 || (n < 0 && n != -EMSGSIZE))
+                return -ECONNRESET;
+        answer(c, n);
+        return 0;
+}
+
+static void socket_ready(struct loop_source *source, short revents) {
+        struct client *c = container_of(source, struct client, socket);
+        int r;
+
+        if (source->events == POLLOUT) {
+                r = loop_change(source, POLLIN);
+        } else {
+                r = has_room(c);
+                if (r == 0)
+                        r = loop_change(source, POLLOUT);
+                else if (r > 0)
+                        r = read_and_answer(c);
+        }
+        if (r < 0)
+                client_disconnect(c);
+}

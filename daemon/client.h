@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_CLIENT_H
+#define KVD_DAEMON_CLIENT_H
+
+/*
+ * A client: one connection, the process behind it, and the spaces it uses.
+ *
+ *      HALF_OPEN ──attach──▶ ATTACHED ──socket closed, spaces in use──▶ ORPHANED
+ *          │                    │ socket closed, no spaces                 │
+ *          └──────────▶ UNUSED ◀┴────────── process gone (pidfd) ──────────┘
+ */
+
+#include "daemon/peer.h"
+#include "daemon/server.h"
+
+#define CLIENT_SPACES 64u
+
+enum client_state { CLIENT_UNUSED, CLIENT_HALF_OPEN, CLIENT_ATTACHED, CLIENT_ORPHANED };
+
+/* handle % CLIENT_SPACES is the place in the table. A space that was deleted under the client leaves its handle. */
+struct client_space {
+        struct attachment *attachment; /* owned */
+        uint32_t handle;               /* 0: unused */
+};
+
+struct client {
+        struct server *server;
+        struct client *next;         /* in server->unused or server->half_open */
+        enum client_state state;
+        bool admin, closing;         /* closing: after the reply */
+        uint32_t number;             /* smallest that was free in its domain */
+        struct domain *domain;
+        struct peer peer;
+        struct loop_source socket;   /* its fd is owned; -1: closed */
+        struct loop_source process;  /* of peer.pidfd */
+        int64_t room;                /* bytes of replies that the socket surely takes */
+        uint64_t connected_ns, requests;
+        uint32_t next_handle, n_spaces;
+        struct client_space spaces[CLIENT_SPACES];
+        char name[64];
+};
+
+/* Takes the connection over; on failure it is closed, and the client unused. */
+int client_open(struct client *client, int fd);
+
+/* The connection is of no more use: closes it, and waits for the end of the process if it may still use memory. */
+void client_disconnect(struct client *client);
+
+/* The process cannot touch memory any more, or the daemon ends: gives everything back. */
+void client_end(struct client *client, bool died);
+
+/* ---- for handlers ---------------------------------------------------------------------------------------------- */
+
+struct reply {
+        struct kvd_msg msg;  /* number and sequence are filled in */
+        struct kvd_fds fds;  /* borrowed */
+};
+
+/* 0, or a negative errno after client_refuse or client_store_failed said why. */
+typedef int client_handler(struct client *client, const struct kvd_msg *request, struct reply *reply);
+
+struct handler {
+        client_handler *handle;
+        bool before_attach;
+        bool wants_idle; /* the store may have work to do ahead of need afterwards */
+};
+extern const struct handler handlers[256];
+
+_printf_(3, 4) int client_refuse(struct client *client, int error, const char *format, ...);
+int client_store_failed(struct client *client, int error);
+
+/* Space of this connection by handle. -ESTALE: deleted; -EBADF: never was. */
+int client_find_space(struct client *client, uint32_t handle, struct attachment **ret);
+/* Attaches to the space; -EMFILE: too many. */
+int client_add_space(struct client *client, struct space *space, uint32_t *handle);
+int client_remove_space(struct client *client, uint32_t handle);
+
+/* The domain a request names: the client's own if it names none. -EPERM, -ENOENT. */
+int client_find_domain(struct client *client, struct kvd_slice name, struct domain **ret);
+/* Space by name in such a domain. */
+int client_find_named(struct client *client, struct kvd_slice domain, struct kvd_slice space, struct space **ret);
+bool client_sees(const struct client *client, const struct domain *domain);
+
+#endif

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "daemon/setting.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define LINE_MAX_BYTES 2048
+
+_printf_(2, 3) static int refuse(char why[static CONFIG_WHY], const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(why, CONFIG_WHY, format, args);
+        va_end(args);
+        return -EINVAL;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------ */
+
+static int set_defaults(const struct setting *settings, void *base) {
+        char why[CONFIG_WHY];
+        int r;
+
+        for (; settings->name; settings++) {
+                r = setting_parse(settings, settings->fallback, base, why, sizeof why);
+                if (r < 0)
+                        return r;
+        }
+        return 0;
+}
+
+int config_init(struct config *config) {
+        *config = (struct config){0};
+        return set_defaults(daemon_settings, config);
+}
+
+static void domain_free(struct config_domain *domain) {
+        free(domain->users.ids);
+        free(domain->groups.ids);
+        free(domain);
+}
+
+void config_clear(struct config *config) {
+        while (config->domains) {
+                struct config_domain *domain = config->domains;
+
+                config->domains = domain->next;
+                domain_free(domain);
+        }
+        free(config->admins.ids);
+        *config = (struct config){0};
+}
+
+/* ---- sections -------------------------------------------------------------------------------------------------- */
+
+struct section {
+        const struct setting *settings; /* NULL: none was opened yet */
+        void *base;
+        char title[KVD_NAME_MAX + 16];
+};
+
+static struct config_domain *find_domain(const struct config *config, const char *name) {
+        for (struct config_domain *d = config->domains; d; d = d->next)
+                if (strcmp(d->name, name) == 0)
+                        return d;
+        return NULL;
+}
+
+static int check_name(const char *name, char why[static CONFIG_WHY]) {
+        static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+
+        if (!name[0] || strlen(name) > KVD_NAME_MAX || name[strspn(name, letters)])
+                return refuse(why, "'%s' cannot name a domain; use 1 to %d of A-Z a-z 0-9 . _ -", name, KVD_NAME_MAX);
+        if (strncmp(name, "uid-", 4) == 0)
+                return refuse(why, "names that begin with uid- are those of unlisted users; choose another for '%s'", name);
+        return 0;
+}
+
+static int add_domain(struct config *config, const char *name, struct config_domain **ret, char why[static CONFIG_WHY]) {
+        struct config_domain **link = &config->domains, *domain;
+        int r;
+
+        r = check_name(name, why);
+        if (r < 0)
+                return r;
+        domain = sys->calloc(1, sizeof *domain);
+        if (!domain)
+                return refuse(why, "out of memory");
+        memcpy(domain->name, name, strlen(name));
+        while (*link)
+                link = &(*link)->next;
+        *ret = *link = domain;
+        return set_defaults(domain_settings, domain);
+}
+
+/* title: "daemon" or "domain NAME". */
+static int open_section(struct config *config, const char *title, bool may_exist, struct section *ret,
+                        char why[static CONFIG_WHY]) {
+        struct config_domain *domain;
+        int r;
+
+        if (strcmp(title, "daemon") == 0) {
+                *ret = (struct section){daemon_settings, config, "daemon"};
+                return 0;
+        }
+        if (strncmp(title, "domain ", 7) != 0)
+                return refuse(why, "there is no section [%s]; there are [daemon] and [domain NAME]", title);
+        title += 7 + strspn(title + 7, " \t");
+        domain = find_domain(config, title);
+        if (domain && !may_exist)
+                return refuse(why, "domain '%s' was described before; put everything about it in one section", title);
+        if (!domain) {
+                r = add_domain(config, title, &domain, why);
+                if (r < 0)
+                        return r;
+        }
+        *ret = (struct section){domain_settings, domain, ""};
+        snprintf(ret->title, sizeof ret->title, "domain %.*s", KVD_NAME_MAX, title);
+        return 0;
+}
+
+/* ---- lines ----------------------------------------------------------------------------------------------------- */
+
+static char *strip(char *s) {
+        char *end = s + strlen(s);
+
+        while (end > s && strchr(" \t\r\n", end[-1]))
+                *--end = 0;
+        return s + strspn(s, " \t");
+}
+
+static int assign(const struct section *section, char *text, char why[static CONFIG_WHY]) {
+        char *equals = strchr(text, '='), *key, *value, reason[CONFIG_WHY - 128];
+        const struct setting *setting;
+
+        if (!equals)
+                return refuse(why, "'%.64s' is neither a section nor an assignment; write key = value", text);
+        *equals = 0;
+        key = strip(text);
+        value = strip(equals + 1);
+        setting = setting_find(section->settings, key);
+        if (!setting)
+                return refuse(why, "[%s] has no option '%.64s'; see kvd --print-config", section->title, key);
+        if (setting_parse(setting, value, section->base, reason, sizeof reason) < 0)
+                return refuse(why, "%s: %s", setting->name, reason);
+        return 0;
+}
+
+struct reader {
+        struct config *config;
+        struct section section;
+        bool seen_daemon;
+};
+
+static int read_header(struct reader *reader, char *line, char why[static CONFIG_WHY]) {
+        size_t n = strlen(line);
+        bool daemon;
+        char *title;
+
+        if (line[n - 1] != ']')
+                return refuse(why, "'%.64s' lacks its closing bracket", line);
+        line[n - 1] = 0;
+        title = strip(line + 1);
+        daemon = strcmp(title, "daemon") == 0;
+        if (daemon && reader->seen_daemon)
+                return refuse(why, "[daemon] was opened before; put everything about it in one section");
+        reader->seen_daemon |= daemon;
+        return open_section(reader->config, title, false, &reader->section, why);
+}
+
+static int read_line(struct reader *reader, char *line, char why[static CONFIG_WHY]) {
+        line = strip(line);
+        if (!line[0] || line[0] == '#' || line[0] == ';')
+                return 0;
+        if (line[0] == '[')
+                return read_header(reader, line, why);
+        if (!reader->section.settings)
+                return refuse(why, "'%.64s' stands before the first section; write [daemon] above it", line);
+        return assign(&reader->section, line, why);
+}
+
+static int read_lines(struct config *config, FILE *f, const char *path, char why[static CONFIG_WHY]) {
+        struct reader reader = {.config = config};
+        char line[LINE_MAX_BYTES], reason[CONFIG_WHY];
+        int r;
+
+        for (unsigned number = 1; fgets(line, sizeof line, f); number++) {
+                if (!strchr(line, '\n') && !feof(f))
+                        return refuse(why, "%s:%u: the line is longer than %d bytes; shorten it", path, number,
+                                      LINE_MAX_BYTES - 2);
+                r = read_line(&reader, line, reason);
+                if (r < 0)
+                        return refuse(why, "%s:%u: %.*s", path, number, CONFIG_WHY - 128, reason);
+        }
+        if (ferror(f))
+                return refuse(why, "%s: reading failed: %s", path, strerror(errno));
+        return 0;
+}
+
+int config_read(struct config *config, const char *path, bool optional, char why[static CONFIG_WHY]) {
+        FILE *f;
+        int fd, r;
+
+        fd = sys->open(path, O_RDONLY | O_CLOEXEC);
+        if (fd < 0 && errno == ENOENT && optional)
+                return 0;
+        if (fd < 0)
+                return refuse(why, "%s: cannot be opened: %s; give another with --config", path, strerror(errno));
+        f = fdopen(fd, "r");
+        if (!f) {
+                close(fd);
+                return refuse(why, "%s: %s", path, strerror(errno));
+        }
+        r = read_lines(config, f, path, why);
+        fclose(f);
+        return r;
+}
+
+int config_set(struct config *config, const char *assignment, char why[static CONFIG_WHY]) {
+        char copy[LINE_MAX_BYTES], reason[CONFIG_WHY], *equals, *dot;
+        struct section section;
+        int r;
+
+        if (strlen(assignment) >= sizeof copy)
+                return refuse(why, "--set: the assignment is longer than %d bytes", LINE_MAX_BYTES - 1);
+        strcpy(copy, assignment);
+        equals = strchr(copy, '=');
+        dot = equals ? memrchr(copy, '.', (size_t)(equals - copy)) : NULL;
+        if (!dot)
+                return refuse(why, "--set %.200s: write section.key=value, such as daemon.pool=4G", assignment);
+        *dot = 0;
+        r = open_section(config, copy, true, &section, reason);
+        if (r >= 0)
+                r = assign(&section, dot + 1, reason);
+        if (r < 0)
+                return refuse(why, "--set %.100s: %.*s", assignment, CONFIG_WHY - 128, reason);
+        return 0;
+}
+
+/* ---- as a whole ------------------------------------------------------------------------------------------------ */
+
+bool id_list_has(const struct id_list *list, uint32_t id) {
+        for (uint32_t i = 0; i < list->n; i++)
+                if (list->ids[i] == id)
+                        return true;
+        return false;
+}
+
+static int check_users(const struct config_domain *a, char why[static CONFIG_WHY]) {
+        for (const struct config_domain *b = a->next; b; b = b->next)
+                for (uint32_t i = 0; i < a->users.n; i++)
+                        if (id_list_has(&b->users, a->users.ids[i]))
+                                return refuse(why, "user %u is in domain '%s' and in domain '%s'; take it out of one",
+                                              a->users.ids[i], a->name, b->name);
+        return 0;
+}
+
+int config_check(const struct config *config, char why[static CONFIG_WHY]) {
+        uint64_t guaranteed = 0;
+        int r;
+
+        for (const struct config_domain *d = config->domains; d; d = d->next) {
+                r = check_users(d, why);
+                if (r < 0)
+                        return r;
+                if (d->quota && d->guarantee > d->quota)
+                        return refuse(why, "the guarantee of domain '%s' is larger than its quota; lower it", d->name);
+                guaranteed += d->guarantee;
+                if (guaranteed > config->pool)
+                        return refuse(why, "the guarantees of all domains are larger than the pool (%llu MiB); lower them",
+                                      (unsigned long long)(config->pool >> 20));
+        }
+        if (config->segment > config->pool)
+                return refuse(why, "segment is larger than pool (%llu MiB); lower it",
+                              (unsigned long long)(config->pool >> 20));
+        return 0;
+}
+
+const struct config_domain *config_find_domain(const struct config *config, uint32_t uid, const uint32_t *groups,
+                                               uint32_t n_groups) {
+        for (const struct config_domain *d = config->domains; d; d = d->next)
+                if (id_list_has(&d->users, uid))
+                        return d;
+        for (const struct config_domain *d = config->domains; d; d = d->next)
+                for (uint32_t i = 0; i < n_groups; i++)
+                        if (id_list_has(&d->groups, groups[i]))
+                                return d;
+        return NULL;
+}
+
+void config_domain_to_store(const struct config_domain *domain, struct domain_config *ret) {
+        *ret = (struct domain_config){.quota = domain->quota, .guarantee = domain->guarantee,
+                                      .client_quota = domain->client_quota, .arena = domain->isolation == CONFIG_ARENA};
+        memcpy(ret->name, domain->name, sizeof ret->name);
+}
+
+/* ---- print ----------------------------------------------------------------------------------------------------- */
+
+static void print_settings(FILE *to, const struct setting *settings) {
+        for (; settings->name; settings++) {
+                fprintf(to, "\n# %s\n# (%s)\n", settings->text, setting_unit(settings));
+                fprintf(to, "#%s =%s%s\n", settings->name, settings->fallback[0] ? " " : "", settings->fallback);
+        }
+}
+
+void config_print(FILE *to) {
+        fputs("# kvd.conf: configuration of kvd. Every option is shown with its default.\n\n[daemon]\n", to);
+        print_settings(to, daemon_settings);
+        fputs("\n# A domain is a group of users who share a cache. Any number of sections like this one:\n"
+              "#[domain NAME]\n", to);
+        print_settings(to, domain_settings);
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_CONFIG_H
+#define KVD_DAEMON_CONFIG_H
+
+/*
+ * The configuration: a [daemon] section and any number of [domain NAME] sections. One table (setting.c) gives
+ * parser, defaults, the commented file of kvd --print-config and the manual page.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "store/store.h"
+
+#define CONFIG_WHY 512 /* room for "FILE:LINE: what is wrong; what to do" */
+
+struct id_list {
+        uint32_t *ids; /* owned */
+        uint32_t n;
+};
+bool id_list_has(const struct id_list *list, uint32_t id);
+
+enum { CONFIG_OWN, CONFIG_REFUSE };      /* unlisted */
+enum { CONFIG_SHARED, CONFIG_ARENA };    /* isolation */
+enum { CONFIG_ERROR, CONFIG_WARNING, CONFIG_INFO, CONFIG_DEBUG }; /* log */
+
+struct config_domain {
+        char name[KVD_NAME_MAX + 1];
+        struct id_list users, groups;
+        uint64_t quota, guarantee, client_quota;
+        uint32_t isolation;
+        struct config_domain *next; /* owned */
+};
+
+struct config {
+        char socket[108];
+        uint32_t socket_mode;
+        uint32_t socket_group; /* UINT32_MAX: leave as it is */
+        uint64_t pool, segment;
+        uint32_t pages;        /* enum store_pages */
+        uint32_t loop;         /* enum loop_kind */
+        uint32_t max_clients;  /* attached at a time */
+        uint32_t user_clients; /* of one user; 0: all but a few */
+        uint32_t max_spaces;   /* of one domain */
+        struct id_list admins;
+        uint32_t unlisted;
+        uint32_t log;
+        bool own_user_only;    /* kvd --private */
+        struct config_domain *domains; /* owned, in the order of the file */
+};
+
+/* All defaults. */
+int config_init(struct config *config);
+void config_clear(struct config *config);
+
+/* Reads a file over what is there. Negative: one line in why. optional: a file that is missing is fine. */
+int config_read(struct config *config, const char *path, bool optional, char why[static CONFIG_WHY]);
+
+/* "daemon.pool=4G" or "domain NAME.quota=1G", as kvd --set takes it. */
+int config_set(struct config *config, const char *assignment, char why[static CONFIG_WHY]);
+
+/* What only shows when everything was read: sums, users in two domains. */
+int config_check(const struct config *config, char why[static CONFIG_WHY]);
+
+/* A complete file with every option, its default and its sentence. */
+void config_print(FILE *to);
+
+/* The domain that lists the user, else the first that lists one of the groups, else NULL. */
+const struct config_domain *config_find_domain(const struct config *config, uint32_t uid, const uint32_t *groups,
+                                               uint32_t n_groups);
+void config_domain_to_store(const struct config_domain *domain, struct domain_config *ret);
+
+#endif

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_DAEMON_H
+#define KVD_DAEMON_DAEMON_H
+
+/* The daemon as a whole: what main runs, and tests run in a thread. */
+
+#include <stddef.h>
+
+#include "daemon/config.h"
+
+struct daemon;
+struct options;
+
+#define DAEMON_WHY 512
+
+/* Everything but the socket. Takes over *config. The reason of a failure is in why, in one line. */
+int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMON_WHY]);
+struct daemon *daemon_free(struct daemon *daemon); /* removes its socket */
+void daemon_freep(struct daemon **daemon);
+
+/* Accepts clients at the configured socket, or at fd, which is taken over, if it is not negative. */
+int daemon_listen(struct daemon *daemon, int fd, char why[static DAEMON_WHY]);
+
+/* SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked them. */
+int daemon_handle_signals(struct daemon *daemon, const struct options *options);
+
+/* Tells the service manager that we are ready, and runs until daemon_stop or a signal. */
+int daemon_run(struct daemon *daemon);
+/* May be called from another thread. */
+void daemon_stop(struct daemon *daemon);
+
+/* For logs: "io_uring" or "epoll". */
+const char *daemon_loop_name(const struct daemon *daemon);
+
+#endif

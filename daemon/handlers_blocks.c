@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/handlers.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+
+/* Copies an array out of a frame, where it lies unaligned. Returns how many elements. */
+static int64_t take_array(struct client *c, struct kvd_slice from, const char *what, void *to, uint32_t size,
+                          uint32_t room) {
+        if (from.size % size)
+                return client_refuse(c, -EINVAL, "%s has %u bytes, which is not a multiple of %u", what, from.size, size);
+        if (from.size / size > room)
+                return client_refuse(c, -EINVAL, "%s has more than %u elements", what, room);
+        if (from.size)
+                memcpy(to, from.data, from.size);
+        return from.size / size;
+}
+
+static int64_t take_blocks(struct client *c, struct kvd_slice from) {
+        struct scratch *s = c->server->scratch;
+
+        return take_array(c, from, "blocks", s->blocks, sizeof(kvd_ref), ARRAY_SIZE(s->blocks));
+}
+
+static int64_t take_tokens(struct client *c, struct kvd_slice from) {
+        struct scratch *s = c->server->scratch;
+
+        return take_array(c, from, "tokens", s->tokens, sizeof(uint32_t), ARRAY_SIZE(s->tokens));
+}
+
+/* Missing is all zeroes. */
+static int take_key(struct client *c, struct kvd_slice from, struct kvd_key *ret) {
+        *ret = (struct kvd_key){0};
+        if (from.size != 0 && from.size != sizeof *ret)
+                return client_refuse(c, -EINVAL, "prefix_key has %u bytes, not %zu", from.size, sizeof *ret);
+        if (from.size)
+                memcpy(ret, from.data, sizeof *ret);
+        return 0;
+}
+
+static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
+        return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};
+}
+
+int handle_allocate(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        struct scratch *s = c->server->scratch;
+        struct attachment *attachment;
+        int r;
+
+        r = client_find_space(c, request->allocate.space, &attachment);
+        if (r < 0)
+                return r;
+        if (request->allocate.count == 0)
+                return client_refuse(c, -EINVAL, "count is 0; ask for at least one block");
+        r = space_allocate(attachment, request->allocate.count, s->blocks);
+        if (r < 0)
+                return client_store_failed(c, r);
+        reply->msg.allocate_reply.blocks = blocks_slice(s->blocks, (uint32_t)r);
+        return 0;
+}
+
+int handle_release(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        struct attachment *attachment;
+        int64_t n;
+        int r;
+
+        r = client_find_space(c, request->release.space, &attachment);
+        if (r < 0)
+                return r;
+        n = take_blocks(c, request->release.blocks);
+        if (n < 0)
+                return (int)n;
+        reply->msg.release_reply.released = space_release(attachment, c->server->scratch->blocks, (uint32_t)n);
+        return 0;
+}
+
+static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal_request *ret) {
+        int64_t n_blocks = take_blocks(c, m->blocks), n_tokens = n_blocks < 0 ? 0 : take_tokens(c, m->tokens);
+        struct scratch *s = c->server->scratch;
+
+        if (n_blocks < 0 || n_tokens < 0)
+                return -EINVAL;
+        *ret = (struct seal_request){
+                .group = m->group,
+                .parent = m->parent,
+                .prefix_tokens = m->prefix_tokens,
+                .n_blocks = (uint32_t)n_blocks,
+                .blocks = s->blocks,
+                .n_tokens = (uint32_t)n_tokens,
+                .tokens = s->tokens,
+        };
+        return take_key(c, m->prefix_key, &ret->prefix_key);
+}
+
+int handle_seal(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        kvd_ref *sealed = c->server->scratch->sealed;
+        struct attachment *attachment;
+        struct seal_request seal;
+        int r;
+
+        r = client_find_space(c, request->seal.space, &attachment);
+        if (r < 0)
+                return r;
+        r = take_seal(c, &request->seal, &seal);
+        if (r < 0)
+                return r;
+        r = space_seal(attachment, &seal, sealed);
+        if (r < 0)
+                return client_store_failed(c, r);
+        reply->msg.seal_reply.blocks = blocks_slice(sealed, seal.n_blocks);
+        return 0;
+}
+
+int handle_lease(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        const struct kvd_msg_lease *m = &request->lease;
+        struct attachment *attachment;
+        struct kvd_key prefix;
+        int r;
+
+        r = client_find_space(c, m->space, &attachment);
+        if (r < 0)
+                return r;
+        r = take_key(c, m->prefix_key, &prefix);
+        if (r < 0)
+                return r;
+        if (m->op != 1 && m->op != 2)
+                return client_refuse(c, -EINVAL, "op is %u; 1 begins a lease, 2 ends it", m->op);
+        if (m->op == 1)
+                r = space_lease(attachment, prefix, m->prefix_tokens);
+        else
+                space_lease_end(attachment, prefix, m->prefix_tokens);
+        if (r < 0)
+                return client_store_failed(c, r);
+        reply->msg.lease_reply.granted = (uint32_t)r;
+        reply->msg.lease_reply.epoch = atomic_load(&space_index(attachment_space(attachment))->lease_epoch);
+        return 0;
+}
+
+int handle_evict(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        const struct kvd_msg_evict *m = &request->evict;
+        struct space *space;
+        bool more = false;
+        int64_t n;
+        int r;
+
+        r = client_find_named(c, m->domain, m->space, &space);
+        if (r < 0)
+                return r;
+        n = space_evict(space, m->blocks, m->chain, &more);
+        if (n < 0)
+                return client_store_failed(c, (int)n);
+        reply->msg.evict_reply.evicted = (uint64_t)n;
+        reply->msg.evict_reply.more = more;
+        return 0;
+}

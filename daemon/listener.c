@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/listener.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include "ipc/address.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+/*
+ * A socket file stays behind when its daemon is killed. Whether somebody still listens is asked by connecting:
+ * ECONNREFUSED is the kernel's word that nobody does. So that two daemons that start together do not remove each
+ * other's, the folder is locked between asking and binding. Anybody may lock a folder that he can read, therefore we
+ * do not wait long for the lock and go on without it.
+ */
+
+#define BACKLOG 128
+
+struct refusal {
+        char *text;
+        size_t size;
+};
+
+_printf_(3, 4) static int refuse(struct refusal why, int error, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(why.text, why.size, format, args);
+        va_end(args);
+        return error;
+}
+
+static int lock_folder(const char *path) {
+        char folder[108];
+        char *slash;
+        int fd;
+
+        snprintf(folder, sizeof folder, "%s", path);
+        slash = strrchr(folder, '/');
+        slash[slash == folder] = 0;
+        fd = sys->open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        for (int i = 0; fd >= 0 && i < 20 && flock(fd, LOCK_EX | LOCK_NB) < 0; i++)
+                usleep(10000);
+        return fd;
+}
+
+/* 1: somebody listens there, whoever it is; 0: nobody. */
+static int is_alive(const struct kvd_address *address) {
+        _cleanup_(closep) int fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+        if (fd < 0)
+                return -errno;
+        if (sys->connect(fd, kvd_address_of(address), address->size) == 0)
+                return 1;
+        return errno != ECONNREFUSED && errno != ENOENT;
+}
+
+static int remove_stale(const char *path, const struct kvd_address *address, struct refusal why) {
+        struct stat st;
+        int r;
+
+        if (lstat(path, &st) < 0)
+                return 0; /* nothing there, or bind will say what is wrong */
+        if (!S_ISSOCK(st.st_mode))
+                return refuse(why, -EADDRINUSE, "%s: is there and is not a socket; move it away", path);
+        r = is_alive(address);
+        if (r < 0)
+                return refuse(why, r, "no socket: %s", strerror(-r));
+        if (r)
+                return refuse(why, -EADDRINUSE, "%s: another daemon serves this socket; stop it, or give this one another "
+                              "path with --socket or --instance", path);
+        unlink(path);
+        return 0;
+}
+
+/* The mode is given to bind by way of umask, so that there is no moment in which it is wider. */
+static int bind_path(struct listener *l, const struct kvd_address *address, mode_t mode) {
+        mode_t before = umask(~mode & 0777);
+        int r = sys->bind(l->fd, kvd_address_of(address), address->size) < 0 ? -errno : 0;
+
+        umask(before);
+        return r;
+}
+
+static int open_socket(struct listener *l, const char *path, const struct kvd_address *address, mode_t mode, gid_t group,
+                       struct refusal why) {
+        bool is_file = path[0] != '@';
+        int r;
+
+        l->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (l->fd < 0)
+                return refuse(why, -errno, "no socket: %s", strerror(errno));
+        r = bind_path(l, address, mode);
+        if (r < 0)
+                return refuse(why, r, "%s: cannot be bound: %s", path, strerror(-r));
+        if (is_file)
+                memcpy(l->path, path, strlen(path));
+        if (is_file && group != UINT32_MAX && sys->lchown(path, (uid_t)-1, group) < 0)
+                return refuse(why, -errno, "%s: cannot be given to group %u: %s; put the daemon's user in that group", path,
+                              group, strerror(errno));
+        if (sys->listen(l->fd, BACKLOG) < 0)
+                return refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
+        return 0;
+}
+
+int listener_open(struct listener *listener, const char *path, mode_t mode, gid_t group, char *why_text,
+                  size_t why_size) {
+        _cleanup_(listener_close) struct listener l = LISTENER_NONE;
+        _cleanup_(closep) int folder = -1;
+        struct refusal why = {why_text, why_size};
+        struct kvd_address address;
+        int r;
+
+        r = kvd_address_make(path, &address);
+        if (r < 0)
+                return refuse(why, r, "'%s' is not a socket path of at most 107 bytes", path);
+        if (path[0] == '/') {
+                folder = lock_folder(path);
+                r = remove_stale(path, &address, why);
+                if (r < 0)
+                        return r;
+        }
+        r = open_socket(&l, path, &address, mode, group, why);
+        if (r < 0)
+                return r;
+        *listener = l;
+        l = LISTENER_NONE;
+        return 0;
+}
+
+void listener_close(struct listener *listener) {
+        if (listener->path[0])
+                unlink(listener->path); /* while we listen: nobody else can have taken the path */
+        closep(&listener->fd);
+        *listener = LISTENER_NONE;
+}

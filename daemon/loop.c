@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/loop.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "daemon/loop_backend.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+/*
+ * A turn: wait, call what is ready, fire what is due, and if there was nothing at all, do idle work.
+ *
+ * Readiness is level-triggered with both ways of waiting: epoll is so by itself, and an io_uring poll, which reports
+ * once, is armed again after its source was called. So a source may take one message and return, and everybody else
+ * gets a turn before it is called for the next.
+ *
+ * Events name their source by slot and generation. A source that is removed in the turn that an event of it was
+ * collected, or whose cancelled poll still reports, is thereby not called.
+ */
+
+struct slot {
+        struct loop_source *source; /* NULL: unused */
+        uint32_t generation;
+        uint32_t next_free;
+        bool armed;
+};
+
+struct loop {
+        const struct loop_backend *backend;
+        void *waiter; /* the back end's own; owned */
+        struct slot *slots; /* owned */
+        uint32_t n_slots, free_slot; /* n_slots ends the list of unused ones */
+        struct loop_timer *timers; /* the next one first */
+        bool (*idle)(void *);
+        void *idle_data;
+        bool wants_idle, quit;
+        int failed; /* first trouble with arming: waiting on would never end */
+        uint64_t turn_begin_ns, turn_max_ns;
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------------ */
+
+static int open_backend(struct loop *loop, enum loop_kind kind) {
+        int r;
+
+        loop->backend = kind == LOOP_EPOLL ? &loop_backend_epoll : &loop_backend_io_uring;
+        r = loop->backend->open(loop->n_slots, &loop->waiter);
+        if (r >= 0 || kind != LOOP_AUTO)
+                return r;
+        log_info("io_uring is not available here (%s): using epoll", strerror(-r));
+        loop->backend = &loop_backend_epoll;
+        return loop->backend->open(loop->n_slots, &loop->waiter);
+}
+
+int loop_new(enum loop_kind kind, uint32_t max_sources, struct loop **ret) {
+        _cleanup_(loop_freep) struct loop *loop = NULL;
+        int r;
+
+        loop = sys->calloc(1, sizeof *loop);
+        if (!loop)
+                return -ENOMEM;
+        loop->slots = sys->calloc(max_sources, sizeof *loop->slots);
+        if (!loop->slots)
+                return -ENOMEM;
+        loop->n_slots = max_sources;
+        for (uint32_t i = 0; i < max_sources; i++)
+                loop->slots[i] = (struct slot){.generation = 1, .next_free = i + 1};
+        r = open_backend(loop, kind);
+        if (r < 0)
+                return r;
+        *ret = STEAL(loop);
+        return 0;
+}
+
+struct loop *loop_free(struct loop *loop) {
+        if (!loop)
+                return NULL;
+        if (loop->waiter)
+                loop->backend->close(loop->waiter);
+        free(loop->slots);
+        free(loop);
+        return NULL;
+}
+
+void loop_freep(struct loop **loop) {
+        *loop = loop_free(*loop);
+}
+
+const char *loop_name(const struct loop *loop) {
+        return loop->backend->name;
+}
+
+/* ---- sources --------------------------------------------------------------------------------------------------- */
+
+static loop_token slot_token(const struct loop *loop, const struct slot *s) {
+        return (uint64_t)s->generation << 32 | (uint64_t)(s - loop->slots);
+}
+
+static int slot_arm(struct loop *loop, struct slot *s) {
+        int r;
+
+        r = loop->backend->arm(loop->waiter, s->source->fd, s->source->events, slot_token(loop, s));
+        s->armed = r >= 0;
+        return r;
+}
+
+static void slot_disarm(struct loop *loop, struct slot *s) {
+        if (s->armed)
+                loop->backend->disarm(loop->waiter, s->source->fd, slot_token(loop, s));
+        s->armed = false;
+        s->generation++;
+}
+
+static void slot_release(struct loop *loop, struct slot *s) {
+        s->source->loop = NULL;
+        s->source = NULL;
+        s->next_free = loop->free_slot;
+        loop->free_slot = (uint32_t)(s - loop->slots);
+}
+
+int loop_add(struct loop *loop, struct loop_source *source) {
+        struct slot *s;
+        int r;
+
+        if (loop->free_slot == loop->n_slots)
+                return -ENOSPC;
+        s = &loop->slots[loop->free_slot];
+        loop->free_slot = s->next_free;
+        s->source = source;
+        source->loop = loop;
+        source->slot = (uint32_t)(s - loop->slots);
+        r = slot_arm(loop, s);
+        if (r < 0)
+                slot_release(loop, s);
+        return r;
+}
+
+int loop_change(struct loop_source *source, short events) {
+        struct slot *s = &source->loop->slots[source->slot];
+
+        source->events = events;
+        if (!s->armed) /* it is being called, and armed with its new events afterwards */
+                return 0;
+        slot_disarm(source->loop, s);
+        return slot_arm(source->loop, s);
+}
+
+void loop_remove(struct loop_source *source) {
+        struct loop *loop = source->loop;
+
+        if (!loop)
+                return;
+        slot_disarm(loop, &loop->slots[source->slot]);
+        slot_release(loop, &loop->slots[source->slot]);
+}
+
+void loop_ready(struct loop *loop, loop_token token, short revents) {
+        struct slot *s = &loop->slots[(uint32_t)token];
+        int r;
+
+        if ((uint32_t)token >= loop->n_slots || slot_token(loop, s) != token || !s->source)
+                return;
+        s->armed = !loop->backend->one_shot;
+        s->source->ready(s->source, revents);
+        if (s->armed || slot_token(loop, s) != token)
+                return;
+        r = slot_arm(loop, s);
+        if (r < 0)
+                loop->failed = r;
+}
+
+/* ---- timers ---------------------------------------------------------------------------------------------------- */
+
+void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns) {
+        struct loop_timer **link = &loop->timers;
+
+        loop_timer_stop(timer);
+        while (*link && (*link)->at_ns <= at_ns)
+                link = &(*link)->next;
+        timer->at_ns = at_ns;
+        timer->next = *link;
+        timer->link = link;
+        if (timer->next)
+                timer->next->link = &timer->next;
+        *link = timer;
+}
+
+void loop_timer_stop(struct loop_timer *timer) {
+        if (!timer->link)
+                return;
+        *timer->link = timer->next;
+        if (timer->next)
+                timer->next->link = timer->link;
+        timer->link = NULL;
+}
+
+static void fire_timers(struct loop *loop) {
+        while (loop->timers && loop->timers->at_ns <= loop->turn_begin_ns) {
+                struct loop_timer *timer = loop->timers;
+
+                loop_timer_stop(timer);
+                timer->fire(timer);
+        }
+}
+
+/* ---- turns ----------------------------------------------------------------------------------------------------- */
+
+void loop_set_idle(struct loop *loop, bool (*idle)(void *data), void *data) {
+        loop->idle = idle;
+        loop->idle_data = data;
+}
+
+void loop_want_idle(struct loop *loop) {
+        loop->wants_idle = loop->idle != NULL;
+}
+
+static int64_t wait_ns(const struct loop *loop, uint64_t now) {
+        if (loop->wants_idle)
+                return 0;
+        if (!loop->timers)
+                return -1;
+        return loop->timers->at_ns > now ? (int64_t)(loop->timers->at_ns - now) : 0;
+}
+
+/* The turn begins when something has happened; events are handled inside wait. */
+static int turn(struct loop *loop) {
+        uint64_t now = sys_now_ns();
+        int n;
+
+        loop->turn_max_ns = MAX(loop->turn_max_ns, now - loop->turn_begin_ns);
+        n = loop->backend->wait(loop->waiter, loop, wait_ns(loop, now));
+        if (n < 0)
+                return n;
+        if (n == 0)
+                loop->turn_begin_ns = sys_now_ns();
+        fire_timers(loop);
+        if (n == 0 && loop->wants_idle)
+                loop->wants_idle = loop->idle(loop->idle_data);
+        return loop->failed;
+}
+
+void loop_woke(struct loop *loop) {
+        loop->turn_begin_ns = sys_now_ns();
+}
+
+int loop_run(struct loop *loop) {
+        int r = 0;
+
+        loop->turn_begin_ns = sys_now_ns();
+        while (!loop->quit && r >= 0)
+                r = turn(loop);
+        return r;
+}
+
+void loop_quit(struct loop *loop) {
+        loop->quit = true;
+}
+
+uint64_t loop_turn_max_ns(const struct loop *loop) {
+        return loop->turn_max_ns;
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/options.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+
+enum { OPT_CONFIG = 256, OPT_CONFIG_OPTIONAL, OPT_INSTANCE, OPT_SOCKET, OPT_POOL, OPT_SET, OPT_PRIVATE, OPT_READY_FD,
+       OPT_PRINT_CONFIG, OPT_CHECK_CONFIG, OPT_VERSION, OPT_HELP };
+
+#define NO no_argument, NULL
+#define YES required_argument, NULL
+
+static const struct option long_options[] = {
+        {"config", YES, OPT_CONFIG},
+        {"config-optional", YES, OPT_CONFIG_OPTIONAL},
+        {"instance", YES, OPT_INSTANCE},
+        {"socket", YES, OPT_SOCKET},
+        {"pool", YES, OPT_POOL},
+        {"set", YES, OPT_SET},
+        {"private", YES, OPT_PRIVATE},
+        {"ready-fd", YES, OPT_READY_FD},
+        {"print-config", NO, OPT_PRINT_CONFIG},
+        {"check-config", YES, OPT_CHECK_CONFIG},
+        {"version", NO, OPT_VERSION},
+        {"help", NO, OPT_HELP},
+        {0},
+};
+
+void options_print_help(FILE *to) {
+        fputs("Usage: kvd [options]\n"
+              "Owns a KV cache in shared memory that several inference processes use in place.\n\n"
+              "  --config FILE            read this configuration\n"
+              "  --config-optional FILE   the same, if there is such a file\n"
+              "  --instance N             number of this daemon on the machine; replaces %i in socket (0)\n"
+              "  --socket PATH            the same as --set daemon.socket=PATH\n"
+              "  --pool SIZE              the same as --set daemon.pool=SIZE\n"
+              "  --set SECTION.KEY=VALUE  any option; wins over the file\n"
+              "  --private DIR            only for this user, at DIR/kvd.sock; ends with the process that started it\n"
+              "  --ready-fd N             write a newline to descriptor N when clients can connect\n"
+              "  --print-config           print a configuration file with all defaults and what they mean\n"
+              "  --check-config FILE      say what is wrong with a configuration file, or nothing\n"
+              "  --version\n"
+              "  --help\n\n"
+              "See kvd(8) and kvd.conf(5).\n", to);
+}
+
+_printf_(2, 3) static int refuse(char why[static CONFIG_WHY], const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(why, CONFIG_WHY, format, args);
+        va_end(args);
+        return -EINVAL;
+}
+
+static int add_set(struct options *o, const char *assignment, char why[static CONFIG_WHY]) {
+        if (o->n_set == OPTIONS_MAX_SET)
+                return refuse(why, "more than %u settings on the command line; write a file and give it with --config",
+                              OPTIONS_MAX_SET);
+        o->set[o->n_set++] = assignment;
+        return 0;
+}
+
+static int add_shorthand(struct options *o, const char *key, const char *value, char to[static 128],
+                         char why[static CONFIG_WHY]) {
+        if (snprintf(to, 128, "%s=%s", key, value) >= 128)
+                return refuse(why, "the value of %s is longer than 100 bytes", key);
+        return add_set(o, to, why);
+}
+
+static int parse_number(const char *name, const char *value, long low, long high, char why[static CONFIG_WHY]) {
+        char *end;
+        long n = strtol(value, &end, 10);
+
+        if (!value[0] || *end || n < low || n > high)
+                return refuse(why, "--%s: '%s' is not a number from %ld to %ld", name, value, low, high);
+        return (int)n;
+}
+
+static int choose_action(struct options *o, int opt) {
+        switch (opt) {
+        case OPT_PRINT_CONFIG:
+                o->action = OPTIONS_PRINT_CONFIG;
+                break;
+        case OPT_VERSION:
+                o->action = OPTIONS_VERSION;
+                break;
+        case OPT_HELP:
+                o->action = OPTIONS_HELP;
+                break;
+        }
+        return 0;
+}
+
+static int take_option(struct options *o, int opt, const char *value, char why[static CONFIG_WHY]) {
+        switch (opt) {
+        case OPT_CONFIG:
+        case OPT_CONFIG_OPTIONAL:
+        case OPT_CHECK_CONFIG:
+                o->config = value;
+                o->config_optional = opt == OPT_CONFIG_OPTIONAL;
+                if (opt == OPT_CHECK_CONFIG)
+                        o->action = OPTIONS_CHECK_CONFIG;
+                return 0;
+        case OPT_INSTANCE:
+                o->instance = value;
+                return parse_number("instance", value, 0, 9999, why);
+        case OPT_SOCKET:
+                return add_shorthand(o, "daemon.socket", value, o->socket, why);
+        case OPT_POOL:
+                return add_shorthand(o, "daemon.pool", value, o->pool, why);
+        case OPT_SET:
+                return add_set(o, value, why);
+        case OPT_PRIVATE:
+                o->private_dir = value;
+                return 0;
+        case OPT_READY_FD:
+                return o->ready_fd = parse_number("ready-fd", value, 0, 65535, why);
+        default:
+                return choose_action(o, opt);
+        }
+}
+
+int options_parse(struct options *o, int argc, char **argv, char why[static CONFIG_WHY]) {
+        int opt, r;
+
+        *o = (struct options){.instance = "0", .ready_fd = -1};
+        opterr = 0;
+        optind = 1;
+        while ((opt = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
+                if (opt == '?' || opt == ':')
+                        return refuse(why, "option '%s' %s; see kvd --help", argv[optind - 1],
+                                      opt == '?' ? "is unknown" : "needs a value");
+                r = take_option(o, opt, optarg, why);
+                if (r < 0)
+                        return r;
+        }
+        if (optind < argc)
+                return refuse(why, "'%s' is not an option; see kvd --help", argv[optind]);
+        return 0;
+}
+
+/* ---- configuration --------------------------------------------------------------------------------------------- */
+
+static int make_private(const char *dir, struct config *config, char why[static CONFIG_WHY]) {
+        if (snprintf(config->socket, sizeof config->socket, "%s/kvd.sock", dir) >= (int)sizeof config->socket)
+                return refuse(why, "--private: the folder's path is too long for a socket; at most %zu bytes",
+                              sizeof config->socket - sizeof "/kvd.sock");
+        config->socket_mode = 0600;
+        config->socket_group = UINT32_MAX;
+        config->own_user_only = true;
+        return 0;
+}
+
+static int put_instance(const char *instance, struct config *config, char why[static CONFIG_WHY]) {
+        char path[sizeof config->socket], *at = strstr(config->socket, "%i");
+        int n;
+
+        if (!at)
+                return 0;
+        n = snprintf(path, sizeof path, "%.*s%s%s", (int)(at - config->socket), config->socket, instance, at + 2);
+        if (n >= (int)sizeof path)
+                return refuse(why, "socket: the path with its instance number has more than 107 bytes; shorten it");
+        memcpy(config->socket, path, (size_t)n + 1);
+        return 0;
+}
+
+static int load(const struct options *o, struct config *config, char why[static CONFIG_WHY]) {
+        int r = 0;
+
+        if (config_init(config) < 0)
+                return refuse(why, "out of memory");
+        if (o->config)
+                r = config_read(config, o->config, o->config_optional, why);
+        for (unsigned i = 0; i < o->n_set && r >= 0; i++)
+                r = config_set(config, o->set[i], why);
+        if (r >= 0 && o->private_dir)
+                r = make_private(o->private_dir, config, why);
+        if (r >= 0)
+                r = put_instance(o->instance, config, why);
+        return r < 0 ? r : config_check(config, why);
+}
+
+int options_load(const struct options *options, struct config *config, char why[static CONFIG_WHY]) {
+        int r = load(options, config, why);
+
+        if (r < 0)
+                config_clear(config);
+        return r;
+}

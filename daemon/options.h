@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_OPTIONS_H
+#define KVD_DAEMON_OPTIONS_H
+
+/* The command line of kvd. What it says wins over the file, also when the file is read again. */
+
+#include <stdbool.h>
+
+#include "daemon/config.h"
+
+#define OPTIONS_MAX_SET 64u
+
+struct options {
+        enum { OPTIONS_RUN, OPTIONS_PRINT_CONFIG, OPTIONS_CHECK_CONFIG, OPTIONS_VERSION, OPTIONS_HELP } action;
+        const char *config;      /* NULL: defaults only */
+        bool config_optional;
+        const char *instance;
+        const char *private_dir; /* NULL: no */
+        const char *set[OPTIONS_MAX_SET]; /* "section.key=value", in the order given */
+        unsigned n_set;
+        char socket[128], pool[128]; /* --socket and --pool as such assignments */
+        int ready_fd;            /* -1: none */
+};
+
+/* Negative: one line in why. Strings belong to argv. */
+int options_parse(struct options *options, int argc, char **argv, char why[static CONFIG_WHY]);
+void options_print_help(FILE *to);
+
+/* Defaults, the file, then the command line. On failure config is empty. */
+int options_load(const struct options *options, struct config *config, char why[static CONFIG_WHY]);
+
+#endif

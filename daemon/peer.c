@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/peer.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
+
+/*
+ * Before 6.5 the process is named by its number, which may have passed to another process between the connection
+ * and this call: then that one's end is waited for, which keeps memory longer than needed and is otherwise harmless.
+ */
+static int open_pidfd(int socket, pid_t pid, int *ret) {
+        unsigned n = sizeof *ret;
+
+        if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, ret, &n) == 0)
+                return 0;
+        if (errno != ENOPROTOOPT)
+                return -errno;
+        *ret = sys->pidfd_open(pid);
+        return *ret < 0 ? -errno : 0;
+}
+
+/* A user in more groups than fit here belongs to domains by his primary group, or by name. */
+static void get_groups(int socket, gid_t primary, struct peer *peer) {
+        unsigned n = (PEER_MAX_GROUPS - 1) * sizeof(uint32_t);
+
+        peer->groups[0] = primary;
+        peer->n_groups = 1;
+        if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer->groups + 1, &n) == 0)
+                peer->n_groups += n / (unsigned)sizeof(uint32_t);
+}
+
+int peer_get(int socket, struct peer *ret) {
+        struct ucred credentials;
+        unsigned n = sizeof credentials;
+        int r;
+
+        if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &n) < 0)
+                return -errno;
+        ret->pid = credentials.pid;
+        ret->uid = credentials.uid;
+        r = open_pidfd(socket, credentials.pid, &ret->pidfd);
+        if (r < 0)
+                return r;
+        get_groups(socket, credentials.gid, ret);
+        return 0;
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/setting.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/config.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+#define TIB (UINT64_C(1) << 40)
+
+const struct setting daemon_settings[] = {
+        {"socket", SETTING_PATH, "/run/kvd-%i.sock", .offset = offsetof(struct config, socket),
+         .text = "Where clients connect: a path, or '@' and an abstract name; %i is the number given with --instance."},
+        {"socket_mode", SETTING_MODE, "0660", .offset = offsetof(struct config, socket_mode),
+         .text = "Permissions of the socket; who may write to it may use the pool."},
+        {"socket_group", SETTING_GROUP, "", .offset = offsetof(struct config, socket_group),
+         .text = "Group of the socket; empty: the daemon's own."},
+        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .offset = offsetof(struct config, pool),
+         .text = "Most memory for keys and values, of all domains together; taken as it is needed."},
+        {"segment", SETTING_BYTES, "64M", .low = 64 * KIB, .high = TIB, .offset = offsetof(struct config, segment),
+         .text = "Size of the pieces in which memory is given to a space and taken back."},
+        {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .offset = offsetof(struct config, pages),
+         .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them if there are enough."},
+        {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .offset = offsetof(struct config, loop),
+         .text = "How the daemon waits; auto takes io_uring where it is allowed."},
+        {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .offset = offsetof(struct config, max_clients),
+         .text = "Most connections at a time."},
+        {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096, .offset = offsetof(struct config, user_clients),
+         .text = "Most connections of one user; 0: max_clients less a sixteenth, which is left to others."},
+        {"max_spaces", SETTING_COUNT, "64", .low = 1, .high = 4096, .offset = offsetof(struct config, max_spaces),
+         .text = "Most spaces of one domain."},
+        {"admins", SETTING_USERS, "", .offset = offsetof(struct config, admins),
+         .text = "Users who may see and change every domain, with commas; root and the daemon's own user always may."},
+        {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse", .offset = offsetof(struct config, unlisted),
+         .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is refused."},
+        {"log", SETTING_CHOICE, "info", .choices = "error|warning|info|debug", .offset = offsetof(struct config, log),
+         .text = "Least severe kind of line to log."},
+        {.name = NULL}};
+
+const struct setting domain_settings[] = {
+        {"users", SETTING_USERS, "", .offset = offsetof(struct config_domain, users),
+         .text = "Users who belong to the domain, names or numbers with commas; one user belongs to one domain."},
+        {"groups", SETTING_GROUPS, "", .offset = offsetof(struct config_domain, groups),
+         .text = "Groups whose members belong to it, unless a domain lists them as users; the first match counts."},
+        {"quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config_domain, quota),
+         .text = "Most pool memory of the domain; 0: the whole pool."},
+        {"guarantee", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config_domain, guarantee),
+         .text = "Pool memory that other domains cannot take from it."},
+        {"client_quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config_domain, client_quota),
+         .text = "Most memory that one client may be filling in one space; 0: half of the space."},
+        {"isolation", SETTING_CHOICE, "shared", .choices = "shared|arena", .offset = offsetof(struct config_domain, isolation),
+         .text = "shared: clients of the domain may write all of its memory; arena: each only blocks that it was given."},
+        {.name = NULL}};
+
+const struct setting *setting_find(const struct setting *settings, const char *name) {
+        for (; settings->name; settings++)
+                if (strcmp(settings->name, name) == 0)
+                        return settings;
+        return NULL;
+}
+
+const char *setting_unit(const struct setting *setting) {
+        static const char *const units[] = {
+                [SETTING_PATH] = "path", [SETTING_MODE] = "octal mode", [SETTING_GROUP] = "group name or number",
+                [SETTING_BYTES] = "bytes, with K, M, G or T", [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
+                [SETTING_COUNT] = "number", [SETTING_USERS] = "users", [SETTING_GROUPS] = "groups"};
+
+        return setting->type == SETTING_CHOICE ? setting->choices : units[setting->type];
+}
+
+/* ---- values ---------------------------------------------------------------------------------------------------- */
+
+struct refusal {
+        char *text;
+        size_t size;
+};
+
+_printf_(2, 3) static int refuse(struct refusal why, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(why.text, why.size, format, args);
+        va_end(args);
+        return -EINVAL;
+}
+
+static bool parse_number(const char *text, int base, uint64_t *ret, const char **rest) {
+        char *end;
+
+        errno = 0;
+        *ret = strtoull(text, &end, base);
+        *rest = end;
+        return errno == 0 && end != text && text[0] >= '0' && text[0] <= '9';
+}
+
+static int parse_path(const char *value, char to[static 108], struct refusal why) {
+        if (!value[0] || (value[0] != '/' && value[0] != '@'))
+                return refuse(why, "'%s' is not a path; write one that begins with / (or @ for an abstract name)", value);
+        if (strlen(value) > 107)
+                return refuse(why, "the path has %zu bytes; a socket's has at most 107", strlen(value));
+        memset(to, 0, 108);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
+static int parse_mode(const char *value, uint32_t *to, struct refusal why) {
+        const char *rest;
+        uint64_t n;
+
+        if (!parse_number(value, 8, &n, &rest) || *rest || n > 0777)
+                return refuse(why, "'%s' is not a mode; write octal digits, such as 0660", value);
+        *to = (uint32_t)n;
+        return 0;
+}
+
+/* What a share is a share of: the machine's memory, or less if this control group may not have all of it. */
+static uint64_t memory_bytes(void) {
+        uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+        FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
+        unsigned long long limit;
+
+        if (!f)
+                return all;
+        if (fscanf(f, "%llu", &limit) == 1)
+                all = MIN(all, limit);
+        fclose(f);
+        return all;
+}
+
+static bool scale(const char *unit, bool share, uint64_t *n) {
+        static const char letters[] = "KMGT";
+        const char *letter = unit[0] ? strchr(letters, unit[0]) : NULL;
+        unsigned shift = letter ? 10 * (unsigned)(letter - letters + 1) : 0;
+
+        if (share && strcmp(unit, "%") == 0 && *n <= 100) {
+                *n = memory_bytes() / 100 * *n;
+                return true;
+        }
+        if ((unit[0] && !letter) || (letter && unit[1]) || *n > UINT64_MAX >> shift)
+                return false;
+        *n <<= shift;
+        return true;
+}
+
+static int parse_bytes(const struct setting *o, const char *value, uint64_t *to, struct refusal why) {
+        const char *rest;
+        uint64_t n;
+
+        if (!parse_number(value, 10, &n, &rest) || !scale(rest, o->type == SETTING_MEMORY, &n))
+                return refuse(why, "'%s' is not a size; write %s, such as 512M or 8G", value, setting_unit(o));
+        if (n < o->low || n > o->high)
+                return refuse(why, "'%s' is out of range; at least %lluK, at most %lluG", value,
+                              (unsigned long long)(o->low / KIB), (unsigned long long)(o->high >> 30));
+        *to = n;
+        return 0;
+}
+
+static int parse_count(const struct setting *o, const char *value, uint32_t *to, struct refusal why) {
+        const char *rest;
+        uint64_t n;
+
+        if (!parse_number(value, 10, &n, &rest) || *rest || n < o->low || n > o->high)
+                return refuse(why, "'%s' is not a number from %llu to %llu", value, (unsigned long long)o->low,
+                              (unsigned long long)o->high);
+        *to = (uint32_t)n;
+        return 0;
+}
+
+static int parse_choice(const struct setting *o, const char *value, uint32_t *to, struct refusal why) {
+        const char *at = o->choices;
+        size_t n;
+
+        for (uint32_t i = 0; *at; i++) {
+                n = strcspn(at, "|");
+                if (strlen(value) == n && memcmp(at, value, n) == 0) {
+                        *to = i;
+                        return 0;
+                }
+                at += n + (at[n] == '|');
+        }
+        return refuse(why, "'%s' is not known; write one of %s", value, o->choices);
+}
+
+/* ---- users and groups ------------------------------------------------------------------------------------------ */
+
+static int resolve(const char *name, bool group, uint32_t *ret, struct refusal why) {
+        const char *rest;
+        uint64_t n;
+
+        if (parse_number(name, 10, &n, &rest) && !*rest && n < UINT32_MAX) {
+                *ret = (uint32_t)n;
+                return 0;
+        }
+        if (group) {
+                const struct group *g = getgrnam(name);
+
+                *ret = g ? g->gr_gid : UINT32_MAX;
+        } else {
+                const struct passwd *p = getpwnam(name);
+
+                *ret = p ? p->pw_uid : UINT32_MAX;
+        }
+        if (*ret == UINT32_MAX)
+                return refuse(why, "there is no %s '%s' on this machine; create it or write its number",
+                              group ? "group" : "user", name);
+        return 0;
+}
+
+static int parse_group(const char *value, uint32_t *to, struct refusal why) {
+        *to = UINT32_MAX;
+        return value[0] ? resolve(value, true, to, why) : 0;
+}
+
+static int append(struct id_list *list, uint32_t id, struct refusal why) {
+        uint32_t *ids = sys->calloc(list->n + 1, sizeof *ids);
+
+        if (!ids)
+                return refuse(why, "out of memory");
+        if (list->n)
+                memcpy(ids, list->ids, list->n * sizeof *ids);
+        ids[list->n++] = id;
+        free(list->ids);
+        list->ids = ids;
+        return 0;
+}
+
+static int parse_ids(const char *value, bool groups, struct id_list *to, struct refusal why) {
+        char copy[1024], *save = NULL;
+        uint32_t id;
+        int r = 0;
+
+        if (strlen(value) >= sizeof copy)
+                return refuse(why, "the list is longer than %zu bytes; use a group instead", sizeof copy - 1);
+        strcpy(copy, value);
+        free(to->ids);
+        *to = (struct id_list){0};
+        for (char *name = strtok_r(copy, ", \t", &save); name && r >= 0; name = strtok_r(NULL, ", \t", &save)) {
+                r = resolve(name, groups, &id, why);
+                if (r >= 0)
+                        r = append(to, id, why);
+        }
+        return r;
+}
+
+int setting_parse(const struct setting *o, const char *value, void *base, char *why_text, size_t why_size) {
+        struct refusal why = {why_text, why_size};
+        void *to = (char *)base + o->offset;
+
+        switch (o->type) {
+        case SETTING_PATH:
+                return parse_path(value, to, why);
+        case SETTING_MODE:
+                return parse_mode(value, to, why);
+        case SETTING_GROUP:
+                return parse_group(value, to, why);
+        case SETTING_BYTES:
+        case SETTING_MEMORY:
+                return parse_bytes(o, value, to, why);
+        case SETTING_COUNT:
+                return parse_count(o, value, to, why);
+        case SETTING_CHOICE:
+                return parse_choice(o, value, to, why);
+        case SETTING_USERS:
+        case SETTING_GROUPS:
+                return parse_ids(value, o->type == SETTING_GROUPS, to, why);
+        }
+        return -EINVAL;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_SETTING_H
+#define KVD_DAEMON_SETTING_H
+
+/* One option of the configuration: how it is called, what it may be, and where it goes. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum setting_type {
+        SETTING_PATH,   /* char[108] */
+        SETTING_MODE,   /* uint32_t, octal */
+        SETTING_GROUP,  /* uint32_t, name or number; empty: UINT32_MAX */
+        SETTING_BYTES,  /* uint64_t, with K M G T */
+        SETTING_MEMORY, /* the same, or a share of the machine's memory with % */
+        SETTING_COUNT,  /* uint32_t */
+        SETTING_CHOICE, /* uint32_t: place in the list of choices */
+        SETTING_USERS,  /* struct id_list of names or numbers */
+        SETTING_GROUPS,
+};
+
+struct setting {
+        const char *name;
+        enum setting_type type;
+        const char *fallback; /* the default, as one would write it */
+        const char *choices;  /* "a|b|c" */
+        uint64_t low, high;   /* BYTES, MEMORY, COUNT */
+        size_t offset;
+        const char *text;     /* one sentence */
+};
+
+/* Options of [daemon], in struct config, and of [domain NAME], in struct config_domain; name NULL ends them. */
+extern const struct setting daemon_settings[];
+extern const struct setting domain_settings[];
+
+const struct setting *setting_find(const struct setting *settings, const char *name);
+const char *setting_unit(const struct setting *setting);
+
+/* Sets the member of the struct at base. -EINVAL with what is wrong, and what would be right, in why. */
+int setting_parse(const struct setting *setting, const char *value, void *base, char *why, size_t why_size);
+
+#endif
