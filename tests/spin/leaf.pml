@@ -7,16 +7,17 @@
  * resident with the generation in its link, which the client compared with the word it had read for the parent;
  * and so on up to the root. None of them was reused between its C1 and now, and none will be while the pin stands.
  *
- * With -DRUNS the client finds the chain in a run line instead: all ids of the chain, under one sequence number.
- * The line is read between two equal, even values of that number, the second one at C5. D6 makes it odd before
- * the line's last block can be reused.
+ * With -DRUNS the client finds the chain in a run instead: its ids and token ids in one place. The run's leaf word,
+ * (id, generation) of its last block, is also its version word: 0 while the run is written, and read before and
+ * after the rest. A run is written once per leaf, so what lies between two equal words belongs to that leaf, and C5
+ * says whether the leaf still stands. A run that outlives its leaf is of no harm; D6 takes it out to have its place.
  *
  * A hash finds a candidate only, so any block may be offered at any place of the chain, and the second block's
  * token ids are the same under both roots. Steps are named in pins.pml; that clients die, and that there are many,
  * is its subject: here is one client, and a daemon that puts chains into any blocks in any order.
  *
  * Broken on purpose, each must fail: -DPARENT_FIRST -DLINK_NO_GEN -DNO_LINK -DNO_RECHECK -DNO_CFENCE -DNO_DFENCE,
- * and with -DRUNS: -DNO_SEQ -DRUN_STAYS
+ * and with -DRUNS: -DRUN_READ_ONCE -DRUN_WRITTEN_OPEN -DRUN_NO_GEN
  */
 #ifndef DEPTH
 #define DEPTH 2                         /* blocks in the longest chain */
@@ -42,13 +43,15 @@
 #else
 #define LINK(id, gen) (1 + (id))
 #endif
+#define ID(link)       (((link) - 1) % NB)
+#define LINK_GEN(link) (((link) - 1) / NB)
 
 /* What is computed for a block depends on all tokens before it: content r + 2d is depth d under root r (1 or 2). */
 #define TOK(content) ((content) <= 2 -> (content) : ((content) + 1) / 2 + 1)
 
 /* the index, the bytes in the pool, the client's page */
 byte word[NB], tok[NB], parent[NB];
-byte run_seq, run_tok, run_id[2];
+byte run_leaf, run_tok, run_id[2];
 byte data[NB];
 byte pin[NB];
 
@@ -56,12 +59,12 @@ byte pin[NB];
 bool cb_full; byte cb_id, cb_val;
 bool db_full; byte db_what, db_id, db_val;
 
-#define WORD    0
-#define TOKENS  1
-#define PARENT  2
-#define RUN_SEQ 3
-#define RUN_TOK 4
-#define RUN_ID  5
+#define WORD     0
+#define TOKENS   1
+#define PARENT   2
+#define RUN_LEAF 3
+#define RUN_TOK  4
+#define RUN_ID   5
 
 proctype drain_pin() {
 end:    do
@@ -78,7 +81,7 @@ end:    do
                 :: db_what == TOKENS -> tok[db_id] = db_val
                 :: db_what == PARENT -> parent[db_id] = db_val
 #ifdef RUNS
-                :: db_what == RUN_SEQ -> run_seq = db_val
+                :: db_what == RUN_LEAF -> run_leaf = db_val
                 :: db_what == RUN_TOK -> run_tok = db_val
                 :: db_what == RUN_ID -> run_id[db_id] = db_val
 #endif
@@ -110,21 +113,26 @@ inline walk() {
 }
 
 inline find_run() {
-        seq = run_seq;                                          /* C1 */
-        MISS_IF((seq & 1) || length < 2);
+        above = run_leaf;                                       /* C1, for the run */
+        MISS_IF(above == 0 || length < 2);
         MISS_IF(run_tok != root);                               /* C2: the token ids of the whole run */
         id[0] = run_id[0];
         id[1] = run_id[1];
-        b = id[1];
-        w = word[b];                                            /* C1 */
+#ifndef RUN_READ_ONCE
+        MISS_IF(run_leaf != above);
+#endif
+        b = ID(above);
+#ifndef RUN_NO_GEN
+        w = W(SEALED, LINK_GEN(above))
+#else
+        w = word[b];
         MISS_IF(STATE(w) != SEALED)
+#endif
 }
 
 proctype client() {
-        byte n, i, b, root, length, w, above, seq;
+        byte n, i, b, root, length, w, above;
         byte id[DEPTH];
-        bool same;
-
         do
         :: n < LOOKUPS ->
                 n++;
@@ -138,21 +146,16 @@ proctype client() {
 #ifndef NO_CFENCE
                 !cb_full;                                       /* C4 */
 #endif
-                same = true;                                    /* C5 */
-#ifndef NO_RECHECK
-                same = (word[b] == w);
-#endif
-#if defined(RUNS) && !defined(NO_SEQ)
-                same = same && run_seq == seq;
-#endif
                 if
-                :: same ->
+#ifndef NO_RECHECK
+                :: word[b] != w                                 /* C5 */
+#endif
+                :: else ->
                         atomic {                                /* C6: all of it, at any time until C7 */
                                 for (i : 0 .. length - 1) {
                                         assert(data[id[i]] == root + 2 * i)
                                 }
                         }
-                :: else
                 fi;
                 PIN(b, 0);                                      /* C7, C8 */
 miss:           skip;
@@ -160,7 +163,7 @@ miss:           skip;
                         for (i : 0 .. DEPTH - 1) {
                                 id[i] = 0
                         }
-                        i = 0; b = 0; root = 0; length = 0; w = 0; above = 0; seq = 0; same = false
+                        i = 0; b = 0; root = 0; length = 0; w = 0; above = 0
                 }
         :: else -> break
         od
@@ -169,7 +172,6 @@ miss:           skip;
 /* the daemon's own records */
 bool resident[NB];
 byte gen[NB], up[NB];                   /* up: LINK() of the parent, here always with its generation */
-byte seq, run_last;                     /* the run line's sequence and last block */
 bool emptied;
 
 #define UP(b)          (1 + (b) + NB * gen[b])
@@ -191,15 +193,9 @@ inline evict() {
         if
         :: pin[b] > 0 ->                                        /* D4 */
                 DSTORE(WORD, b, W(SEALED, gen[b]))              /* D5 */
-        :: else ->                                              /* D6 */
-#if defined(RUNS) && !defined(RUN_STAYS)
-                if
-                :: !(seq & 1) && run_last == b -> seq++; DSTORE(RUN_SEQ, 0, seq)
-                :: else
-                fi;
-#endif
+        :: else ->
                 d_step { resident[b] = false; gen[b]++; up[b] = ROOT }
-                DSTORE(WORD, b, W(FREE, gen[b]))
+                DSTORE(WORD, b, W(FREE, gen[b]))                /* D6 */
         fi
 }
 
@@ -221,16 +217,17 @@ inline fill() {
 #ifdef RUNS
         if
         :: up[b] != ROOT ->
-                if
-                :: !(seq & 1) -> seq++; DSTORE(RUN_SEQ, 0, seq)
-                :: else
-                fi;
-                run_last = b;
+#ifndef RUN_WRITTEN_OPEN
+                DSTORE(RUN_LEAF, 0, 0);
+#endif
                 DSTORE(RUN_TOK, 0, data[p]);
                 DSTORE(RUN_ID, 0, p);
                 DSTORE(RUN_ID, 1, b);
-                seq++;
-                DSTORE(RUN_SEQ, 0, seq)
+#ifndef RUN_NO_GEN
+                DSTORE(RUN_LEAF, 0, LINK(b, gen[b]))
+#else
+                DSTORE(RUN_LEAF, 0, LINK(b, 0))
+#endif
         :: else
         fi
 #endif
@@ -272,7 +269,7 @@ init {
                 data[1] = 3; tok[1] = TOK(3); word[1] = W(SEALED, 0); resident[1] = true;
                 parent[1] = LINK(0, 0); up[1] = UP(0);
 #ifdef RUNS
-                run_tok = 1; run_id[1] = 1; run_last = 1;
+                run_leaf = LINK(1, 0); run_tok = 1; run_id[1] = 1;
 #endif
                 run daemon(); run drain_word(); run client(); run drain_pin()
         }

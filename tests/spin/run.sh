@@ -45,8 +45,10 @@ wrong leaf    NO_LINK
 wrong leaf    NO_RECHECK
 wrong leaf    NO_CFENCE
 wrong leaf    NO_DFENCE
-wrong leaf    RUNS NO_SEQ
-wrong leaf    RUNS RUN_STAYS
+wrong leaf    RUNS NO_RECHECK
+wrong leaf    RUNS RUN_READ_ONCE
+wrong leaf    RUNS RUN_WRITTEN_OPEN
+wrong leaf    RUNS RUN_NO_GEN
 wrong restart NO_EPOCH
 wrong restart LATE_EPOCH
 wrong restart FORGET_PAGES
