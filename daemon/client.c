@@ -81,8 +81,8 @@ void client_disconnect(struct client *c) {
                 client_end(c, false);
                 return;
         }
-        log_info("client %u (%s, process %d) of domain %s closed its connection; its blocks wait for its end", c->number,
-                 c->name, c->peer.pid, domain_config(c->domain)->name);
+        log_info("client %u (%s, process %d) of domain %s closed its connection; its blocks wait for its end",
+                 c->number, c->name, c->peer.pid, domain_config(c->domain)->name);
         close_socket(c);
         c->state = CLIENT_ORPHANED;
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
@@ -117,7 +117,7 @@ int client_find_space(struct client *c, uint32_t handle, struct attachment **ret
         struct client_space *s = find_handle(c, handle);
 
         if (!s)
-                return client_refuse(c, -EBADF, "space handle %u is not of this connection; open the space first", handle);
+                return client_refuse(c, -EBADF, "space handle %u is not of this connection; open the space", handle);
         if (!s->attachment)
                 return client_refuse(c, -ESTALE, "space was deleted; open it again");
         *ret = s->attachment;
@@ -196,7 +196,8 @@ int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd
                 return r;
         *ret = space_by_name(domain, kvd_slice_copy(name, text, sizeof text));
         if (!*ret)
-                return client_refuse(c, -ENOENT, "there is no space '%s' in domain '%s'", text, domain_config(domain)->name);
+                return client_refuse(c, -ENOENT, "there is no space '%s' in domain '%s'", text,
+                                     domain_config(domain)->name);
         return 0;
 }
 

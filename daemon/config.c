@@ -78,11 +78,12 @@ static int check_name(const char *name, char why[static CONFIG_WHY]) {
         if (!name[0] || strlen(name) > KVD_NAME_MAX || name[strspn(name, letters)])
                 return refuse(why, "'%s' cannot name a domain; use 1 to %d of A-Z a-z 0-9 . _ -", name, KVD_NAME_MAX);
         if (strncmp(name, "uid-", 4) == 0)
-                return refuse(why, "names that begin with uid- are those of unlisted users; choose another for '%s'", name);
+                return refuse(why, "'%s': names that begin with uid- are those of unlisted users; choose another", name);
         return 0;
 }
 
-static int add_domain(struct config *config, const char *name, struct config_domain **ret, char why[static CONFIG_WHY]) {
+static int add_domain(struct config *config, const char *name, struct config_domain **ret,
+                      char why[static CONFIG_WHY]) {
         struct config_domain **link = &config->domains, *domain;
         int r;
 
@@ -273,7 +274,7 @@ int config_check(const struct config *config, char why[static CONFIG_WHY]) {
                         return refuse(why, "the guarantee of domain '%s' is larger than its quota; lower it", d->name);
                 guaranteed += d->guarantee;
                 if (guaranteed > config->pool)
-                        return refuse(why, "the guarantees of all domains are larger than the pool (%llu MiB); lower them",
+                        return refuse(why, "all guarantees together are larger than the pool (%llu MiB); lower them",
                                       (unsigned long long)(config->pool >> 20));
         }
         if (config->segment > config->pool)

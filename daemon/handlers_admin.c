@@ -19,8 +19,8 @@ int handle_space_set(struct client *c, const struct kvd_msg *request, struct rep
         r = space_set(space, kvd_slice_copy(m->key, key, sizeof key), kvd_slice_copy(m->value, value, sizeof value));
         if (r < 0)
                 return client_store_failed(c, r);
-        log_info("client %u of domain %s set %s = %s of space '%s'", c->number, domain_config(c->domain)->name, key, value,
-                 space_name(space));
+        log_info("client %u of domain %s set %s = %s of space '%s'", c->number, domain_config(c->domain)->name, key,
+                 value, space_name(space));
         return 0;
 }
 

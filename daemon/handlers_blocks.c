@@ -10,7 +10,7 @@
 static int64_t take_array(struct client *c, struct kvd_slice from, const char *what, void *to, uint32_t size,
                           uint32_t room) {
         if (from.size % size)
-                return client_refuse(c, -EINVAL, "%s has %u bytes, which is not a multiple of %u", what, from.size, size);
+                return client_refuse(c, -EINVAL, "%s has %u bytes, no multiple of %u", what, from.size, size);
         if (from.size / size > room)
                 return client_refuse(c, -EINVAL, "%s has more than %u elements", what, room);
         if (from.size)

@@ -14,8 +14,8 @@ static int check_limits(struct client *c) {
         uint32_t per_user = config->user_clients ?: config->max_clients - config->max_clients / 16;
 
         if (c->server->n_attached >= config->max_clients)
-                return client_refuse(c, -EUSERS, "all %u connections are in use; close some, or raise max_clients in kvd.conf",
-                                     config->max_clients);
+                return client_refuse(c, -EUSERS, "all %u connections are in use; close some, or raise max_clients "
+                                     "in kvd.conf", config->max_clients);
         if (server_user_clients(c->server, c->peer.uid) >= per_user)
                 return client_refuse(c, -EUSERS, "user %u has %u connections, which is the limit; close some, or raise "
                                      "user_clients or max_clients in kvd.conf", c->peer.uid, per_user);
@@ -31,8 +31,8 @@ static int choose_domain(struct client *c, struct domain **ret) {
 
         listed = config_find_domain(config, c->peer.uid, c->peer.groups, c->peer.n_groups);
         if (!listed && config->unlisted == CONFIG_REFUSE)
-                return client_refuse(c, -EACCES, "user %u belongs to no domain; add it to users of a [domain] in kvd.conf",
-                                     c->peer.uid);
+                return client_refuse(c, -EACCES, "user %u belongs to no domain; add it to users of a [domain] in "
+                                     "kvd.conf", c->peer.uid);
         if (listed)
                 config_domain_to_store(listed, &domain);
         else
@@ -66,15 +66,15 @@ static void begin_session(struct client *c, struct domain *domain, struct kvd_sl
         c->number = choose_number(c);
         c->admin = c->peer.uid == 0 || c->peer.uid == getuid() || id_list_has(&config->admins, c->peer.uid);
         kvd_slice_copy(name, c->name, sizeof c->name);
-        log_info("client %u (%s, process %d, user %u) of domain %s attached", c->number, c->name[0] ? c->name : "unnamed",
-                 c->peer.pid, c->peer.uid, domain_config(domain)->name);
+        log_info("client %u (%s, process %d, user %u) of domain %s attached", c->number,
+                 c->name[0] ? c->name : "unnamed", c->peer.pid, c->peer.uid, domain_config(domain)->name);
 }
 
 static int admit(struct client *c, const struct kvd_msg *request, struct domain **ret) {
         int r;
 
         if (request->attach.protocol != KVD_PROTOCOL)
-                return client_refuse(c, -EPROTO, "this kvd %s speaks protocol %u and the client %u; update the older one",
+                return client_refuse(c, -EPROTO, "kvd %s speaks protocol %u and the client %u; update the older one",
                                      KVD_PROJECT_VERSION, KVD_PROTOCOL, request->attach.protocol);
         r = check_limits(c);
         return r < 0 ? r : choose_domain(c, ret);

@@ -51,8 +51,6 @@ static int bind_to_parent(pid_t parent) {
 static int prepare_private(const struct options *options, pid_t parent, char why[static DAEMON_WHY]) {
         int r;
 
-        if (!options->private_dir)
-                return 0;
         if (mkdir(options->private_dir, 0700) < 0 && errno != EEXIST) {
                 snprintf(why, DAEMON_WHY, "--private %s: %s; give a folder that exists or can be made",
                          options->private_dir, strerror(errno));
@@ -89,14 +87,15 @@ static int run(const struct options *options, pid_t parent) {
         _cleanup_(daemon_freep) struct daemon *daemon = NULL;
         struct config config;
         char why[DAEMON_WHY], socket[sizeof config.socket];
-        int fd = -1;
+        int fd = -1, r;
 
         if (options_load(options, &config, why) < 0)
                 return fail(EXIT_CONFIG, why);
         memcpy(socket, config.socket, sizeof socket);
         block_signals();
         raise_file_limit();
-        if (prepare_private(options, parent, why) < 0 || (!options->private_dir && activation_take(&fd, why, sizeof why) < 0)) {
+        r = options->private_dir ? prepare_private(options, parent, why) : activation_take(&fd, why, sizeof why);
+        if (r < 0) {
                 config_clear(&config);
                 return fail(EXIT_CONFIG, why);
         }

@@ -52,13 +52,15 @@ const struct setting domain_settings[] = {
          .text = "Groups whose members belong to it, unless a domain lists them as users; the first match counts."},
         {"quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config_domain, quota),
          .text = "Most pool memory of the domain; 0: the whole pool."},
-        {"guarantee", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config_domain, guarantee),
+        {"guarantee", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config_domain, guarantee),
          .text = "Pool memory that other domains cannot take from it."},
         {"client_quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, client_quota),
          .text = "Most memory that one client may be filling in one space; 0: half of the space."},
-        {"isolation", SETTING_CHOICE, "shared", .choices = "shared|arena", .offset = offsetof(struct config_domain, isolation),
-         .text = "shared: clients of the domain may write all of its memory; arena: each only blocks that it was given."},
+        {"isolation", SETTING_CHOICE, "shared", .choices = "shared|arena",
+         .offset = offsetof(struct config_domain, isolation),
+         .text = "shared: clients of the domain may write all of its memory; arena: each only segments of its own."},
         {.name = NULL}};
 
 const struct setting *setting_find(const struct setting *settings, const char *name) {
@@ -71,7 +73,8 @@ const struct setting *setting_find(const struct setting *settings, const char *n
 const char *setting_unit(const struct setting *setting) {
         static const char *const units[] = {
                 [SETTING_PATH] = "path", [SETTING_MODE] = "octal mode", [SETTING_GROUP] = "group name or number",
-                [SETTING_BYTES] = "bytes, with K, M, G or T", [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
+                [SETTING_BYTES] = "bytes, with K, M, G or T",
+                [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
                 [SETTING_COUNT] = "number", [SETTING_USERS] = "users", [SETTING_GROUPS] = "groups"};
 
         return setting->type == SETTING_CHOICE ? setting->choices : units[setting->type];
@@ -104,7 +107,7 @@ static bool parse_number(const char *text, int base, uint64_t *ret, const char *
 
 static int parse_path(const char *value, char to[static 108], struct refusal why) {
         if (!value[0] || (value[0] != '/' && value[0] != '@'))
-                return refuse(why, "'%s' is not a path; write one that begins with / (or @ for an abstract name)", value);
+                return refuse(why, "'%s' is not a path; write one that begins with / or, if abstract, with @", value);
         if (strlen(value) > 107)
                 return refuse(why, "the path has %zu bytes; a socket's has at most 107", strlen(value));
         memset(to, 0, 108);

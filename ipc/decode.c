@@ -65,7 +65,7 @@ _printf_(3, 4) static int refuse(struct kvd_decoder *d, int error, const char *f
 
 /* ---- strings --------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the UTF-8 character at p, or 0: control characters (C0, DEL, C1), overlong forms, surrogates, stray bytes. */
+/* Bytes of the UTF-8 character at p, or 0: control characters (C0, DEL, C1), overlong, surrogates, stray bytes. */
 static uint32_t character(const uint8_t *p, size_t left) {
         static const uint32_t smallest[] = {0, 0, 0xa0, 0x800, 0x10000};
         uint32_t n = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf8 ? 4 : 0;
@@ -132,13 +132,15 @@ static int take_slice(struct kvd_decoder *d, const struct kvd_msg_info *info, co
         if (value->via.bin.size > f->limit) /* str and bin have the same layout */
                 return over_limit(d, info, f, value->via.bin.size);
         if (str && !is_text(value->via.str.ptr, value->via.str.size))
-                return refuse(d, -EINVAL, "field '%s' of '%s' has bytes that are not printable UTF-8", f->name, info->name);
+                return refuse(d, -EINVAL, "field '%s' of '%s' has bytes that are not printable UTF-8", f->name,
+                              info->name);
         *to = (struct kvd_slice){value->via.bin.ptr, value->via.bin.size};
         return 0;
 }
 
 /* Fields mostly come in the order of the table, so the search starts behind the one found last. */
-static const struct kvd_field *find_field(const struct kvd_msg_info *info, const msgpack_object_str *name, uint32_t *next) {
+static const struct kvd_field *find_field(const struct kvd_msg_info *info, const msgpack_object_str *name,
+                                          uint32_t *next) {
         for (uint32_t i = 0; i < info->n_fields; i++) {
                 const struct kvd_field *f = &info->fields[(*next + i) % info->n_fields];
 
