@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /*
  * Fill: a slot word says SEALED only over bytes that are whole and that nobody writes any more.
  *

@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /*
  * Leaf pins: one pin on the deepest block of a chain holds the whole chain.
  *

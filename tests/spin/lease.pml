@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /*
  * Lease: the first client that misses a bidirectional prefix computes it, the others wait, and none waits for ever.
  *

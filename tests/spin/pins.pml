@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /*
  * Pins: while a client holds a block, the block's bytes are the ones it looked up.
  *

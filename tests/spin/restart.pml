@@ -1,3 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
 /*
  * Restart: the daemon is killed at any point, and its successor reuses a block without harm to those who stayed.
  *

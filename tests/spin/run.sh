@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
 # Checks the models of this directory: the protocol as designed holds, and no part of it can be left out.
 #
 #   run.sh [PATTERN]     only variants whose "model macros" contain PATTERN

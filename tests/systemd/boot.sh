@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
 # Starts kvd@0 under a systemd of its own, and looks from outside: what may the daemon do, does it come back?
 #
 #   boot.sh BUILDDIR KVD [CONFIG]   BUILDDIR: where the generated units are; KVD: the daemon

@@ -1,4 +1,6 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
 # The units parse without a word, are tightly sandboxed, and these checks can fail.
 #
 #   verify.sh BUILDDIR KVD       BUILDDIR: where the generated units are; KVD: any executable
