@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Real blocks, 128 KiB and 2 MiB.
+ *
+ *      read-SIZE     look one random block up, read every byte in place, let go; per block
+ *      put-SIZE      16 blocks: take, fill with kvd_copy, seal; the pool is full, so that each evicts another; per block
+ *      put-SIZE-1    the same, one block at a time
+ *
+ * LMDB reads in place too, and puts all 16 in one transaction; Redis sends and receives the bytes.
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "ipc/base/util.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/kvd_side.h"
+#include "tests/bench/peers.h"
+#include "tests/bench/report.h"
+
+#define BATCH 16u
+
+struct size {
+        uint32_t kib;
+        const char *read, *put, *put_one;
+};
+
+struct world {
+        const struct size *size;
+        struct kvd_side kvd;
+        struct lmdb_peer *lmdb;
+        struct redis_peer *redis;
+        size_t bytes;      /* of a block */
+        uint32_t n_blocks; /* that are stored everywhere */
+        uint32_t n;        /* per put */
+        uint64_t next;     /* number of the next block that was never stored */
+        uint64_t asked, sum;
+        uint8_t *data;     /* what is put */
+        struct kvd_pin pin;
+        struct kvd_block blocks[BATCH];
+        uint32_t tokens[BATCH * BLOCK_TOKENS];
+        struct block_key keys[BATCH];
+};
+
+/* ---- read --------------------------------------------------------------------------------------------------- */
+
+static int choose(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        w->asked = item;
+        block_tokens(item, w->tokens);
+        w->keys[0] = block_key(item);
+        return 0;
+}
+
+static int read_kvd(void *ctx) {
+        struct world *w = ctx;
+        uint32_t id;
+
+        if (kvd_lookup(w->kvd.space, 0, w->tokens, BLOCK_TOKENS, &id, 1, &w->pin) != BLOCK_TOKENS)
+                return 1;
+        w->sum += sum_bytes(kvd_pin_block(&w->pin, id), w->bytes);
+        kvd_unpin(w->kvd.space, &w->pin);
+        return 0;
+}
+
+static int read_lmdb(void *ctx) {
+        struct world *w = ctx;
+
+        return lmdb_peer_read(w->lmdb, w->keys[0], w->bytes, &w->sum) != 1;
+}
+
+static int read_redis(void *ctx) {
+        struct world *w = ctx;
+
+        return redis_peer_read(w->redis, w->keys[0], w->bytes, &w->sum) != 1;
+}
+
+/* ---- put ---------------------------------------------------------------------------------------------------- */
+
+static int prepare_put(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        for (uint32_t i = 0; i < w->n; i++)
+                block_tokens(w->next++, w->tokens + i * BLOCK_TOKENS);
+        return 0;
+}
+
+static int put_kvd(void *ctx) {
+        struct world *w = ctx;
+
+        if (take_blocks(w->kvd.space, w->n, w->blocks) < 0)
+                return 1;
+        for (uint32_t i = 0; i < w->n; i++)
+                kvd_copy(w->blocks[i].data, w->data, w->bytes);
+        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) != (int)w->n;
+}
+
+static int unpin(void *ctx) {
+        struct world *w = ctx;
+
+        kvd_unpin(w->kvd.space, &w->pin);
+        return 0;
+}
+
+/* Keys that are there already: the peers' stores stay as large as the pool. */
+static int prepare_keys(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        for (uint32_t i = 0; i < w->n; i++)
+                w->keys[i] = block_key((item + i) % w->n_blocks);
+        return 0;
+}
+
+static int put_lmdb(void *ctx) {
+        struct world *w = ctx;
+
+        return lmdb_peer_put(w->lmdb, w->keys, w->n, w->data, w->bytes) != (int)w->n;
+}
+
+static int prepare_redis(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        prepare_keys(ctx, item);
+        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->n, w->data, w->bytes);
+}
+
+static int put_redis(void *ctx) {
+        struct world *w = ctx;
+
+        return redis_peer_ask(w->redis) != (int)w->n;
+}
+
+/* ---- contests ----------------------------------------------------------------------------------------------- */
+
+static void explain_absent(const struct world *w, const char *name) {
+        if (!w->lmdb)
+                report_absent(name, "lmdb", "not installed when this was built");
+        if (!w->redis)
+                report_absent(name, "redis", "not installed");
+}
+
+static int run_read(const struct bench *bench, struct world *w) {
+        struct contest contest = bench_contest(bench, w->size->read, w->n_blocks, w->n_blocks);
+
+        if (!bench_wants(bench, contest.name))
+                return 0;
+        contest.samples = MIN(contest.samples, 100u);
+        contest_add(&contest, (struct contender){"kvd", choose, read_kvd, NULL, w});
+        if (w->lmdb)
+                contest_add(&contest, (struct contender){"lmdb", choose, read_lmdb, NULL, w});
+        if (w->redis)
+                contest_add(&contest, (struct contender){"redis-get", choose, read_redis, NULL, w});
+        explain_absent(w, contest.name);
+        return bench_run(bench, &contest);
+}
+
+static int run_put(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
+        struct contest contest = bench_contest(bench, name, w->n_blocks, w->n_blocks);
+
+        if (!bench_wants(bench, name))
+                return 0;
+        w->n = contest.divide = n;
+        contest.samples = w->bytes > (1u << 20) && n > 1 ? 8 : 30;
+        contest_add(&contest, (struct contender){"kvd", prepare_put, put_kvd, unpin, w});
+        if (w->lmdb)
+                contest_add(&contest, (struct contender){"lmdb", prepare_keys, put_lmdb, NULL, w});
+        if (w->redis)
+                contest_add(&contest, (struct contender){"redis-set", prepare_redis, put_redis, NULL, w});
+        explain_absent(w, name);
+        return bench_run(bench, &contest);
+}
+
+/* ---- set-up ------------------------------------------------------------------------------------------------- */
+
+/* The same bytes in all three: every page of the pool has been written once before anything is timed. */
+static int fill(struct world *w) {
+        w->n = 1;
+        for (uint32_t i = 0; i < w->n_blocks; i++) {
+                int wrong;
+
+                prepare_put(w, i);
+                wrong = put_kvd(w);
+                unpin(w);
+                prepare_keys(w, i);
+                wrong |= w->lmdb && put_lmdb(w);
+                wrong |= w->redis && (prepare_redis(w, i) || put_redis(w));
+                if (wrong)
+                        return -EIO;
+        }
+        process_settle(&w->kvd.daemon);
+        return 0;
+}
+
+static int start(struct world *w, const struct bench *bench, const char *dir, uint64_t pool_bytes) {
+        struct kvd_geometry geometry = large_geometry(w->size->kib);
+        int r;
+
+        if (mkdir(dir, 0700) < 0)
+                return -errno;
+        w->bytes = kvd_block_bytes(&geometry);
+        w->n_blocks = (uint32_t)(pool_bytes / w->bytes);
+        w->data = aligned_alloc(4096, w->bytes);
+        if (!w->data)
+                return -ENOMEM;
+        memset(w->data, 0x5a, w->bytes);
+        r = kvd_side_start(&w->kvd, bench->kvd, dir, &geometry, w->n_blocks + w->n_blocks / 8);
+        if (r < 0)
+                return r;
+        r = lmdb_peer_new(dir, pool_bytes * 2, &w->lmdb);
+        if (r < 0 && r != -ENOSYS)
+                return r;
+        r = redis_peer_new(dir, &w->redis);
+        return r < 0 && r != -ENOSYS ? r : fill(w);
+}
+
+static int run_all(const struct bench *bench, struct world *w) {
+        int r;
+
+        r = run_read(bench, w);
+        if (r >= 0)
+                r = run_put(bench, w, w->size->put, BATCH);
+        return r < 0 ? r : run_put(bench, w, w->size->put_one, 1);
+}
+
+static int blocks_of(const struct bench *bench, const struct size *size, uint64_t pool_bytes) {
+        static struct world w;
+        char dir[256];
+        int r;
+
+        w = (struct world){.size = size, .kvd = {.daemon = NO_PROCESS}};
+        snprintf(dir, sizeof dir, "%s/blocks-%u", bench->dir, size->kib);
+        say("  %u KiB: filling %llu MiB each\n", size->kib, (unsigned long long)(pool_bytes >> 20));
+        r = start(&w, bench, dir, pool_bytes);
+        if (r >= 0)
+                r = run_all(bench, &w);
+        lmdb_peer_free(w.lmdb);
+        redis_peer_free(w.redis);
+        kvd_side_end(&w.kvd);
+        free(w.data);
+        return r;
+}
+
+int cases_blocks(const struct bench *bench) {
+        static const struct size sizes[] = {{128, "read-128k", "put-128k", "put-128k-1"}, {2048, "read-2m", "put-2m", "put-2m-1"}};
+        int r = 0;
+
+        for (size_t i = 0; i < ARRAY_SIZE(sizes) && r >= 0; i++) {
+                const char *const names[] = {sizes[i].read, sizes[i].put, sizes[i].put_one, NULL};
+
+                if (bench_wants_any(bench, names))
+                        r = blocks_of(bench, &sizes[i], UINT64_C(1) << (bench->quick ? 28 : 30));
+        }
+        return r;
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks come and go: no data in them (128 bytes that nobody writes), so that what is timed is the control path.
+ * Figures are per block.
+ *
+ *      alloc         256 blocks, taken one at a time: what the library's stock and its refills cost
+ *      seal-N        N blocks that are taken already, as one chain; beside a SEQPACKET ping-pong of the same size
+ *      publish-N     take and seal N blocks; beside N keys of 16 bytes put in one transaction, or set in one pipeline
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include "ipc/base/util.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/kvd_side.h"
+#include "tests/bench/peers.h"
+#include "tests/bench/report.h"
+
+#define MOST 256u
+
+/* Bytes of a seal request and its answer besides tokens and references: frame, verb, space, parent, counts. */
+#define REQUEST_BYTES 64u
+#define REFERENCE_BYTES 9u /* a 64-bit number in msgpack */
+#define TOKEN_BYTES 4u
+
+struct world {
+        struct kvd_side kvd;
+        struct lmdb_peer *lmdb;
+        struct redis_peer *redis;
+        struct echo_peer *echo;
+        uint32_t n;         /* blocks per operation */
+        uint64_t next;      /* number of the next block that was never stored */
+        struct kvd_pin pin;
+        struct kvd_block blocks[MOST];
+        uint32_t tokens[MOST * BLOCK_TOKENS];
+        struct block_key keys[MOST];
+};
+
+/* ---- kvd ---------------------------------------------------------------------------------------------------- */
+
+static int prepare_tokens(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        for (uint32_t i = 0; i < w->n; i++)
+                block_tokens(w->next++, w->tokens + i * BLOCK_TOKENS);
+        return 0;
+}
+
+static int prepare_blocks(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        prepare_tokens(ctx, item);
+        return take_blocks(w->kvd.space, w->n, w->blocks);
+}
+
+static int take_singly(void *ctx) {
+        struct world *w = ctx;
+        int r = 0;
+
+        for (uint32_t i = 0; i < w->n; i++)
+                r |= kvd_alloc(w->kvd.space, 1, &w->blocks[i]) != 1;
+        return r;
+}
+
+static int seal(void *ctx) {
+        struct world *w = ctx;
+
+        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) != (int)w->n;
+}
+
+static int take_and_seal(void *ctx) {
+        struct world *w = ctx;
+
+        return take_blocks(w->kvd.space, w->n, w->blocks) < 0 || seal(ctx);
+}
+
+static int unpin(void *ctx) {
+        struct world *w = ctx;
+
+        kvd_unpin(w->kvd.space, &w->pin);
+        return 0;
+}
+
+static int seal_and_unpin(void *ctx) {
+        int r = seal(ctx);
+
+        unpin(ctx);
+        return r;
+}
+
+/* ---- peers -------------------------------------------------------------------------------------------------- */
+
+static int prepare_keys(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        for (uint32_t i = 0; i < w->n; i++)
+                w->keys[i] = block_key(w->next++);
+        return 0;
+}
+
+static int put_lmdb(void *ctx) {
+        struct world *w = ctx;
+
+        return lmdb_peer_put(w->lmdb, w->keys, w->n, "a block's place", PEER_VALUE_BYTES) != (int)w->n;
+}
+
+static int prepare_redis(void *ctx, uint32_t item) {
+        struct world *w = ctx;
+
+        prepare_keys(ctx, item);
+        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->n, "a block's place", PEER_VALUE_BYTES);
+}
+
+static int put_redis(void *ctx) {
+        struct world *w = ctx;
+
+        return redis_peer_ask(w->redis) != (int)w->n;
+}
+
+static int put_echo(void *ctx) {
+        struct world *w = ctx;
+
+        return echo_peer_ask(w->echo, REQUEST_BYTES + w->n * (REFERENCE_BYTES + BLOCK_TOKENS * TOKEN_BYTES),
+                             REQUEST_BYTES + w->n * REFERENCE_BYTES);
+}
+
+/* ---- contests ----------------------------------------------------------------------------------------------- */
+
+static struct contest contest_of(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
+        struct contest contest = bench_contest(bench, name, 0, 1);
+
+        w->n = n;
+        contest.divide = n;
+        contest.samples = MAX(bench->samples / 5, 30u);
+        return contest;
+}
+
+static int run_alloc(const struct bench *bench, struct world *w) {
+        struct contest contest = contest_of(bench, w, "alloc", MOST);
+
+        contest_add(&contest, (struct contender){"kvd", prepare_tokens, take_singly, seal_and_unpin, w});
+        return bench_run(bench, &contest);
+}
+
+static int run_seal(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
+        struct contest contest = contest_of(bench, w, name, n);
+
+        contest_add(&contest, (struct contender){"kvd", prepare_blocks, seal, unpin, w});
+        contest_add(&contest, (struct contender){"echo", NULL, put_echo, NULL, w});
+        return bench_run(bench, &contest);
+}
+
+static int run_publish(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
+        struct contest contest = contest_of(bench, w, name, n);
+
+        if (!bench_wants(bench, name))
+                return 0;
+        contest_add(&contest, (struct contender){"kvd", prepare_tokens, take_and_seal, unpin, w});
+        if (w->lmdb)
+                contest_add(&contest, (struct contender){"lmdb", prepare_keys, put_lmdb, NULL, w});
+        else
+                report_absent(name, "lmdb", "not installed when this was built");
+        if (w->redis)
+                contest_add(&contest, (struct contender){"redis-set", prepare_redis, put_redis, NULL, w});
+        else
+                report_absent(name, "redis", "not installed");
+        return bench_run(bench, &contest);
+}
+
+static int run_all(const struct bench *bench, struct world *w) {
+        int r;
+
+        r = run_alloc(bench, w);
+        if (r >= 0)
+                r = run_seal(bench, w, "seal-1", 1);
+        if (r >= 0)
+                r = run_seal(bench, w, "seal-16", 16);
+        if (r >= 0)
+                r = run_seal(bench, w, "seal-64", 64);
+        if (r >= 0)
+                r = run_publish(bench, w, "publish-1", 1);
+        if (r >= 0)
+                r = run_publish(bench, w, "publish-16", 16);
+        return r < 0 ? r : run_publish(bench, w, "publish-64", 64);
+}
+
+/* Room for all that a run seals, so that it never has to evict. */
+static uint64_t blocks_needed(const struct bench *bench) {
+        return (uint64_t)bench->rounds * MAX(bench->samples / 5, 30u) * 2 * (MOST + 2 * (1 + 16 + 64)) * 9 / 8;
+}
+
+static int start(struct world *w, const struct bench *bench, const char *dir) {
+        uint64_t n = blocks_needed(bench);
+        int r;
+
+        if (mkdir(dir, 0700) < 0)
+                return -errno;
+        r = kvd_side_start(&w->kvd, bench->kvd, dir, &tiny_geometry, n);
+        if (r < 0)
+                return r;
+        r = lmdb_peer_new(dir, n * 512 + (UINT64_C(64) << 20), &w->lmdb);
+        if (r < 0 && r != -ENOSYS)
+                return r;
+        r = redis_peer_new(dir, &w->redis);
+        if (r < 0 && r != -ENOSYS)
+                return r;
+        process_settle(&w->kvd.daemon);
+        return echo_peer_new(&w->echo);
+}
+
+int cases_publish(const struct bench *bench) {
+        static const char *const names[] = {"alloc", "seal-1", "seal-16", "seal-64", "publish-1", "publish-16", "publish-64", NULL};
+        static struct world w = {.kvd = {.daemon = NO_PROCESS}};
+        char dir[256];
+        int r;
+
+        if (!bench_wants_any(bench, names))
+                return 0;
+        snprintf(dir, sizeof dir, "%s/publish", bench->dir);
+        r = start(&w, bench, dir);
+        if (r >= 0)
+                r = run_all(bench, &w);
+        lmdb_peer_free(w.lmdb);
+        redis_peer_free(w.redis);
+        echo_peer_free(w.echo);
+        kvd_side_end(&w.kvd);
+        return r;
+}

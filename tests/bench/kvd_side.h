@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BENCH_KVD_SIDE_H
+#define KVD_BENCH_KVD_SIDE_H
+
+/* A kvd of the benchmark's own, a connection to it, one space, and ways to fill it. */
+
+#include "client/kvd.h"
+#include "tests/bench/chains.h"
+#include "tests/bench/process.h"
+
+struct kvd_side {
+        struct process daemon;
+        char socket[512];
+        kvd *handle;
+        kvd_space *space;
+        struct kvd_geometry geometry;
+};
+
+/* Blocks of 128 bytes: an index of a million of them, and 128 MiB of pool. */
+extern const struct kvd_geometry tiny_geometry;
+
+/* Blocks of that many KiB, 128 or more. */
+struct kvd_geometry large_geometry(uint32_t kib);
+
+/* Starts a daemon with a directory of its own below dir and room for n_blocks blocks, and opens the space. */
+int kvd_side_start(struct kvd_side *side, const char *program, const char *dir, const struct kvd_geometry *geometry,
+                   uint64_t n_blocks);
+void kvd_side_end(struct kvd_side *side);
+
+/* Takes exactly n blocks. */
+int take_blocks(kvd_space *space, uint32_t n, struct kvd_block *blocks);
+
+/* All chains of the plan; then each is looked up. -ENOMSG: one is not there. */
+int fill_chains(struct kvd_side *side, const struct chains *chains);
+
+/* n chains of one block each, number 0 to n - 1. */
+int fill_single(struct kvd_side *side, uint64_t n);
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/util.h"
+#include "tests/bench/harness.h"
+#include "tests/bench/process.h"
+
+#define PATIENCE_MS 20000
+#define LARGEST_MESSAGE 65536
+
+static void pause_ms(long ms) {
+        nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
+}
+
+/* In the child: dies with its parent, also with one that died before this call. */
+static void die_with(pid_t parent) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+                _exit(127);
+}
+
+static _Noreturn void become(char *const argv[], const char *log) {
+        int out = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+        if (out >= 0 && in >= 0 && dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(out, 2) >= 0)
+                execvp(argv[0], argv);
+        _exit(127);
+}
+
+int process_start(char *const argv[], const char *log, struct process *ret) {
+        pid_t parent = getpid(), pid = fork();
+
+        if (pid < 0)
+                return -errno;
+        if (pid == 0) {
+                die_with(parent);
+                become(argv, log);
+        }
+        *ret = (struct process){.pid = pid, .fd = -1};
+        return 0;
+}
+
+static int wait_ready(int fd, pid_t pid) {
+        struct pollfd waiting = {.fd = fd, .events = POLLIN};
+        char byte;
+
+        if (poll(&waiting, 1, PATIENCE_MS) <= 0)
+                return -ETIMEDOUT;
+        if (read(fd, &byte, 1) == 1)
+                return 0;
+        pause_ms(20);
+        return waitpid(pid, NULL, WNOHANG) == 0 ? 0 : -EIO;
+}
+
+int process_start_ready(char *const argv[], const char *log, int ready_fd, struct process *ret) {
+        int ends[2], r;
+
+        if (pipe(ends) < 0)
+                return -errno;
+        fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+        if (ends[1] != ready_fd) {
+                r = dup2(ends[1], ready_fd);
+                close(ends[1]);
+                if (r < 0) {
+                        close(ends[0]);
+                        return -errno;
+                }
+        }
+        r = process_start(argv, log, ret);
+        close(ready_fd);
+        if (r >= 0) {
+                r = wait_ready(ends[0], ret->pid);
+                if (r < 0)
+                        process_end(ret);
+        }
+        close(ends[0]);
+        return r;
+}
+
+static _Noreturn void respond_forever(int fd, size_t (*respond)(void *, void *, size_t), void *ctx) {
+        static char message[LARGEST_MESSAGE];
+
+        for (;;) {
+                ssize_t n = recv(fd, message, sizeof message, 0);
+
+                if (n <= 0 || send(fd, message, respond(ctx, message, (size_t)n), MSG_NOSIGNAL) < 0)
+                        _exit(0);
+        }
+}
+
+int process_fork(size_t (*respond)(void *, void *, size_t), void *ctx, struct process *ret) {
+        pid_t parent = getpid(), pid;
+        int ends[2];
+
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+                return -errno;
+        pid = fork();
+        if (pid == 0) {
+                die_with(parent);
+                close(ends[0]);
+                respond_forever(ends[1], respond, ctx);
+        }
+        close(ends[1]);
+        if (pid < 0) {
+                close(ends[0]);
+                return -errno;
+        }
+        *ret = (struct process){.pid = pid, .fd = ends[0]};
+        return 0;
+}
+
+void process_end(struct process *process) {
+        if (process->fd >= 0)
+                close(process->fd);
+        if (process->pid > 0) {
+                kill(process->pid, SIGTERM);
+                for (int i = 0; i < 100 && waitpid(process->pid, NULL, WNOHANG) == 0; i++)
+                        pause_ms(20);
+                kill(process->pid, SIGKILL);
+                waitpid(process->pid, NULL, 0);
+        }
+        *process = NO_PROCESS;
+}
+
+double process_cpu_seconds(const struct process *process) {
+        unsigned long user = 0, system = 0;
+        char path[64];
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/stat", (int)process->pid);
+        f = fopen(path, "re");
+        if (!f)
+                return 0;
+        if (fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2)
+                user = system = 0;
+        fclose(f);
+        return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+}
+
+void process_settle(const struct process *process) {
+        uint64_t begin = now_ns();
+        double before, after = process_cpu_seconds(process);
+
+        do {
+                before = after;
+                pause_ms(100);
+                after = process_cpu_seconds(process);
+        } while (after > before && now_ns() - begin < PATIENCE_MS * UINT64_C(1000000));
+}
+
+int process_stay_on(int cpu) {
+        cpu_set_t set;
+
+        if (sched_getaffinity(0, sizeof set, &set) < 0)
+                return -errno;
+        for (int i = CPU_SETSIZE - 1; cpu < 0 && i >= 0; i--)
+                if (CPU_ISSET(i, &set))
+                        cpu = i;
+        CPU_ZERO(&set);
+        CPU_SET(cpu, &set);
+        return sched_setaffinity(0, sizeof set, &set) < 0 ? -errno : 0;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BENCH_PROCESS_H
+#define KVD_BENCH_PROCESS_H
+
+/*
+ * Processes that a benchmark needs: each dies with it, however it ends. They stay on the processor of the benchmark,
+ * which is where a socket peer is fastest: no other processor has to be woken up.
+ */
+
+#include <stddef.h>
+#include <sys/types.h>
+
+struct process {
+        pid_t pid; /* 0: none */
+        int fd;    /* fork_responder: our end of the socket; -1: none */
+};
+
+#define NO_PROCESS ((struct process){.pid = 0, .fd = -1})
+
+/* argv[0] is searched for in PATH; output goes to log. */
+int process_start(char *const argv[], const char *log, struct process *ret);
+
+/* The same, and waits until it wrote to (or closed) descriptor ready_fd, at most 20 seconds. -EIO: it ended. */
+int process_start_ready(char *const argv[], const char *log, int ready_fd, struct process *ret);
+
+/* A child that answers requests on a SOCK_SEQPACKET socket: respond returns the size of the answer. */
+int process_fork(size_t (*respond)(void *ctx, void *message, size_t n), void *ctx, struct process *ret);
+
+void process_end(struct process *process);
+
+/* Waits until it has done nothing for 100 ms (background work after a start or a fill), at most 20 seconds. */
+void process_settle(const struct process *process);
+
+double process_cpu_seconds(const struct process *process);
+
+/* Keeps this process and all its children on one processor; -1: the last one it may use. */
+int process_stay_on(int cpu);
+
+#endif
