@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 
 struct cache {
         struct cache_options options;
@@ -58,7 +58,7 @@ int cache_new(const struct cache_options *options, struct cache **ret) {
         struct cache *c = calloc(1, sizeof *c);
 
         if (!c)
-                return fail(-ENOMEM, "out of memory");
+                return note(-ENOMEM, "out of memory");
         c->options = *options;
         connected(c);
         *ret = c;
@@ -144,7 +144,7 @@ static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, ui
         struct sequence *s = calloc(1, sizeof *s);
 
         if (!s)
-                return fail(-ENOMEM, "out of memory");
+                return note(-ENOMEM, "out of memory");
         *s = (struct sequence){.cache = c, .n_tokens = n_tokens, .capacity = capacity, .alone = true};
         s->tokens = calloc(MAX(capacity, 1), sizeof *s->tokens);
         s->blocks = calloc(room, sizeof *s->blocks);
@@ -152,7 +152,7 @@ static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, ui
         s->kinds = calloc(room, sizeof *s->kinds);
         if (!s->tokens || !s->blocks || !s->pool || !s->kinds) {
                 sequence_free(s);
-                return fail(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
+                return note(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
         }
         memcpy(s->tokens, tokens, n_tokens * sizeof *tokens);
         *ret = s;
@@ -201,7 +201,7 @@ int sequence_extend(struct sequence *s, uint32_t n_tokens) {
                         continue;
                 s->blocks[s->n_blocks] = take_private(s->cache);
                 if (!s->blocks[s->n_blocks])
-                        return fail(-ENOMEM, "out of memory for keys and values");
+                        return note(-ENOMEM, "out of memory for keys and values");
                 s->kinds[s->n_blocks++] = BLOCK_PRIVATE;
         }
         if (need > first && n_tokens % block_tokens(s) != 0) /* slots that stay unused for now */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 #include "tools/kvlm/json.h"
 
 /* A whole number from 1 to most. fallback 0: it must be there. */
@@ -15,9 +15,9 @@ static int read_size(const struct json *j, const char *key, uint32_t fallback, u
         uint64_t value = fallback;
 
         if (node && j->nodes[node].type != JSON_NULL && json_u64(j, node, &value) < 0)
-                return fail(-EINVAL, "config.json: %s is not a whole number", key);
+                return note(-EINVAL, "config.json: %s is not a whole number", key);
         if (value == 0 || value > most)
-                return fail(-EINVAL, "config.json: %s is missing or not in 1 to %u", key, most);
+                return note(-EINVAL, "config.json: %s is missing or not in 1 to %u", key, most);
         *ret = (uint32_t)value;
         return 0;
 }
@@ -51,9 +51,9 @@ static int read_float(const struct json *j, const char *key, double fallback, fl
         double value = fallback;
 
         if (node && json_double(j, node, &value) < 0)
-                return fail(-EINVAL, "config.json: %s is not a number", key);
+                return note(-EINVAL, "config.json: %s is not a number", key);
         if (!isfinite(value) || value <= 0.0 || value > 1e12)
-                return fail(-EINVAL, "config.json: %s is not a positive number", key);
+                return note(-EINVAL, "config.json: %s is not a positive number", key);
         *ret = (float)value;
         return 0;
 }
@@ -64,14 +64,14 @@ static int check_features(const struct json *j) {
         uint32_t type = json_find(j, 0, "model_type"), act = json_find(j, 0, "hidden_act");
 
         if (type && !json_is(j, type, "llama"))
-                return fail(-ENOTSUP, "config.json: model_type is not llama");
+                return note(-ENOTSUP, "config.json: model_type is not llama");
         if (act && !json_is(j, act, "silu"))
-                return fail(-ENOTSUP, "config.json: hidden_act is not silu");
+                return note(-ENOTSUP, "config.json: hidden_act is not silu");
         for (size_t i = 0; i < ARRAY_SIZE(off); i++) {
                 uint32_t node = json_find(j, 0, off[i]);
 
                 if (node && j->nodes[node].type != JSON_NULL && j->nodes[node].type != JSON_FALSE)
-                        return fail(-ENOTSUP, "config.json: %s is not supported", off[i]);
+                        return note(-ENOTSUP, "config.json: %s is not supported", off[i]);
         }
         return 0;
 }
@@ -93,9 +93,9 @@ static int read_members(const struct json *j, struct config *c) {
                 return r;
         c->tied = tied && j->nodes[tied].type == JSON_TRUE;
         if (c->heads % c->kv_heads != 0)
-                return fail(-EINVAL, "config.json: num_key_value_heads does not divide num_attention_heads");
+                return note(-EINVAL, "config.json: num_key_value_heads does not divide num_attention_heads");
         if (c->head_dim % 2 != 0)
-                return fail(-EINVAL, "config.json: head_dim is odd");
+                return note(-EINVAL, "config.json: head_dim is odd");
         return 0;
 }
 
@@ -106,7 +106,7 @@ int config_read(const struct mapping *file, struct config *ret) {
 
         if (r < 0 || j.nodes[0].type != JSON_OBJECT) {
                 json_release(&j);
-                return fail(-EINVAL, "config.json is not a JSON object");
+                return note(-EINVAL, "config.json is not a JSON object");
         }
         r = read_members(&j, &c);
         json_release(&j);

@@ -13,7 +13,7 @@
 
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 #include "tools/kvlm/team.h"
 
 struct workspace { /* of one thread */
@@ -246,7 +246,7 @@ static int make_room(struct forward *f, uint32_t members) {
                 w->room = 0;
                 w->attention = calloc(need + need / 2, sizeof *w->attention);
                 if (!w->attention)
-                        return fail(-ENOMEM, "out of memory for attention over %u tokens", f->step->first + f->step->n);
+                        return note(-ENOMEM, "out of memory for attention over %u tokens", f->step->first + f->step->n);
                 w->room = need + need / 2;
         }
         return 0;
@@ -288,7 +288,7 @@ static int allocate(struct forward *f, uint32_t chunk, uint32_t threads) {
         f->workspaces = calloc(threads, sizeof *f->workspaces);
         f->frequencies = calloc(c->head_dim, sizeof *f->frequencies);
         if (!f->rows || !f->workspaces || !f->frequencies)
-                return fail(-ENOMEM, "out of memory for a chunk of %u tokens", chunk);
+                return note(-ENOMEM, "out of memory for a chunk of %u tokens", chunk);
         total = 0;
         for (size_t i = 0; i < ARRAY_SIZE(parts); i++) {
                 *parts[i].at = f->rows + total;
@@ -305,7 +305,7 @@ int forward_new(const struct model *model, const struct kvd_ops *ops, const stru
         int r;
 
         if (!f)
-                return fail(-ENOMEM, "out of memory");
+                return note(-ENOMEM, "out of memory");
         *f = (struct forward){.model = model, .ops = ops, .shape = *shape};
         r = allocate(f, chunk, threads);
         if (r == 0)

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 
 struct run { /* of one request */
         const struct engine *engine;
@@ -68,7 +68,7 @@ static int compute_prompt(const struct run *run) {
                 if (r < 0)
                         return r;
                 if (run->dump && fwrite(run->logits, sizeof(float), numbers, run->dump) != numbers)
-                        return fail(-EIO, "cannot write the logits: %s", strerror(errno));
+                        return note(-EIO, "cannot write the logits: %s", strerror(errno));
                 show_progress(run, first + chunk, n_tokens);
         }
         return 0;
@@ -84,7 +84,7 @@ static int append_text(struct run *run, const char *bytes, size_t size) {
                 char *text = realloc(result->text, room);
 
                 if (!text)
-                        return fail(-ENOMEM, "out of memory for the answer");
+                        return note(-ENOMEM, "out of memory for the answer");
                 result->text = text;
                 run->room = room;
         }
@@ -212,13 +212,13 @@ int generate(const struct engine *e, const struct request *request, struct resul
         int r;
 
         if (request->n_tokens == 0)
-                return fail(-EINVAL, "the prompt has no tokens");
+                return note(-EINVAL, "the prompt has no tokens");
         if (request->n_tokens > c->max_positions)
-                return fail(-E2BIG, "the prompt has %u tokens, the model takes %u", request->n_tokens,
+                return note(-E2BIG, "the prompt has %u tokens, the model takes %u", request->n_tokens,
                             c->max_positions);
         run.logits = malloc(rows * c->vocab * sizeof *run.logits);
         if (!run.logits)
-                return fail(-ENOMEM, "out of memory for logits");
+                return note(-ENOMEM, "out of memory for logits");
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run.sequence);
         if (r == 0)
                 r = serve(&run, request);

@@ -11,7 +11,7 @@
 #include <xxhash.h>
 
 #include "tools/kvlm/cache.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 #include "tools/kvlm/file.h"
 #include "tools/kvlm/generate.h"
 #include "tools/kvlm/options.h"
@@ -101,12 +101,12 @@ static int open_model(struct parts *p) {
 
         p->ops = kvd_ops_pick(o->variant);
         if (!p->ops)
-                return fail(-EINVAL, "--variant %s: unknown, or not for this processor", o->variant);
+                return note(-EINVAL, "--variant %s: unknown, or not for this processor", o->variant);
         r = model_load(o->model, p->ops, &p->model);
         if (r < 0)
                 return r;
         if (tokenizer_size(p->tokenizer) > p->model->config.vocab)
-                return fail(-EINVAL, "vocab.txt has %u tokens, but config.json says vocab_size %u",
+                return note(-EINVAL, "vocab.txt has %u tokens, but config.json says vocab_size %u",
                             tokenizer_size(p->tokenizer), p->model->config.vocab);
         return 0;
 }
@@ -147,7 +147,7 @@ static int open_input_output(struct parts *p) {
         if (o->logits) {
                 p->logits = fopen(o->logits, "we");
                 if (!p->logits)
-                        return fail(-errno, "cannot write %s: %s", o->logits, strerror(errno));
+                        return note(-errno, "cannot write %s: %s", o->logits, strerror(errno));
         }
         return prompts_open(o, p->tokenizer, p->model->config.vocab, &p->prompts);
 }
@@ -155,8 +155,8 @@ static int open_input_output(struct parts *p) {
 /* A prompt that fails is reported, and the next one has its turn. */
 static int failed(struct parts *p) {
         p->failed = true;
-        fprintf(stderr, "kvlm: %s\n", fail_line());
-        return p->options.json ? report_failure(fail_line()) : 0;
+        fprintf(stderr, "kvlm: %s\n", note_line());
+        return p->options.json ? report_failure(note_line()) : 0;
 }
 
 static int answer(struct parts *p, const uint32_t *ids, uint32_t n) {
@@ -180,7 +180,7 @@ static int answer_all(struct parts *p) {
                 int r = interrupted ? -EINTR : prompts_next(p->prompts, &ids, &n);
 
                 if (r == 0)
-                        return p->logits && fflush(p->logits) != 0 ? fail(-EIO, "cannot write the logits") : 0;
+                        return p->logits && fflush(p->logits) != 0 ? note(-EIO, "cannot write the logits") : 0;
                 if (r > 0)
                         r = answer(p, ids, n);
                 else if (r == -EINVAL)
@@ -205,7 +205,7 @@ static int print_tokens(const struct parts *p) {
         for (uint32_t i = 0; i < n; i++)
                 printf(i ? " %u" : "%u", ids[i]);
         putchar('\n');
-        return fflush(stdout) != 0 ? fail(-EIO, "cannot write to standard output: %s", strerror(errno)) : 0;
+        return fflush(stdout) != 0 ? note(-EIO, "cannot write to standard output: %s", strerror(errno)) : 0;
 }
 
 static int run(struct parts *p) {
@@ -243,13 +243,13 @@ int main(int argc, char **argv) {
 
         if (r <= 0) {
                 if (r < 0)
-                        fprintf(stderr, "kvlm: %s\n", fail_line());
+                        fprintf(stderr, "kvlm: %s\n", note_line());
                 return r < 0 ? 2 : 0;
         }
         catch_signals();
         r = run(&p);
         if (r < 0 && r != -EINTR)
-                fprintf(stderr, "kvlm: %s\n", fail_line());
+                fprintf(stderr, "kvlm: %s\n", note_line());
         take_apart(&p);
         return r == -EINTR ? 130 : r < 0 || p.failed;
 }

@@ -10,7 +10,7 @@
 
 #include "client/kvd.h"
 #include "ipc/base/util.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 
 static const char help[] =
         "Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE | --tokenize FILE) [OPTION]...\n"
@@ -100,7 +100,7 @@ static int read_u64(const char *name, const char *text, uint64_t least, uint64_t
         errno = 0;
         *ret = strtoull(text, &end, 10);
         if (!isdigit((unsigned char)*text) || *end || errno || *ret < least || *ret > most)
-                return fail(-EINVAL, "--%s takes a number from %ju to %ju, not \"%s\"", name, (uintmax_t)least,
+                return note(-EINVAL, "--%s takes a number from %ju to %ju, not \"%s\"", name, (uintmax_t)least,
                             (uintmax_t)most, text);
         return 0;
 }
@@ -119,7 +119,7 @@ static int read_float(const char *name, const char *text, float most, float *ret
 
         *ret = strtof(text, &end);
         if (end == text || *end || !(*ret >= 0.0f && *ret <= most))
-                return fail(-EINVAL, "--%s takes a number from 0 to %g, not \"%s\"", name, (double)most, text);
+                return note(-EINVAL, "--%s takes a number from 0 to %g, not \"%s\"", name, (double)most, text);
         return 0;
 }
 
@@ -132,14 +132,14 @@ static int read_kv_type(const char *text, enum kvd_number *ret) {
                         *ret = types[i];
                         return 0;
                 }
-        return fail(-EINVAL, "--kv-type takes f32, f16 or bf16, not \"%s\"", text);
+        return note(-EINVAL, "--kv-type takes f32, f16 or bf16, not \"%s\"", text);
 }
 
 static int read_space(const char *text, char *ret) {
         size_t good = strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
 
         if (good == 0 || text[good] || good > KVD_NAME_MAX)
-                return fail(-EINVAL, "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
+                return note(-EINVAL, "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
                             KVD_NAME_MAX);
         memcpy(ret, text, good + 1);
         return 0;
@@ -149,7 +149,7 @@ static int read_stop(const char *text, char **ret) {
         char *to = strdup(text);
 
         if (!to)
-                return fail(-ENOMEM, "out of memory");
+                return note(-ENOMEM, "out of memory");
         free(*ret);
         *ret = to;
         for (; *text; text++) {
@@ -278,13 +278,13 @@ static int check(struct options *o) {
         int inputs = !!o->prompts + !!o->text + !!o->tokens + !!o->tokenize;
 
         if (!o->model)
-                return fail(-EINVAL, "--model DIR is missing (kvlm --help tells more)");
+                return note(-EINVAL, "--model DIR is missing (kvlm --help tells more)");
         if (inputs != 1)
-                return fail(-EINVAL, "give one of --prompts, --text, --tokens and --tokenize (kvlm --help tells more)");
+                return note(-EINVAL, "give one of --prompts, --text, --tokens and --tokenize (kvlm --help tells more)");
         if (o->logits && !o->tokens)
-                return fail(-EINVAL, "--logits needs --tokens");
+                return note(-EINVAL, "--logits needs --tokens");
         if (o->document && (o->tokens || o->tokenize))
-                return fail(-EINVAL, "--document stands before texts: it needs --prompts or --text");
+                return note(-EINVAL, "--document stands before texts: it needs --prompts or --text");
         if (!*o->space)
                 default_space(o->model, o->space);
         return 1;
@@ -296,18 +296,18 @@ static int parse(int argc, char **argv, struct options *o) {
         opterr = 0;
         o->stop = strdup("\n");
         if (!o->stop)
-                return fail(-ENOMEM, "out of memory");
+                return note(-ENOMEM, "out of memory");
         while ((option = getopt_long(argc, argv, ":", table, &index)) != -1) {
                 if (option == ':')
-                        return fail(-EINVAL, "%s needs a value", argv[optind - 1]);
+                        return note(-EINVAL, "%s needs a value", argv[optind - 1]);
                 if (option == '?')
-                        return fail(-EINVAL, "unknown option %s (kvlm --help lists them)", argv[optind - 1]);
+                        return note(-EINVAL, "unknown option %s (kvlm --help lists them)", argv[optind - 1]);
                 r = set(o, table + index, optarg);
                 if (r <= 0)
                         return r;
         }
         if (optind < argc)
-                return fail(-EINVAL, "what is \"%s\"? (kvlm --help tells more)", argv[optind]);
+                return note(-EINVAL, "what is \"%s\"? (kvlm --help tells more)", argv[optind]);
         return check(o);
 }
 

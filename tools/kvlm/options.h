@@ -25,7 +25,7 @@ struct options {
         bool verify, json, progress;
 };
 
-/* 1: go on; 0: --help or --version was printed; -EINVAL: wrong usage, described by fail_line(). */
+/* 1: go on; 0: --help or --version was printed; -EINVAL: wrong usage, described by note_line(). */
 int options_parse(int argc, char **argv, struct options *ret);
 void options_release(struct options *);
 

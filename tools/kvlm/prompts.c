@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 #include "tools/kvlm/file.h"
 #include "tools/kvlm/json.h"
 
@@ -25,7 +25,7 @@ struct prompts {
 
 int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uint32_t vocab, struct prompts **ret) {
         struct prompts *p = calloc(1, sizeof *p);
-        int r = p ? 0 : fail(-ENOMEM, "out of memory");
+        int r = p ? 0 : note(-ENOMEM, "out of memory");
 
         if (r == 0)
                 *p = (struct prompts){.options = o, .tokenizer = tokenizer, .vocab = vocab};
@@ -34,7 +34,7 @@ int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uin
         if (r == 0 && o->prompts) {
                 p->lines = strcmp(o->prompts, "-") == 0 ? stdin : fopen(o->prompts, "re");
                 if (!p->lines)
-                        r = fail(-errno, "cannot open %s: %s", o->prompts, strerror(errno));
+                        r = note(-errno, "cannot open %s: %s", o->prompts, strerror(errno));
         }
         if (r < 0) {
                 prompts_close(p);
@@ -62,7 +62,7 @@ static int encode(const struct prompts *p, const char *text, size_t size, uint32
                 return tokenizer_encode(p->tokenizer, text, size, true, ids, n);
         both = malloc(p->document_size + size + 1);
         if (!both)
-                return fail(-ENOMEM, "out of memory for a prompt");
+                return note(-ENOMEM, "out of memory for a prompt");
         memcpy(both, p->document, p->document_size);
         memcpy(both + p->document_size, text, size);
         return tokenizer_encode(p->tokenizer, both, p->document_size + size, true, ids, n);
@@ -76,12 +76,12 @@ static int encode_line(const struct prompts *p, size_t size, uint32_t **ids, uin
         int r = json_parse(p->line, size, &json);
 
         if (r < 0)
-                return fail(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
+                return note(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
         node = json_find(&json, 0, "prompt");
         r = node ? json_string(&json, node, &text, &text_size) : -EINVAL;
         json_release(&json);
         if (r < 0)
-                return fail(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
+                return note(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
                             (uintmax_t)p->line_number);
         return encode(p, text, text_size, ids, n);
 }
@@ -111,13 +111,13 @@ static int read_ids(const struct prompts *p, char *text, uint32_t **ids, uint32_
         char *rest = NULL;
 
         if (!tokens)
-                return fail(-ENOMEM, "out of memory for the token ids");
+                return note(-ENOMEM, "out of memory for the token ids");
         for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
                 char *end;
                 unsigned long long id = strtoull(word, &end, 10);
 
                 if (*word < '0' || *word > '9' || *end || id >= p->vocab)
-                        return fail(-EINVAL, "%s: \"%.32s\" is not a token id below %u", p->options->tokens, word,
+                        return note(-EINVAL, "%s: \"%.32s\" is not a token id below %u", p->options->tokens, word,
                                     p->vocab);
                 tokens[count++] = (uint32_t)id;
         }

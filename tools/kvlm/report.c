@@ -5,12 +5,12 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 #include "tools/kvlm/json.h"
 
 static int finish(void) {
         if (fflush(stdout) != 0 || ferror(stdout))
-                return fail(-EIO, "cannot write to standard output: %s", strerror(errno));
+                return note(-EIO, "cannot write to standard output: %s", strerror(errno));
         return 0;
 }
 

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 
 #define FILE_NAME "model.safetensors"
 
@@ -18,15 +18,15 @@ static int parse_header(struct safetensors *s) {
         int r;
 
         if (s->file.size < sizeof size)
-                return fail(-EINVAL, FILE_NAME " is cut short: no header");
+                return note(-EINVAL, FILE_NAME " is cut short: no header");
         memcpy(&size, s->file.data, sizeof size);
         size = le64toh(size);
         if (size > s->file.size - sizeof size || size > MAX_HEADER)
-                return fail(-EINVAL, FILE_NAME " is damaged: a header of %" PRIu64 " bytes in a file of %zu", size,
+                return note(-EINVAL, FILE_NAME " is damaged: a header of %" PRIu64 " bytes in a file of %zu", size,
                             s->file.size);
         r = json_parse((const char *)s->file.data + sizeof size, size, &s->header);
         if (r < 0)
-                return fail(r, FILE_NAME " is damaged: its header is not JSON");
+                return note(r, FILE_NAME " is damaged: its header is not JSON");
         s->data = s->file.data + sizeof size + size;
         s->data_size = s->file.size - sizeof size - size;
         return 0;
@@ -89,18 +89,18 @@ int safetensors_find(const struct safetensors *s, const char *name, uint32_t row
         uint64_t shape[2], offsets[2], bytes;
 
         if (!node)
-                return fail(-ENOENT, FILE_NAME " has no tensor %s: is this a Llama model?", name);
+                return note(-ENOENT, FILE_NAME " has no tensor %s: is this a Llama model?", name);
         if (read_type(j, json_find(j, node, "dtype"), &ret->type) < 0)
-                return fail(-EINVAL, "tensor %s: its type is none of F32, F16, BF16", name);
+                return note(-EINVAL, "tensor %s: its type is none of F32, F16, BF16", name);
         if (read_numbers(j, json_find(j, node, "shape"), n_dims, shape) < 0 || shape[n_dims - 1] != columns ||
             (rows && shape[0] != rows))
-                return fail(-EINVAL, "tensor %s: its shape is not the one that config.json implies (%u x %u)", name,
+                return note(-EINVAL, "tensor %s: its shape is not the one that config.json implies (%u x %u)", name,
                             MAX(rows, 1), columns);
         bytes = (uint64_t)MAX(rows, 1) * columns; /* below 2^64, and so is the next product: sizes are below 2^24 */
         bytes *= number_bytes(ret->type);
         if (read_numbers(j, json_find(j, node, "data_offsets"), 2, offsets) < 0 || offsets[0] > offsets[1] ||
             offsets[1] > s->data_size || offsets[1] - offsets[0] != bytes)
-                return fail(-EINVAL, "tensor %s: its data is not inside " FILE_NAME " (is the file cut short?)", name);
+                return note(-EINVAL, "tensor %s: its data is not inside " FILE_NAME " (is the file cut short?)", name);
         ret->data = s->data + offsets[0];
         ret->rows = MAX(rows, 1);
         ret->columns = columns;

@@ -56,3 +56,17 @@ def chain_case(writer: Writer, length: int) -> Case:
     chain = writer.chain(2 if length < 128 else writer.rng.choice([2, 3, 4]), {f.name for f in others})
     ids = document(writer, chain.facts() + others, length)
     return Case(ids + list(chain.question()), list(chain.answer()), "chain", 0.5)
+
+
+def work_case(writer: Writer, length: int) -> Case:
+    """The whole chain of heirs, a step per paragraph: right only if every step is."""
+    steps = max(1, min(12, length // 48))
+    ids, _, chain = writer.document(length - 12, 0.2, writer.rng.uniform(*DENSITIES), steps)
+    return Case([v.BOS, *ids, *chain.task()], chain.work()[:-2], "work", 0.5)
+
+
+def sum_case(writer: Writer, length: int) -> Case:
+    """A document, and then a sum that has nothing to do with it."""
+    ids, _, _ = writer.document(length - 24, 0.2, writer.rng.uniform(*DENSITIES), 0)
+    asked = writer.sum()
+    return Case([v.BOS, *ids, *asked.task()], asked.work()[:-2], "sum", 0.5)

@@ -36,17 +36,22 @@ LEADS = ((" The", " It was said that the", " Note that the", " In the evening it
 STEP_WORDS = {2: "two", 3: "three", 4: "four"}
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=100_000)
 def enc(text: str) -> tuple[int, ...]:
     """Cached encoding of a fixed phrase."""
     return tuple(TOKENS.encode(text))
+
+
+def two_digits(number: int) -> str:
+    """A number below 100 as the texts write it."""
+    return f" {number // 10} {number % 10}"
 
 
 @lru_cache(maxsize=None)
 def value_ids(value: int) -> tuple[int, ...]:
     """A value is two tokens: two digits, or a shade and a colour."""
     if value < N_NUMBERS:
-        return enc(f" {value // 10} {value % 10}")
+        return enc(two_digits(value))
     shade, colour = divmod(value - N_NUMBERS, 10)
     return enc(f" {v.SHADES[shade]} {v.COLOURS[colour]}")
 
@@ -124,6 +129,26 @@ class Chain:
         for fact in self.facts():
             ids += [*enc("The heir of"), fact.name, IS, *fact.value, DOT, BLANK]
         return [*ids, *enc("Answer:"), self.names[-1], NEWLINE, v.EOS]
+
+
+@dataclass
+class Sum:
+    """Small numbers added one after the other."""
+
+    start: int
+    digits: list[int]
+
+    def task(self) -> tuple[int, ...]:
+        terms = ",".join(f" {digit}" for digit in self.digits)
+        return enc(f"Question: What is{two_digits(self.start)} and then{terms}?\n\n")
+
+    def work(self) -> list[int]:
+        """The running totals, one paragraph each, the answer, and `<eos>`."""
+        total, steps = self.start, [f"Start with{two_digits(self.start)}."]
+        for digit in self.digits:
+            total += digit
+            steps.append(f"Add {digit} to get{two_digits(total)}.")
+        return [*enc("\n\n".join([*steps, f"Answer:{two_digits(total)}\n"])), v.EOS]
 
 
 @dataclass
@@ -289,20 +314,14 @@ class Writer:
             sample.add(chain.task(), PLAIN)
             sample.add(chain.work(), REASON)
         while len(sample.ids) < length:
-            self._add_sum(sample)
+            added = self.sum()
+            sample.add(added.task(), PLAIN)
+            sample.add(added.work(), REASON)
         return sample
 
-    def _add_sum(self, sample: Sample) -> None:
-        """A sum of small numbers, step by step; the digits differ, so that each says what comes next."""
-        total = self.rng.randrange(50)
-        digits = self.rng.sample(range(10), self.rng.randint(2, 5))
-        terms = ",".join(f" {d}" for d in digits)
-        sample.add(enc(f"Question: What is {total // 10} {total % 10} and then{terms}?\n\n"), PLAIN)
-        sample.add(enc(f"Start with {total // 10} {total % 10}."), REASON)
-        for digit in digits:
-            total += digit
-            sample.add((BLANK, *enc(f"Add {digit} to get {total // 10} {total % 10}.")), REASON)
-        sample.add((BLANK, *enc(f"Answer: {total // 10} {total % 10}\n"), v.EOS), REASON)
+    def sum(self) -> Sum:
+        """A sum below 100 whose digits differ, so that each says which comes next."""
+        return Sum(self.rng.randrange(50), self.rng.sample(range(10), self.rng.randint(2, 5)))
 
     def sample(self, length: int, stage: "Mixture") -> Sample:
         """One training sample of exactly `length` tokens."""

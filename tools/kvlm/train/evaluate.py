@@ -13,11 +13,12 @@ import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
+from typing import Callable
 
 import torch
 from torch import Tensor
 
-from cases import Case, chain_case, paired_case, recall_case
+from cases import Case, chain_case, paired_case, recall_case, sum_case, work_case
 from corpus import Writer, enc
 from model import Llama
 
@@ -34,33 +35,45 @@ def right(model: Llama, case: Case) -> bool:
     return best.tolist() == expected
 
 
-def measure(model: Llama, seed: str, per_length: int) -> dict:
-    """Accuracies by length, by kind, and by depth at the greatest length."""
-    by_length: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
-    by_depth: dict[int, list[bool]] = defaultdict(list)
+MAKERS: dict[str, Callable[[Writer, int], Case]] = {
+    "natural": lambda writer, length: recall_case(writer, length, terse=False),
+    "terse": lambda writer, length: recall_case(writer, length, terse=True),
+    "paired": paired_case,
+    "chain": chain_case,
+    "work": work_case,
+    "sum": sum_case,
+}
+
+
+def share(oks: list[bool]) -> dict[str, float]:
+    return {"right": sum(oks), "asked": len(oks), "accuracy": round(sum(oks) / len(oks), 4)}
+
+
+def by_depth(answered: list[tuple[Case, bool]]) -> dict[str, dict[str, float]]:
+    """Shares per tenth of the document."""
+    tenths: dict[int, list[bool]] = defaultdict(list)
+    for case, ok in answered:
+        tenths[int(case.depth * DEPTHS)].append(ok)
+    return {f"{d / DEPTHS:.1f}-{(d + 1) / DEPTHS:.1f}": share(tenths[d]) for d in sorted(tenths)}
+
+
+def measure(model: Llama, seed: str, each: int) -> dict:
+    """Shares of right answers by kind and length; `each` questions per kind and length, thrice for natural ones."""
+    shares: dict[str, dict[str, dict[str, float]]] = {"recall": {}}
+    deepest: list[tuple[Case, bool]] = []
     for length in LENGTHS:
-        writer = Writer(f"{seed}/{length}", held_out=True)
-        for i in range(per_length):
-            makers = (lambda: recall_case(writer, length, False), lambda: recall_case(writer, length, True),
-                      lambda: paired_case(writer, length), lambda: chain_case(writer, length))
-            case = makers[(0, 0, 0, 1, 2, 3)[i % 6]]()
-            ok = right(model, case)
-            by_length[case.kind][str(length)].append(ok)
-            if case.kind in ("natural", "terse") and length == LENGTHS[-1]:
-                by_depth[int(case.depth * DEPTHS)].append(ok)
-    share = lambda oks: {"right": sum(oks), "asked": len(oks), "accuracy": round(sum(oks) / len(oks), 4)}
-    recall = {str(n): share(by_length["natural"][str(n)] + by_length["terse"][str(n)]) for n in LENGTHS}
-    return {
-        "what": "exact greedy answers to questions about held-out documents, full cache, float32",
-        "seed": seed,
-        "recall_by_length": recall,
-        "natural_by_length": {n: share(oks) for n, oks in by_length["natural"].items()},
-        "terse_by_length": {n: share(oks) for n, oks in by_length["terse"].items()},
-        "paired_by_length": {n: share(oks) for n, oks in by_length["paired"].items()},
-        "chain_by_length": {n: share(oks) for n, oks in by_length["chain"].items()},
-        f"recall_by_depth_at_{LENGTHS[-1]}": {f"{d / DEPTHS:.1f}-{(d + 1) / DEPTHS:.1f}": share(by_depth[d])
-                                              for d in sorted(by_depth)},
-    }
+        recalled: list[tuple[Case, bool]] = []
+        for kind, make in MAKERS.items():
+            writer = Writer(f"{seed}/{length}/{kind}", held_out=True)
+            cases = [make(writer, length) for _ in range(each * (3 if kind == "natural" else 1))]
+            answered = [(case, right(model, case)) for case in cases]
+            shares.setdefault(kind, {})[str(length)] = share([ok for _, ok in answered])
+            if kind in ("natural", "terse"):
+                recalled += answered
+        shares["recall"][str(length)] = share([ok for _, ok in recalled])
+        deepest = recalled
+    return {"what": "exact greedy answers to questions about held-out documents, full cache, float32",
+            "seed": seed, "by_length": shares, f"recall_by_depth_at_{LENGTHS[-1]}": by_depth(deepest)}
 
 
 def main() -> None:
@@ -68,9 +81,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "model")
     parser.add_argument("--json", type=Path, help="also write the result here")
     parser.add_argument("--seed", default="held-out")
-    parser.add_argument("--per-length", type=int, default=600)
+    parser.add_argument("--each", type=int, default=100, help="questions per kind and length")
     options = parser.parse_args()
-    text = json.dumps(measure(Llama.load(options.model), options.seed, options.per_length), indent=2)
+    text = json.dumps(measure(Llama.load(options.model), options.seed, options.each), indent=2)
     print(text)
     if options.json:
         options.json.write_text(text + "\n")

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/kvlm/fail.h"
+#include "tools/kvlm/note.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 
 static char line[512] = "unknown error";
 
-int fail(int error, const char *format, ...) {
+int note(int error, const char *format, ...) {
         va_list args;
 
         va_start(args, format);
@@ -18,6 +18,6 @@ int fail(int error, const char *format, ...) {
         return error;
 }
 
-const char *fail_line(void) {
+const char *note_line(void) {
         return line;
 }
