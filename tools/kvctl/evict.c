@@ -89,12 +89,14 @@ static int add_result(struct kvctl *kvctl, struct answer *answer, const struct s
                 table_number(t, asked);
         else
                 table_none(t);
-        if (evicted < asked)
+        if (args_has(&kvctl->args, FLAG_CHAIN) && !evicted)
+                answer_say(answer, "Nothing evicted from %s: the chain is in use.", space->name);
+        else if (evicted < asked)
                 answer_say(answer, "%llu of %llu blocks evicted from %s; the others are in use, or there are no more.",
                            (unsigned long long)evicted, (unsigned long long)asked, space->name);
         else
                 answer_say(answer, "%llu blocks evicted from %s.", (unsigned long long)evicted, space->name);
-        return evicted < asked;
+        return evicted < MAX(asked, (uint64_t)args_has(&kvctl->args, FLAG_CHAIN));
 }
 
 int verb_evict(struct kvctl *kvctl, struct answer *answer) {

@@ -107,7 +107,7 @@ int kvctl_next_client(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_clie
 }
 
 struct space_name space_name_of(const struct kvd_msg_space_info_reply *info) {
-        struct space_name name;
+        struct space_name name = {0};
 
         kvd_slice_copy(info->name, name.name, sizeof name.name);
         kvd_slice_copy(info->domain, name.domain, sizeof name.domain);

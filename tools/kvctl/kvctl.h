@@ -4,6 +4,8 @@
 
 /* What all verbs work with: the command line, the terminal, the daemon. */
 
+#include <string.h>
+
 #include "client/conn.h"
 #include "ipc/base/util.h"
 #include "tools/kvctl/answer.h"
@@ -46,6 +48,10 @@ void kvctl_hang_up(struct kvctl *kvctl);
 struct space_name {
         char name[64], domain[64];
 };
+
+static inline bool space_name_equal(const struct space_name *a, const struct space_name *b) {
+        return strcmp(a->name, b->name) == 0 && strcmp(a->domain, b->domain) == 0;
+}
 
 struct space_list {
         struct space_name *spaces;

@@ -76,7 +76,7 @@ int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_li
         if (n == 0)
                 answer_say(answer, "Nothing is cached.");
         else if (n > limit)
-                answer_say(answer, "%zu more chains are not shown.", n - limit);
+                answer_say(answer, "%zu more %s not shown.", n - limit, n - limit == 1 ? "chain is" : "chains are");
         return 0;
 }
 

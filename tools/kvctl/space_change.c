@@ -16,6 +16,15 @@ static struct kvd_slice domain_wanted(const struct kvctl *kvctl) {
         return kvd_slice_of(args_has(&kvctl->args, FLAG_DOMAIN) ? kvctl->args.text[FLAG_DOMAIN] : "");
 }
 
+static int check_name(struct kvctl *kvctl) {
+        const char *name = kvctl->args.operand[0];
+
+        if (*name && strlen(name) <= KVD_NAME_MAX)
+                return 0;
+        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "a space's name has 1 to %d characters, not %zu", KVD_NAME_MAX,
+                          strlen(name));
+}
+
 /* ---- create ----------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -104,20 +113,6 @@ static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
         return r;
 }
 
-/* The daemon would refuse it, too; here there are better words for it. */
-static int check_geometry(struct kvctl *kvctl, const struct kvd_msg_space *request) {
-        struct kvd_geometry geometry = {
-                .layers = request->layers, .kv_heads = request->kv_heads, .head_dim = request->head_dim,
-                .block_tokens = request->block_tokens, .layer_groups = request->layer_groups, .dtype = request->dtype,
-                .order = request->order, .rope = request->rope, .state_width = request->state_width,
-                .vocab = request->vocab,
-        };
-
-        if (kvd_block_bytes(&geometry))
-                return 0;
-        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "%s", kvd_error());
-}
-
 static const struct column create_columns[] = {
         {"name", NULL, UNIT_NONE},
         {"created", NULL, UNIT_NONE},
@@ -144,10 +139,10 @@ int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_space request = {.name = kvd_slice_of(kvctl->args.operand[0]), .domain = domain_wanted(kvctl),
                                         .create = 2};
         struct kvd_msg_space_reply reply;
-        int r = take_settings(kvctl, &request);
+        int r = check_name(kvctl);
 
         if (r == 0)
-                r = check_geometry(kvctl, &request);
+                r = take_settings(kvctl, &request);
         if (r == 0)
                 r = kvctl_call(kvctl, KVD_MSG_space, &request, &reply);
         return r < 0 ? r : add_created(kvctl, answer, &reply);
@@ -186,12 +181,11 @@ static void fill_setting(struct table *t, const char *space, const char *pair) {
 int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
         struct table *t = ANSWER_ROWS(answer, "settings", set_columns);
         const struct args *args = &kvctl->args;
+        int r = t ? check_name(kvctl) : kvctl_out_of_memory(kvctl);
 
-        if (!t)
-                return kvctl_out_of_memory(kvctl);
         for (unsigned i = 1; i < args->n_operands; i++) {
-                int r = set_one(kvctl, args->operand[i]);
-
+                if (r == 0)
+                        r = set_one(kvctl, args->operand[i]);
                 if (r < 0)
                         return r;
                 fill_setting(t, args->operand[0], args->operand[i]);
@@ -213,12 +207,12 @@ int verb_space_delete(struct kvctl *kvctl, struct answer *answer) {
                                                .force = args_has(&kvctl->args, FLAG_FORCE)};
         struct kvd_msg_space_delete_reply reply;
         struct table *t = ANSWER_RECORD(answer, "space", delete_columns);
-        int r = kvctl_call(kvctl, KVD_MSG_space_delete, &request, &reply);
+        int r = t ? check_name(kvctl) : kvctl_out_of_memory(kvctl);
 
+        if (r == 0)
+                r = kvctl_call(kvctl, KVD_MSG_space_delete, &request, &reply);
         if (r < 0)
                 return r;
-        if (!t)
-                return kvctl_out_of_memory(kvctl);
         table_string(t, name);
         table_flag(t, true);
         answer_say(answer, "Space %s is deleted.", name);

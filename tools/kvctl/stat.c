@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stat: every counter, and figures derived from them */
 #include <ctype.h>
-#include <errno.h>
-#include <string.h>
 
 #include "ipc/base/layout.h"
 #include "tools/kvctl/kvctl.h"
@@ -99,7 +97,7 @@ static void fill(struct tables *tables, const struct space_name *space, const st
 
 static bool is_listed(const struct space_list *list, const struct space_name *space) {
         for (size_t i = 0; i < list->n; i++)
-                if (strcmp(list->spaces[i].name, space->name) == 0 && strcmp(list->spaces[i].domain, space->domain) == 0)
+                if (space_name_equal(&list->spaces[i], space))
                         return true;
         return false;
 }

@@ -7,6 +7,7 @@
 #include "tools/kvctl/text.h"
 
 #define IDS_SHOWN 8u
+#define WRAP_MIN 12u /* columns; text in fewer is not worth reading */
 
 static void put_ids(FILE *to, const uint32_t *ids, size_t n) {
         for (size_t i = 0; i < MIN(n, IDS_SHOWN); i++)
@@ -35,6 +36,10 @@ static void put_cell(FILE *to, const struct cell *cell, enum unit unit) {
         fputs(text, to);
 }
 
+static enum unit unit_of(const struct table *table, size_t column) {
+        return (enum unit)(table->columns[column].how & (COLUMN_QUIET - 1));
+}
+
 /* The cell as text of its own, or NULL. */
 static char *cell_text(const struct table *table, size_t row, size_t column) {
         char *text = NULL;
@@ -43,7 +48,7 @@ static char *cell_text(const struct table *table, size_t row, size_t column) {
 
         if (!to)
                 return NULL;
-        put_cell(to, cell_at(table, row, column), table->columns[column].how & (COLUMN_QUIET - 1));
+        put_cell(to, cell_at(table, row, column), unit_of(table, column));
         if (fclose(to) != 0) {
                 free(text);
                 return NULL;
@@ -52,13 +57,8 @@ static char *cell_text(const struct table *table, size_t row, size_t column) {
 }
 
 static bool column_is_number(const struct table *table, size_t column) {
-        for (size_t row = 0; row < table_rows(table); row++) {
-                enum cell_kind kind = cell_at(table, row, column)->kind;
-
-                if (kind != CELL_NONE)
-                        return kind == CELL_NUMBER || kind == CELL_REAL;
-        }
-        return false;
+        return unit_of(table, column) != UNIT_NONE ||
+               (table_rows(table) && cell_at(table, 0, column)->kind == CELL_NUMBER);
 }
 
 static bool column_width(const struct table *table, size_t column, unsigned *width) {
@@ -78,7 +78,7 @@ static void put_padding(FILE *to, unsigned width, unsigned used) {
 }
 
 static void put_wrapped(const struct screen *screen, const char *text, unsigned indent) {
-        text_put_wrapped(screen->to, text, screen->width > indent + 20 ? screen->width - indent : 0, indent);
+        text_put_wrapped(screen->to, text, screen->width > indent + WRAP_MIN ? screen->width - indent : 0, indent);
 }
 
 static bool same_text(const struct cell *a, const struct cell *b) {

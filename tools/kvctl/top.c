@@ -147,7 +147,7 @@ static const struct space_sample *same_space(const struct sample *sample, const 
         static const struct space_sample none;
 
         for (size_t i = 0; i < sample->n_spaces; i++)
-                if (memcmp(&sample->spaces[i].name, &as->name, sizeof as->name) == 0)
+                if (space_name_equal(&sample->spaces[i].name, &as->name))
                         return &sample->spaces[i];
         return &none;
 }
@@ -248,19 +248,21 @@ static void fill_head(struct table *t, struct answer *answer, const struct sampl
         unit_format_u64(UNIT_BYTES, b->pool_bytes, pool);
         unit_format(UNIT_SHORT, rate, requests);
         unit_format_u64(UNIT_US, b->turn_max_us, turn);
-        answer_say(answer, "pool %s of %s, %s requests/s, longest turn %s, %zu spaces, %zu clients", used, pool, requests,
-                   turn, b->n_spaces, b->n_clients);
+        answer_say(answer, "pool %s of %s, %s requests/s, longest turn %s, %zu space%s, %zu client%s", used, pool,
+                   requests, turn, b->n_spaces, b->n_spaces == 1 ? "" : "s", b->n_clients, b->n_clients == 1 ? "" : "s");
 }
 
 static int add_rates(struct kvctl *kvctl, struct answer *answer, const struct sample *a, const struct sample *b) {
         double seconds = (double)(b->at_ns - a->at_ns + 1) / 1e9;
-        struct table *head = ANSWER_RECORD(answer, "daemon", head_columns);
-        struct table *spaces = head ? ANSWER_ROWS(answer, "spaces", space_columns) : NULL;
-        struct table *clients = spaces ? ANSWER_ROWS(answer, "clients", client_columns) : NULL;
+        struct table *head = ANSWER_RECORD(answer, "daemon", head_columns), *spaces, *clients;
 
-        if (!clients)
+        if (!head)
                 return kvctl_out_of_memory(kvctl);
         fill_head(head, answer, a, b, seconds);
+        spaces = ANSWER_ROWS(answer, "spaces", space_columns);
+        clients = spaces ? ANSWER_ROWS(answer, "clients", client_columns) : NULL;
+        if (!clients)
+                return kvctl_out_of_memory(kvctl);
         for (size_t i = 0; i < b->n_spaces; i++)
                 fill_space(spaces, same_space(a, &b->spaces[i]), &b->spaces[i], seconds);
         for (size_t i = 0; i < b->n_clients; i++)

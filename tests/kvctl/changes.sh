@@ -1,0 +1,88 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The verbs that change something: evict, space create, space set, space delete.
+. "$(dirname "$0")/lib.sh"
+start_daemon
+shape='--layers 2 --kv-heads 2 --head-dim 8 --vocab 1000'
+
+# shellcheck disable=SC2086 # $shape is words
+{
+        kvctl 0 spaces
+        says '^No spaces yet'
+        kvctl 0 spaces --json
+        json_is_valid
+        kvctl 0 stat
+        says '^No spaces yet'
+        kvctl 0 check
+        says 'All invariants hold in 0 spaces'
+        kvctl 0 space create tiny $shape --dtype bf16 --fingerprint abc123 --policy fifo --kind bidirectional
+        says 'tiny is made'
+        kvctl 0 space create tiny $shape --dtype bf16 --fingerprint abc123 --policy fifo --kind bidirectional
+        says 'already'
+        kvctl 1 space create tiny $shape --dtype f16 --fingerprint abc123 --policy fifo --kind bidirectional
+        complains dtype
+        kvctl 0 --json space create other $shape --dtype i8 --block-tokens 32 --order nhd --rope none --keys paper --max-blocks 77
+        json_is_valid
+        says '"created": true'
+}
+kvctl 0 spaces --json
+says '"kind": "bidirectional"' '"policy": "fifo"' '"fingerprint": "00000000000000000000000000abc123"' '"dtype": "i8"' \
+        '"order": "nhd"' '"rope": "none"' '"keys": "paper"' '"block_tokens": 32' '"max_blocks": 77'
+kvctl 0 prefixes tiny
+says '^Nothing is cached\.$'
+kvctl 0 blocks tiny
+says 'no memory yet'
+
+kvctl 0 space set tiny policy=lru max_blocks=64
+says '^tiny: policy=lru$' '^tiny: max_blocks=64$'
+kvctl 0 spaces --json
+says '"max_blocks": 64'
+says_not '"policy": "fifo"'
+kvctl 0 space set tiny policy=fifo --json
+json_is_valid
+kvctl 1 space set tiny polcy=fifo
+complains policy
+kvctl 2 space set tiny policy
+complains KEY=VALUE
+kvctl 1 space set nix policy=fifo
+complains nix
+
+kvctl 0 space delete other
+kvctl 1 space delete other
+kvctl 0 space delete tiny --json
+json_is_valid
+
+# eviction: B (pinned) and what lies before it stays
+start_filler llama
+chain=$("$KVCTL" prefixes --json | sed -n '/"chain"/{s/.*: "//;s/",*//;p;}' | head -1)
+kvctl 0 evict --blocks 3
+says '^3 blocks evicted from llama\.$'
+kvctl 0 evict llama --all
+says '^17 blocks evicted'
+kvctl 1 evict llama --blocks 5
+says '^0 of 5 blocks evicted'
+kvctl 1 evict llama --chain "$chain"
+complains 'not cached'
+pinned=$("$KVCTL" prefixes --json | sed -n '/"chain"/{s/.*: "//;s/",*//;p;}' | head -1)
+kvctl 1 evict llama --chain "$pinned"
+says 'in use'
+kvctl 1 evict llama --blocks 5 --json
+json_is_valid
+says '"evicted_blocks": 0' '"asked_blocks": 5'
+kvctl 0 check
+kvctl 1 space delete llama
+complains force
+stop_filler
+kvctl 0 evict llama --chain "$pinned" --json
+json_is_valid
+says '"asked_blocks": null'
+kvctl 0 evict llama --all
+kvctl 0 spaces --json
+says '"sealed": 0' '"filling": 0'
+kvctl 0 check
+
+start_filler llama
+kvctl 0 space delete llama --force
+kvctl 0 spaces
+says '^No spaces yet'
+finish

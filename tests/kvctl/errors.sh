@@ -1,0 +1,89 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# What goes wrong is said in one line, with what to do, and with the right exit status.
+. "$(dirname "$0")/lib.sh"
+
+# no daemon
+kvctl 3 status
+complains "no daemon at $KVD_SOCKET" 'systemctl start' -- --socket
+kvctl 3 ping --json
+kvctl 3 --socket "$dir/elsewhere" check
+complains elsewhere
+kvctl 3 --socket /dev/null status
+kvctl 3 --socket "$(printf '/%0200d' 0)" status
+kvctl 3 top -n 1
+kvctl 0 proto # needs none
+kvctl 0 --help
+kvctl 0 --version
+says '^kvctl [0-9]'
+
+# usage
+"$KVCTL" >"$dir/out" 2>"$dir/err"
+[ $? -eq 2 ] && grep -q '^usage: ' "$dir/err" && [ ! -s "$dir/out" ] || wrong 'kvctl alone shows its help'
+kvctl 2 stauts
+complains 'did you mean "status"'
+kvctl 2 space creat x
+complains 'did you mean "space create"'
+kvctl 2 blocks --row 3
+complains 'did you mean --rows'
+kvctl 2 blocks --limit 3
+kvctl 2 evict --blocks
+kvctl 2 blocks a b
+kvctl 2 space create x
+complains -- '--layers'
+for verb in $("$KVCTL" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p') 'space create' 'space set' 'space delete'; do
+        # shellcheck disable=SC2086 # words
+        kvctl 0 $verb --help
+        says '^usage: kvctl ' '^example: kvctl '
+done
+
+start_daemon
+kvctl 2 evict
+complains -- '--all'
+kvctl 1 blocks
+complains 'no space yet'
+kvctl 1 blocks nix
+complains 'no space "nix"'
+shape='--layers 2 --kv-heads 2 --head-dim 8 --vocab 1000'
+# shellcheck disable=SC2086 # words
+{
+        kvctl 2 space create x $shape --dtype bf17
+        complains 'f32|f16|bf16|i8'
+        kvctl 2 space create x $shape --dtype f16 --layers 70000
+        complains 65535
+        kvctl 2 space create x $shape --dtype f16 --max-blocks 5000000000
+        kvctl 2 space create x $shape --dtype f16 --fingerprint xyz
+        kvctl 2 space create "$(printf '%070d' 0)" $shape --dtype f16
+        kvctl 1 space create 'a b' $shape --dtype f16
+        kvctl 1 space create x $shape --dtype f16 --layer-groups 3
+        kvctl 0 space create one $shape --dtype f16
+        kvctl 0 space create two $shape --dtype f16
+}
+kvctl 2 blocks
+complains '2 spaces' 'kvctl blocks one'
+kvctl 1 prefixes tow
+complains 'did you mean "two"'
+kvctl 2 evict one --blocks 1 --all
+kvctl 2 evict one --blocks 0
+kvctl 2 evict one --chain 12
+kvctl 2 evict one --chain 1:2x
+kvctl 1 evict one --chain 1:2
+kvctl 1 --domain nosuch space delete one
+complains nosuch
+kvctl 0 --domain nosuch spaces --json
+json_is_valid
+
+# nowhere to write to
+"$KVCTL" stat one >/dev/full 2>"$dir/err"
+[ $? -eq 1 ] && grep -q '^kvctl: cannot write' "$dir/err" || wrong 'a full disk'
+
+# A client chooses its name; what is left of that freedom does not confuse a JSON reader.
+name=$(printf 'e"v\\i\344\270\255')
+ln -s "$FILLER" "$dir/$name"
+start_filler evil "$dir/$name"
+kvctl 0 clients
+says 'e"v\\i'
+kvctl 0 clients --json
+json_is_valid
+says '"name": "e\\"v\\\\i'
+finish

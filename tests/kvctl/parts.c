@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvctl's parts, without a daemon: units, text, JSON, tables, the command line. */
+#include <check.h>
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvctl/answer.h"
+#include "tools/kvctl/args.h"
+#include "tools/kvctl/text.h"
+
+/* ---- units ------------------------------------------------------------------------------------------------------ */
+
+static void assert_unit(enum unit unit, double value, const char *expected) {
+        char text[UNIT_TEXT_MAX];
+
+        unit_format(unit, value, text);
+        ck_assert_str_eq(text, expected);
+}
+
+START_TEST(units_of_bytes) {
+        assert_unit(UNIT_BYTES, 0, "0 B");
+        assert_unit(UNIT_BYTES, 1023, "1023 B");
+        assert_unit(UNIT_BYTES, 1024, "1.0 KiB");
+        assert_unit(UNIT_BYTES, 1.5 * (1 << 30), "1.5 GiB");
+        assert_unit(UNIT_BYTES, 1023.6 * 1024, "1.0 MiB"); /* not "1024 KiB" */
+        assert_unit(UNIT_BYTES, 1e30, "888178419700125 PiB");
+}
+END_TEST
+
+START_TEST(units_of_time) {
+        assert_unit(UNIT_MS, 0, "0 ms");
+        assert_unit(UNIT_MS, 12, "12 ms");
+        assert_unit(UNIT_MS, 999, "999 ms");
+        assert_unit(UNIT_MS, 3400, "3.4 s");
+        assert_unit(UNIT_MS, 59999, "1 min 0 s"); /* not "60.0 s" */
+        assert_unit(UNIT_MS, 303e3, "5 min 3 s");
+        assert_unit(UNIT_MS, 7500e3, "2 h 5 min");
+        assert_unit(UNIT_MS, 180000e3, "2 d 2 h");
+        assert_unit(UNIT_US, 30, "30 us");
+        assert_unit(UNIT_US, 1234, "1.2 ms");
+}
+END_TEST
+
+START_TEST(units_of_counts) {
+        char text[UNIT_TEXT_MAX];
+
+        unit_format_u64(UNIT_COUNT, UINT64_MAX, text);
+        ck_assert_str_eq(text, "18446744073709551615");
+        assert_unit(UNIT_SHORT, 0, "0");
+        assert_unit(UNIT_SHORT, 0.25, "0.2");
+        assert_unit(UNIT_SHORT, 999, "999");
+        assert_unit(UNIT_SHORT, 999.7, "1.0 k");
+        assert_unit(UNIT_SHORT, 1234567, "1.2 M");
+        assert_unit(UNIT_SHARE, 0.875, "87.5 %");
+}
+END_TEST
+
+/* ---- text ------------------------------------------------------------------------------------------------------- */
+
+START_TEST(text_is_made_safe) {
+        static const char evil[] = "a\033[31mb\xc2\x9b" "c\xff\xe4\xb8\xad\xed\xa0\x80";
+        char to[64] = "";
+        FILE *file = fmemopen(to, sizeof to, "w");
+
+        text_put(file, evil, sizeof evil - 1);
+        fclose(file);
+        ck_assert_str_eq(to, "a?[31mb?c?\xe4\xb8\xad???"); /* a surrogate is three wrong bytes */
+}
+END_TEST
+
+START_TEST(text_wraps_at_spaces) {
+        char to[64] = "";
+        FILE *file = fmemopen(to, sizeof to, "w");
+
+        text_put_wrapped(file, "one two three", 8, 2);
+        fclose(file);
+        ck_assert_str_eq(to, "one two\n  three");
+}
+END_TEST
+
+START_TEST(text_distances) {
+        ck_assert_uint_eq(text_distance("stauts", "status"), 1); /* a swapped pair */
+        ck_assert_uint_eq(text_distance("kitten", "sitting"), 3);
+        ck_assert_uint_eq(text_distance("", "abc"), 3);
+        ck_assert_uint_eq(text_distance("same", "same"), 0);
+}
+END_TEST
+
+/* ---- tables and JSON -------------------------------------------------------------------------------------------- */
+
+static const struct column columns[] = {
+        {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
+        {"name", "NAME", UNIT_NONE},
+        {"size.bytes", "SIZE", UNIT_BYTES},
+        {"size.exact", NULL, UNIT_NONE},
+        {"used", "USED", UNIT_SHARE},
+        {"on", "ON", UNIT_NONE},
+        {"ids", "IDS", UNIT_NONE},
+};
+
+static void fill_row(struct table *t, const char *domain, const char *name, uint64_t bytes) {
+        static const uint32_t ids[] = {1, 2, 3};
+
+        table_string(t, domain);
+        table_string(t, name);
+        table_number(t, bytes);
+        table_number(t, bytes);
+        table_share(t, 1, bytes ? 8 : 0);
+        table_flag(t, bytes > 0);
+        table_ids(t, ids, bytes ? 3 : 0);
+}
+
+static char *printed(const struct answer *answer, bool as_json) {
+        char *text = NULL;
+        size_t size;
+        FILE *to = open_memstream(&text, &size);
+        struct screen screen = {.to = to};
+        struct json json = JSON_INIT(to);
+
+        ck_assert_int_eq(as_json ? answer_json(answer, &json) : answer_print(answer, &screen), 0);
+        fclose(to);
+        return text;
+}
+
+static struct answer *two_rows(const char *domain) {
+        struct answer *answer = answer_new();
+        struct table *t = ANSWER_ROWS(answer, "things", columns);
+
+        fill_row(t, "home", "a", 0);
+        fill_row(t, domain, "long name", 1536);
+        answer_say(answer, "two %s", "things");
+        return answer;
+}
+
+START_TEST(table_for_people) {
+        _cleanup_(answer_freep) struct answer *answer = two_rows("home");
+        _cleanup_(freep) char *text = printed(answer, false);
+
+        ck_assert_str_eq(text, "NAME          SIZE    USED  ON   IDS\n"
+                               "a              0 B       -  no   \n"
+                               "long name  1.5 KiB  12.5 %  yes  1 2 3\n"
+                               "\n"
+                               "two things\n");
+}
+END_TEST
+
+START_TEST(quiet_column_speaks_up) {
+        _cleanup_(answer_freep) struct answer *answer = two_rows("away");
+        _cleanup_(freep) char *text = printed(answer, false);
+
+        ck_assert_ptr_nonnull(strstr(text, "DOMAIN  NAME"));
+        ck_assert_ptr_nonnull(strstr(text, "away    long name"));
+}
+END_TEST
+
+START_TEST(table_for_programs) {
+        _cleanup_(answer_freep) struct answer *answer = two_rows("home");
+        _cleanup_(freep) char *text = printed(answer, true);
+
+        ck_assert_ptr_nonnull(strstr(text, "\"size\": {\n        \"bytes\": 1536,\n        \"exact\": 1536\n      },"));
+        ck_assert_ptr_nonnull(strstr(text, "\"used\": null"));
+        ck_assert_ptr_nonnull(strstr(text, "\"used\": 0.125"));
+        ck_assert_ptr_nonnull(strstr(text, "\"ids\": [1, 2, 3]"));
+        ck_assert_ptr_null(strstr(text, "two things"));
+}
+END_TEST
+
+START_TEST(json_escapes) {
+        char to[128] = "";
+        struct json json = JSON_INIT(fmemopen(to, sizeof to, "w"));
+
+        json_text(&json, NULL, "q\" b\\ n\n u\x01 \xff \xe4\xb8\xad", 17);
+        fclose(json.to);
+        ck_assert_str_eq(to, "\"q\\\" b\\\\ n\\n u\\u0001 \xef\xbf\xbd \xe4\xb8\xad\"");
+}
+END_TEST
+
+START_TEST(rows_sort_and_cut) {
+        _cleanup_(answer_freep) struct answer *answer = answer_new();
+        struct table *t = ANSWER_ROWS(answer, "things", columns);
+        static const uint64_t sizes[] = {3, 9, 1, 9};
+        static const char *const names[] = {"a", "b", "c", "d"};
+
+        for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
+                fill_row(t, "home", names[i], sizes[i]);
+        table_sort_descending(t, 2);
+        table_cut(t, 3);
+        fill_row(t, "home", "e", 5);
+        ck_assert_uint_eq(table_rows(t), 4);
+        ck_assert_uint_eq(table_number_at(t, 0, 2), 9);
+        ck_assert_uint_eq(table_number_at(t, 2, 2), 3);
+        ck_assert_uint_eq(table_number_at(t, 3, 2), 5);
+}
+END_TEST
+
+/* ---- command line ----------------------------------------------------------------------------------------------- */
+
+static struct args args;
+static char why[256];
+
+/* Splits at spaces; sets args and why. */
+static int parse(const char *line) {
+        static char words[256];
+        char *argv[32] = {(char *)"kvctl"}, *save = NULL;
+        int argc = 1;
+
+        snprintf(words, sizeof words, "%s", line);
+        for (char *word = strtok_r(words, " ", &save); word; word = strtok_r(NULL, " ", &save))
+                argv[argc++] = word;
+        why[0] = 0;
+        return args_parse(&args, argc, argv, why, sizeof why);
+}
+
+START_TEST(args_understood) {
+        ck_assert_int_eq(parse("--json blocks llama --rows=7 --watch 0.5"), 0);
+        ck_assert_str_eq(args.verb->name, "blocks");
+        ck_assert_str_eq(args.operand[0], "llama");
+        ck_assert_uint_eq(args.number[FLAG_ROWS], 7);
+        ck_assert(args.seconds[FLAG_WATCH] == 0.5 && args_has(&args, FLAG_JSON) && !args_has(&args, FLAG_LIMIT));
+        ck_assert_int_eq(parse("space set llama policy=fifo"), 0);
+        ck_assert_str_eq(args.verb->name, "space set");
+        ck_assert_uint_eq(args.n_operands, 2);
+        ck_assert_int_eq(parse("top -n3 -w 2"), 0);
+        ck_assert_uint_eq(args.number[FLAG_COUNT], 3);
+        ck_assert_int_eq(parse("space create --help"), 0);
+        ck_assert_int_eq(parse(""), 0);
+        ck_assert_ptr_null(args.verb);
+}
+END_TEST
+
+static const struct {
+        const char *line, *says;
+} mistakes[] = {
+        {"stauts", "no verb \"stauts\"; did you mean \"status\"?"},
+        {"space creat x", "no verb \"space creat\"; did you mean \"space create\"?"},
+        {"xyzzy", "no verb \"xyzzy\"; \"kvctl --help\" lists them"},
+        {"blocks --row 3", "no flag --row; did you mean --rows?"},
+        {"--row 3 blocks", "no verb"},
+        {"blocks -x", "no flag -x"},
+        {"blocks --limit 3", "\"blocks\" takes no --limit"},
+        {"blocks --rows", "--rows wants a value"},
+        {"blocks --rows -3", "--rows takes a whole number, not \"-3\""},
+        {"blocks --rows 99999999999999999999", "--rows takes a whole number"},
+        {"blocks --watch nan", "--watch takes seconds"},
+        {"blocks --json=yes", "--json takes no value"},
+        {"blocks a b", "\"blocks\" does not know what to do with \"b\""},
+        {"space set", "\"space set\" wants NAME KEY=VALUE..."},
+        {"space create x --layers 2", "\"space create\" wants --kv-heads N"},
+};
+
+START_TEST(args_refused) {
+        ck_assert_int_eq(parse(mistakes[_i].line), -EINVAL);
+        ck_assert_msg(strstr(why, mistakes[_i].says) != NULL, "%s: %s", mistakes[_i].line, why);
+}
+END_TEST
+
+START_TEST(every_example_is_understood) {
+        const char *example = verbs[_i].example;
+        char line[256];
+
+        snprintf(line, sizeof line, "%.*s", (int)strcspn(example, "|&>"), example + strlen("kvctl "));
+        line[strcspn(line, "|&>")] = 0;
+        ck_assert_int_eq(strncmp(example, "kvctl ", 6), 0);
+        ck_assert_msg(parse(line) == 0, "%s: %s", example, why);
+        ck_assert_str_eq(args.verb->name, verbs[_i].name);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("kvctl");
+        TCase *parts = tcase_create("parts");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        suite_add_tcase(suite, parts);
+        tcase_add_test(parts, units_of_bytes);
+        tcase_add_test(parts, units_of_time);
+        tcase_add_test(parts, units_of_counts);
+        tcase_add_test(parts, text_is_made_safe);
+        tcase_add_test(parts, text_wraps_at_spaces);
+        tcase_add_test(parts, text_distances);
+        tcase_add_test(parts, table_for_people);
+        tcase_add_test(parts, quiet_column_speaks_up);
+        tcase_add_test(parts, table_for_programs);
+        tcase_add_test(parts, json_escapes);
+        tcase_add_test(parts, rows_sort_and_cut);
+        tcase_add_test(parts, args_understood);
+        tcase_add_loop_test(parts, args_refused, 0, ARRAY_SIZE(mistakes));
+        tcase_add_loop_test(parts, every_example_is_understood, 0, (int)n_verbs);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}

@@ -1,0 +1,71 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# On a terminal: colours, width, --watch on a screen of its own, and the terminal given back.
+. "$(dirname "$0")/lib.sh"
+: "${PTY:?binary of tests/kvctl/pty.c}"
+export TERM=xterm
+escape=$(printf '\033')
+
+# on_terminal STATUS ROWS COLUMNS MS ARGUMENT...
+on_terminal() {
+        wanted=$1 rows=$2 columns=$3 ms=$4
+        shift 4
+        what="kvctl $* on a terminal"
+        : >"$dir/err"
+        "$PTY" "$rows" "$columns" "$ms" "$KVCTL" "$@" >"$dir/raw"
+        got=$?
+        tr -d '\r' <"$dir/raw" >"$dir/out"
+        [ $got -eq "$wanted" ] || wrong "$what: exit status $got, not $wanted"
+}
+
+start_daemon
+start_filler llama
+
+on_terminal 0 40 60 0 blocks
+says "$escape\\[0;30;42mssss" "$escape\\[[0-9;]*mP"
+sed "s/$escape\\[[0-9;]*m//g" "$dir/out" >"$dir/plain"
+[ "$(awk '{ if (length($0) > n) n = length($0) } END { print n }' "$dir/plain")" -le 60 ] || wrong "$what: wraps at 60"
+grep -q '^ 48  ' "$dir/plain" || wrong "$what: 48 blocks to a row"
+
+NO_COLOR=1 on_terminal 0 40 60 0 blocks
+says_not "$escape"
+TERM=dumb on_terminal 0 40 60 0 blocks
+says_not "$escape"
+on_terminal 0 40 80 0 proto
+sed "s/$escape\\[[0-9;]*m//g" "$dir/out" >"$dir/plain"
+[ "$(awk '{ if (length($0) > n) n = length($0) } END { print n }' "$dir/plain")" -le 80 ] || wrong "$what: wraps at 80"
+
+# Ctrl-C: out of the other screen, cursor back, status 0, nothing behind that
+on_terminal 0 30 80 500 blocks --watch 0.1
+says "^$escape\\[?1049h$escape\\[?25l" 'Ctrl-C ends'
+[ "$(tail -c 14 "$dir/out")" = "$escape[?25h$escape[?1049l" ] || wrong "$what: does not give the terminal back"
+on_terminal 0 10 80 500 top --watch 0.1
+[ "$(tail -c 14 "$dir/out")" = "$escape[?25h$escape[?1049l" ] || wrong "$what: does not give the terminal back"
+most=$(awk '/\[2J/ { n = 0 } ++n > m { m = n } END { print m }' "$dir/out")
+[ "$most" -le 10 ] || wrong "$what: a picture is larger than the screen"
+
+# JSON stays one document, whatever ends it
+on_terminal 0 30 80 500 stat --watch 0.1 --json
+sed -i 's/^^C//; s/^\(.*\)^C/\1/' "$dir/out"
+json_is_valid
+says '"samples": \['
+"$KVCTL" clients --watch 0.1 --json >"$dir/out" 2>"$dir/err" &
+pid=$!
+sleep 0.5
+kill -INT $pid
+wait $pid || wrong 'SIGINT ends a watch in order'
+json_is_valid
+
+# A restarted daemon is found again.
+"$PTY" 30 80 3000 "$KVCTL" status --watch 0.1 >"$dir/out" 8>&- &
+pid=$!
+sleep 0.7
+stop_filler
+kill "$daemon"
+wait "$daemon"
+sleep 0.5
+start_daemon
+wait $pid || wrong 'a watch outlives the daemon'
+what='kvctl status --watch while the daemon restarts'
+says 'no daemon at ' 'waiting for it' "^pid  *$daemon"
+finish

@@ -1,0 +1,78 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Every verb that only looks, as a table and as JSON, at a cache whose contents are known (see filler.c).
+. "$(dirname "$0")/lib.sh"
+start_daemon
+start_filler llama
+
+kvctl 0 ping
+says "^kvd .* (pid $daemon) at $KVD_SOCKET answered in "
+kvctl 0 status
+says "^pid  *$daemon\$" '^administrator  *yes$' '^spaces  *1$' '^llama  2x2x8 f32 x 16  lru  *4.0 KiB'
+kvctl 0 spaces
+says '^SPACE .* REUSED$' '60\.0 %$'
+says_not DOMAIN # there is only one
+fits 100
+kvctl 0 clients
+says "^CLIENT .* AGE\$" " $filler .* kvctl-filler  yes " ' kvctl  *yes '
+fits 100
+
+kvctl 0 blocks
+says '^llama: 256 blocks$' '^  0  ss*' '^L  limbo  *0 ' '^P  pinned  *1 ' '^s  sealed  *45 '
+fits 80
+kvctl 0 blocks llama --rows 1
+says '^llama: 256 blocks, 4 to a cell'
+[ "$(grep -c '^  0  ' "$dir/out")" -eq 1 ] || wrong "$what: one row"
+
+kvctl 0 prefixes
+says '^CHAIN ' ' 640  *40  *20  *0 .* 1000 1001 1002 .* \.\.$' ' 404  *26  *20  *1 .* 1000 1001'
+awk '$2 == 640 { a = NR } $2 == 404 { b = NR } END { exit !(a && a < b) }' "$dir/out" || wrong "$what: longest first"
+kvctl 0 prefixes --limit 1
+says ' 640 ' '^1 more chain.* not shown'
+says_not ' 404 '
+
+kvctl 0 stat llama
+says '^sealed  *46  blocks ' '^lookups  *3  calls ' '^lookup_hits  *2 ' '^tokens_asked  *1600 ' '^tokens_found  *960 ' \
+        '^hit_rate  *66\.7 %  lookup_hits / lookups$' '^tokens_reused  *60\.0 %  tokens_found / tokens_asked$'
+kvctl 0 check
+says '^llama  *256  *0  -' '^All invariants hold in 1 space\.$'
+kvctl 0 top --batch -n 2 --watch 0.1
+says '^kvctl top, every 0.1 s' '^SPACE .*EVICT/s' '^llama  *18.0 %' 'kvctl-filler'
+[ "$(grep -c '^SPACE' "$dir/out")" -eq 2 ] || wrong "$what: two pictures"
+fits 100
+kvctl 0 proto
+says ' seal_reply  *blocks  *bin  *32768 ' '^ *1  attach  *-  *-  *-  first message'
+
+# the same for programs
+for verb in ping status spaces clients 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \
+        'top -n 2 --watch 0.1' 'blocks --watch 0.1 --rows 2'; do
+        case $verb in
+        *'--rows 2') continue ;; # has no end of its own: terminal.sh
+        esac
+        # shellcheck disable=SC2086 # words
+        kvctl 0 --json $verb
+        json_is_valid
+done
+kvctl 0 status --json
+says '"administrator": true' '"pool_bytes": 67108864' '"fingerprint": "fedcba98765432100123456789abcdef"' '"layers": 2'
+kvctl 0 stat --json
+says '"name": "tokens_found"' '"value": 960' '"value": 0.6,*$' '"formula": "lookup_hits / lookups"'
+kvctl 0 prefixes --json
+says '"first_tokens": \[1000, 1001, 1002' '"tokens": 404' '"shared_blocks": 20'
+kvctl 0 blocks --json
+says '"state": "sealed"' '"pinned": true' '"letter": "P"'
+kvctl 0 dump
+json_is_valid
+says '^  "daemon": {$' '^  "spaces": \[$' '^  "clients": \[$' '^  "counters": \[$' '^  "figures": \[$' '^  "chains": \[$' \
+        '^  "states": \[$'
+kvctl 0 top --json -n 2 --watch 0.1
+[ "$(grep -c '"interval_s"' "$dir/out")" -eq 2 ] || wrong "$what: two samples"
+
+# Looking leaves nothing behind.
+stop_filler
+kvctl 0 status
+says '^clients  *1$'
+kvctl 0 spaces
+says ' 46  *0  *210  *0 ' # nothing is being filled any more
+kvctl 0 check
+finish
