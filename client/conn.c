@@ -42,15 +42,15 @@ static const char *effective_path(const char *path) {
 static int connect_failed(const char *path, int error) {
         switch (error) {
         case ENOENT:
-                return fail(-ENOENT, "no kvd at %s: start one, or set KVD_SOCKET to its socket", path);
+                return client_fail(-ENOENT, "no kvd at %s: start one, or set KVD_SOCKET to its socket", path);
         case ECONNREFUSED:
-                return fail(-ECONNREFUSED, "no kvd listens at %s any more: start it again", path);
+                return client_fail(-ECONNREFUSED, "no kvd listens at %s any more: start it again", path);
         case EACCES:
-                return fail(-EACCES, "not allowed to use %s: become a member of its group", path);
+                return client_fail(-EACCES, "not allowed to use %s: become a member of its group", path);
         case EPROTOTYPE:
-                return fail(-EPROTO, "%s is not a kvd socket (it is of another type)", path);
+                return client_fail(-EPROTO, "%s is not a kvd socket (it is of another type)", path);
         default:
-                return fail(-error, "cannot connect to %s: %s", path, strerror(error));
+                return client_fail(-error, "cannot connect to %s: %s", path, strerror(error));
         }
 }
 
@@ -59,10 +59,10 @@ static int connect_socket(struct conn *c) {
         int r = kvd_address_make(c->path, &address);
 
         if (r < 0)
-                return fail(r, "'%s' cannot be a socket's path: %s", c->path, strerror(-r));
+                return client_fail(r, "'%s' cannot be a socket's path: %s", c->path, strerror(-r));
         c->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (c->fd < 0)
-                return fail(-errno, "cannot make a socket: %s", strerror(errno));
+                return client_fail(-errno, "cannot make a socket: %s", strerror(errno));
         if (sys->connect(c->fd, kvd_address_of(&address), address.size) < 0)
                 return connect_failed(c->path, errno);
         return 0;
@@ -82,7 +82,7 @@ static int greet(struct conn *c, const char *name) {
         if (r < 0)
                 return r;
         if (peer.protocol != KVD_PROTOCOL)
-                return fail(-EPROTO, "the kvd at %s speaks protocol %u, this library %u: use the same version", c->path,
+                return client_fail(-EPROTO, "the kvd at %s speaks protocol %u, this library %u: use the same version", c->path,
                             peer.protocol, KVD_PROTOCOL);
         keep_peer(c, &peer);
         return 0;
@@ -97,12 +97,12 @@ int conn_open(const char *path, const char *name, struct conn **ret) {
         int r;
 
         if (!c)
-                return fail(-ENOMEM, "out of memory");
+                return client_fail(-ENOMEM, "out of memory");
         c->fd = -1;
         snprintf(c->path, sizeof c->path, "%s", effective_path(path));
         r = kvd_decoder_new(&c->decoder);
         if (r < 0)
-                return fail(r, "out of memory");
+                return client_fail(r, "out of memory");
         r = connect_socket(c);
         if (r == 0)
                 r = greet(c, name);
@@ -139,7 +139,7 @@ static int lost(struct conn *c) {
         closep(&c->fd);
         c->fd = -1;
         memset(c->abandoned, 0, sizeof c->abandoned);
-        return fail(-ECONNRESET, "the kvd at %s ended the connection", c->path);
+        return client_fail(-ECONNRESET, "the kvd at %s ended the connection", c->path);
 }
 
 /* 0: ready; -ETIMEDOUT. */
@@ -168,11 +168,11 @@ static int send_request(struct conn *c, uint32_t number, const void *request, ui
                 memcpy(&msg.attach, request, kvd_msg_info(number)->size);
         n = kvd_msg_encode(&msg, c->out, sizeof c->out);
         if (n < 0)
-                return fail((int)n, "request %u is larger than a frame, or has a value over its limit", number);
+                return client_fail((int)n, "request %u is larger than a frame, or has a value over its limit", number);
         while ((r = kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT)) == -EAGAIN) {
                 r = wait_for(c->fd, POLLOUT, deadline_ns);
                 if (r < 0)
-                        return fail(r, "the kvd at %s takes no requests", c->path);
+                        return client_fail(r, "the kvd at %s takes no requests", c->path);
         }
         return r < 0 ? lost(c) : 0;
 }
@@ -229,7 +229,7 @@ static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uin
         while ((n = kvd_frame_receive(c->fd, c->in, fds, MSG_DONTWAIT)) == -EAGAIN) {
                 r = wait_for(c->fd, POLLIN, deadline_ns);
                 if (r < 0)
-                        return fail(r, "the kvd at %s does not answer (stopped?)", c->path);
+                        return client_fail(r, "the kvd at %s does not answer (stopped?)", c->path);
         }
         if (n <= 0)
                 return lost(c);
@@ -238,7 +238,7 @@ static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uin
                 kvd_fds_close(fds);
                 closep(&c->fd);
                 c->fd = -1;
-                return fail(-EPROTO, "the kvd at %s sent nonsense: %s", c->path, kvd_decoder_why(c->decoder));
+                return client_fail(-EPROTO, "the kvd at %s sent nonsense: %s", c->path, kvd_decoder_why(c->decoder));
         }
         return 0;
 }
@@ -247,14 +247,14 @@ static int refused(const struct kvd_msg_error *error) {
         char text[256];
 
         kvd_slice_copy(error->text, text, sizeof text);
-        return fail(-(int)MAX(error->code, 1), "%s", text);
+        return client_fail(-(int)MAX(error->code, 1), "%s", text);
 }
 
 static int take_reply(struct conn *c, uint32_t number, const struct kvd_msg *msg, void *reply) {
         if (msg->number == KVD_MSG_error)
                 return refused(&msg->error);
         if (msg->number != number + KVD_REPLY)
-                return fail(-EPROTO, "the kvd at %s answered request %u with message %u", c->path, number, msg->number);
+                return client_fail(-EPROTO, "the kvd at %s answered request %u with message %u", c->path, number, msg->number);
         if (reply)
                 memcpy(reply, &msg->attach, kvd_msg_info(msg->number)->size);
         return 0;
@@ -267,7 +267,7 @@ int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *re
 
         fds->n = 0;
         if (c->fd < 0)
-                return fail(-ENOTCONN, "not connected to the kvd at %s", c->path);
+                return client_fail(-ENOTCONN, "not connected to the kvd at %s", c->path);
         r = send_request(c, number, request, deadline_ns);
         if (r < 0)
                 return r;

@@ -8,7 +8,7 @@
 
 static _Thread_local char line[320];
 
-int fail(int error, const char *format, ...) {
+int client_fail(int error, const char *format, ...) {
         va_list args;
 
         va_start(args, format);

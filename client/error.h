@@ -5,6 +5,6 @@
 #include "ipc/base/util.h"
 
 /* Keeps one line for kvd_error() of this thread and returns the error. */
-_printf_(2, 3) int fail(int error, const char *format, ...);
+_printf_(2, 3) int client_fail(int error, const char *format, ...);
 
 #endif

@@ -55,15 +55,15 @@ int kvd_open(const char *socket_path, struct kvd **ret) {
         int r;
 
         if (!handle)
-                return fail(-ENOMEM, "out of memory");
+                return client_fail(-ENOMEM, "out of memory");
         pthread_mutex_init(&handle->lock, NULL);
         r = make_fork_guard(handle);
         if (r < 0)
-                return fail(r, "out of memory");
+                return client_fail(r, "out of memory");
         if (socket_path) {
                 handle->path = sys->calloc(1, strlen(socket_path) + 1);
                 if (!handle->path)
-                        return fail(-ENOMEM, "out of memory");
+                        return client_fail(-ENOMEM, "out of memory");
                 strcpy(handle->path, socket_path);
         }
         r = handle_connect(handle);

@@ -60,9 +60,9 @@ static bool wait_for_end(struct kvd_space *space, uint32_t seen, uint64_t deadli
 
 static int check(const struct kvd_space *space, uint32_t n_tokens) {
         if (forked(space->handle))
-                return fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
         if (space->options.kind != KVD_BIDIRECTIONAL || n_tokens == 0)
-                return fail(-EINVAL, "leases are for prefixes of bidirectional spaces, of one token at least");
+                return client_fail(-EINVAL, "leases are for prefixes of bidirectional spaces, of one token at least");
         return 0;
 }
 
@@ -85,7 +85,7 @@ int kvd_lease(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens
                 if (reply.granted)
                         return 1;
                 if (!wait_for_end(space, reply.epoch, deadline_ns))
-                        return fail(-EBUSY, "another process is computing this prefix");
+                        return client_fail(-EBUSY, "another process is computing this prefix");
                 waited = true;
                 if (kvd_match(space, 0, tokens, n_tokens) == n_tokens)
                         return 0;

@@ -341,11 +341,11 @@ static void fill_pin(struct kvd_pin *pin, struct view *view, const struct search
 
 static int check_arguments(const struct kvd_space *space, uint32_t group, const struct kvd_pin *pin) {
         if (forked(space->handle))
-                return fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
         if (group >= space->geometry.layer_groups)
-                return fail(-EINVAL, "layer group %u of %u", group, space->geometry.layer_groups);
+                return client_fail(-EINVAL, "layer group %u of %u", group, space->geometry.layer_groups);
         if (pin && pin->view)
-                return fail(-EINVAL, "the pin holds something already; kvd_unpin it first");
+                return client_fail(-EINVAL, "the pin holds something already; kvd_unpin it first");
         return 0;
 }
 

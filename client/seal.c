@@ -55,9 +55,9 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret) {
         r = view_attach(p->view->space, &now);
         if (r == 0)
                 r = now == p->view ? handle_call(p->view->space->handle, KVD_MSG_seal, &request, &reply, NULL) :
-                                     fail(-ESTALE, "the blocks belong to a daemon that is gone; free them");
+                                     client_fail(-ESTALE, "the blocks belong to a daemon that is gone; free them");
         if (r == 0 && reply.blocks.size != bytes)
-                r = fail(-EPROTO, "the daemon sealed another number of blocks");
+                r = client_fail(-EPROTO, "the daemon sealed another number of blocks");
         if (r == 0)
                 memcpy(ret, reply.blocks.data, bytes);
         pthread_mutex_unlock(&p->view->space->handle->lock);
@@ -143,7 +143,7 @@ static int seal_piece(const struct piece *p) {
 
         for (uint32_t i = 0; i < TRIES && r == -EAGAIN; i++)
                 r = seal_once(p);
-        return r == -EAGAIN ? fail(-ESTALE, "the same blocks were sealed and evicted by others all the while") : r;
+        return r == -EAGAIN ? client_fail(-ESTALE, "the same blocks were sealed and evicted by others all the while") : r;
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------- */
@@ -153,17 +153,17 @@ static int check(const struct kvd_space *space, const struct kvd_pin *pin, uint3
         uint32_t bt = space->geometry.block_tokens;
 
         if (forked(space->handle))
-                return fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
         if (n == 0 || DIV_UP((uint64_t)n_tokens, bt) != n)
-                return fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n, bt);
+                return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n, bt);
         if (pin->n_tokens % bt != 0)
-                return fail(-EINVAL, "the chain ended with a partial block");
+                return client_fail(-EINVAL, "the chain ended with a partial block");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->view)
-                return fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must hold nothing");
+                return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must hold nothing");
         for (uint32_t i = 0; i < n; i++)
                 if (!blocks[i].view || blocks[i].view != blocks[0].view ||
                     (pin->view && blocks[i].view != pin->view))
-                        return fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
         return 0;
 }
 

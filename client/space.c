@@ -21,12 +21,12 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         int r;
 
         if (forked(handle))
-                return fail(-ECHILD, "this process was forked from the one that connected; open a connection of its own");
+                return client_fail(-ECHILD, "this process was forked from the one that connected; open a connection of its own");
         if (strlen(name) > KVD_NAME_MAX)
-                return fail(-EINVAL, "a space's name has at most %d characters", KVD_NAME_MAX);
+                return client_fail(-EINVAL, "a space's name has at most %d characters", KVD_NAME_MAX);
         space = sys->calloc(1, sizeof *space);
         if (!space)
-                return fail(-ENOMEM, "out of memory");
+                return client_fail(-ENOMEM, "out of memory");
         space->handle = handle;
         strcpy(space->name, name);
         space->geometry = *geometry;
@@ -35,7 +35,7 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         r = kvd_geometry_normalise(&space->geometry, &why);
         if (r < 0) {
                 free(space);
-                return fail(r, "space '%s': %s", name, why);
+                return client_fail(r, "space '%s': %s", name, why);
         }
         pthread_mutex_lock(&handle->lock);
         r = view_attach(space, &view);

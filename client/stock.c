@@ -22,7 +22,7 @@ static int prepare_segment(struct view *view, uint32_t id) {
         int r = 0;
 
         if (id >= view->ix->capacity)
-                return fail(-EPROTO, "the daemon handed out a block that does not exist");
+                return client_fail(-EPROTO, "the daemon handed out a block that does not exist");
         if (segment >= atomic_load(&view->n_mapped))
                 r = view_map_segments(view, segment + 1);
         return r == 0 ? view_make_writable(view, segment) : r;
@@ -46,7 +46,7 @@ static int fetch(struct view *view, uint32_t n, kvd_ref *to) {
                 return r;
         got = reply.blocks.size / (uint32_t)sizeof *to;
         if (got == 0 || got > n)
-                return fail(-EPROTO, "the daemon handed out %u blocks of %u", got, n);
+                return client_fail(-EPROTO, "the daemon handed out %u blocks of %u", got, n);
         memcpy(to, reply.blocks.data, got * sizeof *to);
         for (uint32_t i = 0; i < got; i++) {
                 r = prepare_segment(view, kvd_ref_id(to[i]));
@@ -140,9 +140,9 @@ int kvd_alloc(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         int r;
 
         if (forked(space->handle))
-                return fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
         if (n == 0)
-                return fail(-EINVAL, "0 blocks asked for");
+                return client_fail(-EINVAL, "0 blocks asked for");
         do {
                 view = view_get(space);
                 r = take(view, MIN(n, FETCH_MAX), refs);

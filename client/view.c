@@ -75,7 +75,7 @@ void view_put(struct view *view) {
 /* ---- mapping ------------------------------------------------------------------------------------------------ */
 
 static int bad_daemon(int error, const char *what) {
-        return fail(error, "what the daemon sent cannot be used: %s", what);
+        return client_fail(error, "what the daemon sent cannot be used: %s", what);
 }
 
 static int map_file(int fd, uint64_t bytes, int prot, void **ret) {
@@ -86,7 +86,7 @@ static int map_file(int fd, uint64_t bytes, int prot, void **ret) {
                 return bad_daemon(-EPROTO, "a mapping is shorter than announced");
         at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
         if (at == MAP_FAILED)
-                return fail(-errno, "cannot map %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
+                return client_fail(-errno, "cannot map %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
         sys->madvise(at, bytes, MADV_DONTFORK);
         *ret = at;
         return 0;
@@ -126,7 +126,7 @@ static int reserve(struct view *view) {
         uint8_t *aligned;
 
         if (at == MAP_FAILED)
-                return fail(-errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
+                return client_fail(-errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
         aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, HUGE_BYTES);
         if (aligned > at)
                 munmap(at, (size_t)(aligned - at));
@@ -143,7 +143,7 @@ static int map_segment(struct view *view, uint32_t number, int fd, bool writable
         int prot = PROT_READ | (writable ? PROT_WRITE : 0);
 
         if (sys->mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-                return fail(-errno, "cannot map pool segment %u: %s", number, strerror(errno));
+                return client_fail(-errno, "cannot map pool segment %u: %s", number, strerror(errno));
         sys->madvise(at, bytes, MADV_DONTFORK);
         if (writable)
                 view->writable[number / 64] |= UINT64_C(1) << number % 64;
@@ -170,7 +170,7 @@ int view_map_segments(struct view *view, uint32_t at_least) {
         int r;
 
         if (view->epoch != view->space->handle->epoch || !conn_is_open(view->space->handle->conn))
-                return fail(-ENOTCONN, "the pool has grown and its daemon is gone");
+                return client_fail(-ENOTCONN, "the pool has grown and its daemon is gone");
         while (have < at_least) {
                 r = fetch_segments(view, have, &n);
                 if (r < 0)
@@ -294,7 +294,7 @@ int view_attach(struct kvd_space *space, struct view **ret) {
                 return 0;
         view = view_new(space);
         if (!view)
-                return fail(-ENOMEM, "out of memory");
+                return client_fail(-ENOMEM, "out of memory");
         r = attach(space, view);
         if (r < 0) {
                 view_free(view);

@@ -37,6 +37,8 @@ _printf_(3, 4) static int refuse(struct refusal why, int error, const char *form
         return error;
 }
 
+#define LINGER_MS 1000 /* longest wait for the socket of a killed daemon to go away */
+
 static int lock_folder(const char *path) {
         char folder[108];
         char *slash;
@@ -52,7 +54,7 @@ static int lock_folder(const char *path) {
 }
 
 /* 1: somebody listens there, whoever it is; 0: nobody. */
-static int is_alive(const struct kvd_address *address) {
+static int is_listening(const struct kvd_address *address) {
         _cleanup_(closep) int fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
         if (fd < 0)
@@ -60,6 +62,17 @@ static int is_alive(const struct kvd_address *address) {
         if (sys->connect(fd, kvd_address_of(address), address->size) == 0)
                 return 1;
         return errno != ECONNREFUSED && errno != ENOENT;
+}
+
+/* The kernel tears down the io_uring of a killed process, and with it its socket, some time after it is gone. */
+static int is_alive(const struct kvd_address *address) {
+        int r = is_listening(address);
+
+        for (int i = 0; r == 1 && i < LINGER_MS / 20; i++) {
+                usleep(20000);
+                r = is_listening(address);
+        }
+        return r;
 }
 
 static int remove_stale(const char *path, const struct kvd_address *address, struct refusal why) {

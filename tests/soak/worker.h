@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_SOAK_WORKER_H
+#define KVD_TESTS_SOAK_WORKER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "client/kvd.h"
+
+/* Shared by all workers and their parent. */
+struct tally {
+        _Atomic uint64_t operations, bytes_checked, bytes_wrong, tokens_found, blocks_sealed, duplicates, leases;
+        _Atomic uint64_t refusals, deaths, daemon_lost;
+        _Atomic bool stop;
+};
+
+struct worker_options {
+        const char *socket;
+        struct tally *tally;
+        uint64_t seed;
+        bool may_die;         /* kills itself in the middle of things now and then */
+        bool daemon_may_die;  /* lost connections are no failure */
+        bool threads;         /* there are other workers in this process: no suicide */
+};
+
+extern const struct kvd_geometry soak_geometry;
+
+/* Works until tally->stop. Returns 0, or 1 after printing what went wrong. */
+int worker_run(const struct worker_options *options);
+
+#endif
