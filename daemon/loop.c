@@ -249,6 +249,7 @@ void loop_woke(struct loop *loop) {
 int loop_run(struct loop *loop) {
         int r = 0;
 
+        loop->quit = false;
         loop->turn_begin_ns = sys_now_ns();
         while (!loop->quit && r >= 0)
                 r = turn(loop);

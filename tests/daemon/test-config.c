@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The configuration: each mistake gives one line with its place, and what is printed is what is read. */
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/options.h"
+#include "ipc/base/util.h"
+
+static char path[64];
+static char why[CONFIG_WHY];
+static struct config config;
+
+static void setup(void) {
+        int fd;
+
+        strcpy(path, "/tmp/kvd-config-XXXXXX");
+        fd = mkstemp(path);
+        ck_assert_int_ge(fd, 0);
+        close(fd);
+        ck_assert_int_eq(config_init(&config), 0);
+}
+
+static void teardown(void) {
+        config_clear(&config);
+        unlink(path);
+}
+
+static int read_text(const char *text) {
+        FILE *f = fopen(path, "w");
+        int r;
+
+        fputs(text, f);
+        fclose(f);
+        r = config_read(&config, path, false, why);
+        return r < 0 ? r : config_check(&config, why);
+}
+
+static const struct {
+        const char *text, *why; /* why behind the file's name */
+} mistakes[] = {
+        {"pool = 1G\n", ":1: 'pool = 1G' stands before the first section; write [daemon] above it"},
+        {"[daemon]\n\npoll = 1G\n", ":3: [daemon] has no option 'poll'; see kvd --print-config"},
+        {"[daemon]\npool\n", ":2: 'pool' is neither a section nor an assignment; write key = value"},
+        {"[daemon]\npool = lots\n", ":2: pool: 'lots' is not a size; write bytes, with K, M, G or T, or % of memory, such "
+                                    "as 512M or 8G"},
+        {"[daemon]\npool = 101%\n", ":2: pool: '101%' is not a size; write bytes, with K, M, G or T, or % of memory, such "
+                                    "as 512M or 8G"},
+        {"[daemon]\npool = 1K\n", ":2: pool: '1K' is out of range; at least 4096K, at most 262144G"},
+        {"[daemon]\npool = 99999999999T\n", ":2: pool: '99999999999T' is not a size; write bytes, with K, M, G or T, or % "
+                                            "of memory, such as 512M or 8G"},
+        {"[daemon]\nsegment = 10%\n", ":2: segment: '10%' is not a size; write bytes, with K, M, G or T, such as 512M or 8G"},
+        {"[daemon]\npages = large\n", ":2: pages: 'large' is not known; write one of auto|small|huge"},
+        {"[daemon]\npages = aut\n", ":2: pages: 'aut' is not known; write one of auto|small|huge"},
+        {"[daemon]\nsocket = kvd.sock\n", ":2: socket: 'kvd.sock' is not a path; write one that begins with / or, if "
+                                          "abstract, with @"},
+        {"[daemon]\nsocket_mode = 0888\n", ":2: socket_mode: '0888' is not a mode; write octal digits, such as 0660"},
+        {"[daemon]\nmax_clients = 0\n", ":2: max_clients: '0' is not a number from 1 to 4096"},
+        {"[daemon]\nmax_clients = -1\n", ":2: max_clients: '-1' is not a number from 1 to 4096"},
+        {"[daemon]\nadmins = root, no-such-user\n", ":2: admins: there is no user 'no-such-user' on this machine; create "
+                                                   "it or write its number"},
+        {"[daemon\n", ":1: '[daemon' lacks its closing bracket"},
+        {"[daemon]\n[daemon]\n", ":2: [daemon] was opened before; put everything about it in one section"},
+        {"[domain a]\n[domain a]\n", ":2: domain 'a' was described before; put everything about it in one section"},
+        {"[domain]\n", ":1: there is no section [domain]; there are [daemon] and [domain NAME]"},
+        {"[tenant a]\n", ":1: there is no section [tenant a]; there are [daemon] and [domain NAME]"},
+        {"[domain a/b]\n", ":1: 'a/b' cannot name a domain; use 1 to 63 of A-Z a-z 0-9 . _ -"},
+        {"[domain uid-5]\n", ":1: 'uid-5': names that begin with uid- are those of unlisted users; choose another"},
+        {"[domain a]\nisolation = none\n", ":2: isolation: 'none' is not known; write one of shared|arena"},
+};
+
+START_TEST(a_mistake_has_a_place) {
+        ck_assert_int_lt(read_text(mistakes[_i].text), 0);
+        ck_assert_int_eq(strncmp(why, path, strlen(path)), 0);
+        ck_assert_str_eq(why + strlen(path), mistakes[_i].why);
+}
+END_TEST
+
+static const struct {
+        const char *text, *why;
+} contradictions[] = {
+        {"[domain a]\nusers=7\n[domain b]\nusers=6,7\n", "user 7 is in domain 'a' and in domain 'b'; take it out of one"},
+        {"[domain a]\nquota=1M\nguarantee=2M\n", "the guarantee of domain 'a' is larger than its quota; lower it"},
+        {"[daemon]\npool=64M\n[domain a]\nguarantee=40M\n[domain b]\nguarantee=40M\n",
+         "all guarantees together are larger than the pool (64 MiB); lower them"},
+        {"[daemon]\npool=64M\nsegment=65M\n", "segment is larger than pool (64 MiB); lower it"},
+};
+
+START_TEST(a_contradiction_is_named) {
+        ck_assert_int_lt(read_text(contradictions[_i].text), 0);
+        ck_assert_str_eq(why, contradictions[_i].why);
+}
+END_TEST
+
+START_TEST(a_good_file) {
+        ck_assert_int_eq(read_text("# comment\n; another\n[daemon]\npool=1G\n  segment = 2M  \npages=huge\nloop = epoll\n"
+                                   "admins = 5 6,7\r\n\n[domain red]\nusers=10\ngroups = 20, 21\nquota=512M\n"
+                                   "[domain blue]\ngroups=21\nisolation=arena\n[domain last]"), 0);
+        ck_assert_uint_eq(config.pool, 1u << 30);
+        ck_assert_uint_eq(config.segment, 2u << 20);
+        ck_assert_uint_eq(config.pages, STORE_PAGES_HUGE);
+        ck_assert(id_list_has(&config.admins, 7) && !id_list_has(&config.admins, 8));
+        ck_assert_str_eq(config_find_domain(&config, 10, (uint32_t[]){21}, 1)->name, "red");
+        ck_assert_str_eq(config_find_domain(&config, 11, (uint32_t[]){21}, 1)->name, "red");
+        ck_assert_ptr_null(config_find_domain(&config, 11, (uint32_t[]){22}, 1));
+        ck_assert_uint_eq(config.domains->next->isolation, CONFIG_ARENA);
+}
+END_TEST
+
+START_TEST(a_long_line) {
+        char line[4096];
+
+        memset(line, '#', sizeof line);
+        line[sizeof line - 1] = 0;
+        ck_assert_int_lt(read_text(line), 0);
+        ck_assert_str_eq(why + strlen(path), ":1: the line is longer than 2046 bytes; shorten it");
+}
+END_TEST
+
+START_TEST(a_missing_file) {
+        unlink(path);
+        ck_assert_int_eq(config_read(&config, path, true, why), 0);
+        ck_assert_int_lt(config_read(&config, path, false, why), 0);
+        ck_assert_str_eq(why + strlen(path), ": cannot be opened: No such file or directory; give another with --config");
+}
+END_TEST
+
+/* Every line of the printed file, with its comment sign removed, is accepted, and gives the defaults. */
+START_TEST(the_printed_file_is_the_default) {
+        FILE *f = fopen(path, "w");
+        char *text = NULL, *at;
+        size_t size;
+        struct config again;
+
+        config_print(f);
+        fclose(f);
+        f = open_memstream(&text, &size);
+        config_print(f);
+        fclose(f);
+        for (at = text; (at = strstr(at, "\n#")); at++)
+                if (at[2] != ' ')
+                        at[1] = ' ';
+        if (strstr(text, "[domain NAME]"))
+                memcpy(strstr(text, "[domain NAME]"), "[domain x   ]", 13);
+        ck_assert_msg(read_text(text) == 0, "%s", why);
+        free(text);
+        ck_assert_int_eq(config_init(&again), 0);
+        ck_assert_str_eq(config.socket, again.socket);
+        ck_assert_uint_eq(config.pool, again.pool);
+        ck_assert_uint_eq(config.max_clients, again.max_clients);
+        ck_assert_str_eq(config.domains->name, "x");
+        config_clear(&again);
+}
+END_TEST
+
+/* ---- command line ---------------------------------------------------------------------------------------------- */
+
+static int load(int argc, char **argv) {
+        struct options options;
+        int r = options_parse(&options, argc, argv, why);
+
+        config_clear(&config);
+        return r < 0 ? r : options_load(&options, &config, why);
+}
+
+START_TEST(the_command_line_wins) {
+        char *argv[] = {"kvd", "--config", path, "--pool", "128M", "--set", "domain a.b.quota=3M", "--set",
+                        "domain new.users=9", "--instance", "3", NULL};
+
+        read_text("[daemon]\npool=1G\nsegment=1M\n[domain a.b]\nquota=1M\n");
+        ck_assert_msg(load(11, argv) == 0, "%s", why);
+        ck_assert_uint_eq(config.pool, 128u << 20);
+        ck_assert_uint_eq(config.segment, 1u << 20);
+        ck_assert_str_eq(config.socket, "/run/kvd-3.sock");
+        ck_assert_uint_eq(config.domains->quota, 3u << 20);
+        ck_assert(id_list_has(&config.domains->next->users, 9));
+}
+END_TEST
+
+static const struct {
+        char *argv[4];
+        const char *why;
+} bad_lines[] = {
+        {{"kvd", "--pol"}, "option '--pol' is unknown; see kvd --help"},
+        {{"kvd", "--set"}, "option '--set' needs a value; see kvd --help"},
+        {{"kvd", "start"}, "'start' is not an option; see kvd --help"},
+        {{"kvd", "--instance", "x"}, "--instance: 'x' is not a number from 0 to 9999"},
+        {{"kvd", "--set", "pool=1G"}, "--set pool=1G: write section.key=value, such as daemon.pool=4G"},
+        {{"kvd", "--set", "daemon.x=1"}, "--set daemon.x=1: [daemon] has no option 'x'; see kvd --print-config"},
+        {{"kvd", "--set", "x.y=1"}, "--set x.y=1: there is no section [x]; there are [daemon] and [domain NAME]"},
+        {{"kvd", "--pool", "x"}, "--set daemon.pool=x: pool: 'x' is not a size; write bytes, with K, M, G or T, or % of "
+                                 "memory, such as 512M or 8G"},
+};
+
+START_TEST(bad_command_lines) {
+        char *argv[5] = {0};
+        int argc = 0;
+
+        while (argc < 4 && bad_lines[_i].argv[argc]) {
+                argv[argc] = bad_lines[_i].argv[argc];
+                argc++;
+        }
+        ck_assert_int_lt(load(argc, argv), 0);
+        ck_assert_str_eq(why, bad_lines[_i].why);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("config");
+        TCase *tc = tcase_create("config");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_add_loop_test(tc, a_mistake_has_a_place, 0, ARRAY_SIZE(mistakes));
+        tcase_add_loop_test(tc, a_contradiction_is_named, 0, ARRAY_SIZE(contradictions));
+        tcase_add_test(tc, a_good_file);
+        tcase_add_test(tc, a_long_line);
+        tcase_add_test(tc, a_missing_file);
+        tcase_add_test(tc, the_printed_file_is_the_default);
+        tcase_add_test(tc, the_command_line_wins);
+        tcase_add_loop_test(tc, bad_command_lines, 0, ARRAY_SIZE(bad_lines));
+        suite_add_tcase(suite, tc);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}

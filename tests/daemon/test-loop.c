@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The loop with both ways of waiting: the same promises. */
+
+#include <check.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include "daemon/loop.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+static const enum loop_kind kinds[] = {LOOP_EPOLL, LOOP_IO_URING};
+
+static struct loop *loop;
+static int ends[2];
+static unsigned calls, idles;
+static struct loop_source source, other;
+static struct loop_timer timer, later;
+
+/* false: this machine forbids io_uring, and the test has nothing to say about it. */
+static bool open_loop(int kind) {
+        int r = loop_new(kinds[kind], 4, &loop);
+
+        if (r < 0 && kinds[kind] == LOOP_IO_URING)
+                return false;
+        ck_assert_int_eq(r, 0);
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, ends), 0);
+        calls = idles = 0;
+        return true;
+}
+
+static void close_loop(void) {
+        loop_remove(&source);
+        loop_remove(&other);
+        loop = loop_free(loop);
+        close(ends[0]);
+        close(ends[1]);
+}
+
+static void put(int n) {
+        for (int i = 0; i < n; i++)
+                ck_assert_int_eq(write(ends[0], "x", 1), 1);
+}
+
+static void run(void) {
+        ck_assert_int_eq(loop_run(loop), 0);
+}
+
+static void quit(struct loop_timer *t) {
+        loop_quit(loop);
+}
+
+static void add(struct loop_source *s, int fd, short events, void (*ready)(struct loop_source *, short)) {
+        *s = (struct loop_source){.fd = fd, .events = events, .ready = ready};
+        ck_assert_int_eq(loop_add(loop, s), 0);
+}
+
+/* ---- sources --------------------------------------------------------------------------------------------------- */
+
+static void take_one(struct loop_source *s, short revents) {
+        char c;
+
+        ck_assert(revents & POLLIN);
+        ck_assert_int_eq(read(s->fd, &c, 1), 1);
+        if (++calls == 5)
+                loop_quit(s->loop);
+}
+
+START_TEST(what_is_left_is_reported_again) {
+        if (!open_loop(_i))
+                return;
+        put(5);
+        add(&source, ends[1], POLLIN, take_one);
+        run();
+        ck_assert_uint_eq(calls, 5);
+        close_loop();
+}
+END_TEST
+
+static void remove_both(struct loop_source *s, short revents) {
+        calls++;
+        loop_remove(&source);
+        loop_remove(&other);
+}
+
+/* Both are ready in the same turn; whoever comes first removes the other, who is not called any more. */
+START_TEST(removed_by_another) {
+        if (!open_loop(_i))
+                return;
+        put(1);
+        add(&source, ends[1], POLLIN, remove_both);
+        add(&other, ends[1] = dup(ends[1]), POLLIN, remove_both);
+        timer.fire = quit;
+        loop_timer_set(loop, &timer, sys_now_ns() + 20000000);
+        run();
+        ck_assert_uint_eq(calls, 1);
+        close_loop();
+}
+END_TEST
+
+static void replace(struct loop_source *s, short revents) {
+        calls++;
+        loop_remove(s);
+        if (calls < 3)
+                add(s, ends[1], POLLIN, replace);
+        else
+                loop_quit(loop);
+}
+
+START_TEST(replaced_in_its_own_callback) {
+        if (!open_loop(_i))
+                return;
+        put(1);
+        add(&source, ends[1], POLLIN, replace);
+        run();
+        ck_assert_uint_eq(calls, 3);
+        close_loop();
+}
+END_TEST
+
+static void alternate(struct loop_source *s, short revents) {
+        ck_assert(revents & s->events);
+        if (++calls == 6)
+                loop_quit(s->loop);
+        ck_assert_int_eq(loop_change(s, s->events == POLLIN ? POLLOUT : POLLIN), 0);
+}
+
+START_TEST(changed_in_its_own_callback) {
+        if (!open_loop(_i))
+                return;
+        put(1);
+        add(&source, ends[1], POLLIN, alternate);
+        run();
+        ck_assert_uint_eq(calls, 6);
+        close_loop();
+}
+END_TEST
+
+static void change_other(struct loop_timer *t) {
+        ck_assert_int_eq(loop_change(&source, POLLOUT), 0);
+}
+
+static void writable(struct loop_source *s, short revents) {
+        ck_assert_int_eq(revents, POLLOUT);
+        calls++;
+        loop_quit(s->loop);
+}
+
+START_TEST(changed_while_waiting) {
+        if (!open_loop(_i))
+                return;
+        add(&source, ends[1], POLLIN, writable);
+        timer.fire = change_other;
+        loop_timer_set(loop, &timer, sys_now_ns() + 5000000);
+        run();
+        ck_assert_uint_eq(calls, 1);
+        close_loop();
+}
+END_TEST
+
+static void end_seen(struct loop_source *s, short revents) {
+        ck_assert(revents & POLLHUP);
+        calls++;
+        loop_quit(s->loop);
+}
+
+START_TEST(the_end_of_a_connection) {
+        if (!open_loop(_i))
+                return;
+        add(&source, ends[1], POLLIN, end_seen);
+        close(ends[0]);
+        run();
+        ck_assert_uint_eq(calls, 1);
+        close_loop();
+}
+END_TEST
+
+static void run_for_a_millisecond(void) {
+        timer.fire = quit;
+        loop_timer_set(loop, &timer, sys_now_ns() + 1000000);
+        run();
+}
+
+/* A removed source's poll must not keep the file open: the peer would never see the end. */
+START_TEST(removal_lets_go_of_the_file) {
+        struct pollfd p;
+
+        if (!open_loop(_i))
+                return;
+        add(&source, ends[1], POLLIN, end_seen);
+        run_for_a_millisecond();
+        loop_remove(&source);
+        close(ends[1]);
+        run_for_a_millisecond();
+        p = (struct pollfd){ends[0], POLLIN, 0};
+        ck_assert_int_eq(poll(&p, 1, 1000), 1);
+        ck_assert(p.revents & POLLHUP);
+        ends[1] = dup(ends[0]);
+        close_loop();
+}
+END_TEST
+
+START_TEST(there_is_a_limit) {
+        struct loop_source many[5];
+
+        if (!open_loop(_i))
+                return;
+        for (int i = 0; i < 4; i++)
+                add(&many[i], dup(ends[1]), POLLIN, end_seen);
+        many[4] = (struct loop_source){.fd = ends[1], .events = POLLIN, .ready = end_seen};
+        ck_assert_int_eq(loop_add(loop, &many[4]), -ENOSPC);
+        for (int i = 0; i < 4; i++) {
+                loop_remove(&many[i]);
+                close(many[i].fd);
+        }
+        add(&source, ends[1], POLLIN, end_seen);
+        close_loop();
+}
+END_TEST
+
+/* ---- time ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t fired_ns[2];
+
+static void note_first(struct loop_timer *t) {
+        fired_ns[0] = sys_now_ns();
+}
+
+static void note_second(struct loop_timer *t) {
+        fired_ns[1] = sys_now_ns();
+        loop_quit(loop);
+}
+
+START_TEST(timers_in_order) {
+        uint64_t now = sys_now_ns();
+
+        if (!open_loop(_i))
+                return;
+        timer.fire = note_first;
+        later.fire = note_second;
+        loop_timer_set(loop, &later, now + 30000000);
+        loop_timer_set(loop, &timer, now + 60000000);
+        loop_timer_set(loop, &timer, now + 10000000); /* moved to the front */
+        run();
+        ck_assert_uint_ge(fired_ns[0], now + 10000000);
+        ck_assert_uint_lt(fired_ns[0], fired_ns[1]);
+        ck_assert_uint_ge(fired_ns[1], now + 30000000);
+        close_loop();
+}
+END_TEST
+
+START_TEST(a_stopped_timer_is_silent) {
+        if (!open_loop(_i))
+                return;
+        timer.fire = note_first;
+        later.fire = note_second;
+        fired_ns[0] = 0;
+        loop_timer_set(loop, &timer, sys_now_ns() + 1000000);
+        loop_timer_set(loop, &later, sys_now_ns() + 5000000);
+        loop_timer_stop(&timer);
+        run();
+        ck_assert_uint_eq(fired_ns[0], 0);
+        close_loop();
+}
+END_TEST
+
+/* ---- idle ------------------------------------------------------------------------------------------------------ */
+
+static bool idle(void *data) {
+        ck_assert_uint_eq(calls, 5); /* never while a source is ready */
+        return ++idles < 3;
+}
+
+static void take_quietly(struct loop_source *s, short revents) {
+        char c;
+
+        ck_assert_int_eq(read(s->fd, &c, 1), 1);
+        calls++;
+}
+
+START_TEST(idle_work_waits_for_silence) {
+        if (!open_loop(_i))
+                return;
+        put(5);
+        add(&source, ends[1], POLLIN, take_quietly);
+        loop_set_idle(loop, idle, NULL);
+        loop_want_idle(loop);
+        timer.fire = quit;
+        loop_timer_set(loop, &timer, sys_now_ns() + 20000000);
+        run();
+        ck_assert_uint_eq(idles, 3);
+        close_loop();
+}
+END_TEST
+
+static void be_slow(struct loop_source *s, short revents) {
+        take_quietly(s, revents);
+        usleep(20000);
+}
+
+START_TEST(a_long_turn_is_measured) {
+        if (!open_loop(_i))
+                return;
+        put(1);
+        add(&source, ends[1], POLLIN, be_slow);
+        run_for_a_millisecond();
+        run_for_a_millisecond();
+        ck_assert_uint_ge(loop_turn_max_ns(loop), 20000000);
+        close_loop();
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("loop");
+        TCase *tc = tcase_create("loop");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_add_loop_test(tc, what_is_left_is_reported_again, 0, 2);
+        tcase_add_loop_test(tc, removed_by_another, 0, 2);
+        tcase_add_loop_test(tc, replaced_in_its_own_callback, 0, 2);
+        tcase_add_loop_test(tc, changed_in_its_own_callback, 0, 2);
+        tcase_add_loop_test(tc, changed_while_waiting, 0, 2);
+        tcase_add_loop_test(tc, the_end_of_a_connection, 0, 2);
+        tcase_add_loop_test(tc, removal_lets_go_of_the_file, 0, 2);
+        tcase_add_loop_test(tc, there_is_a_limit, 0, 2);
+        tcase_add_loop_test(tc, timers_in_order, 0, 2);
+        tcase_add_loop_test(tc, a_stopped_timer_is_silent, 0, 2);
+        tcase_add_loop_test(tc, idle_work_waits_for_silence, 0, 2);
+        tcase_add_loop_test(tc, a_long_turn_is_measured, 0, 2);
+        suite_add_tcase(suite, tc);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
