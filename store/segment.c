@@ -20,7 +20,7 @@
 #include "ipc/base/sys.h"
 #include "store/internal.h"
 
-#define STEP_BYTES (UINT64_C(4) << 20) /* of memory prepared at once: about 1.5 ms */
+#define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
 
 /* ---- one segment -------------------------------------------------------------------------------------------- */

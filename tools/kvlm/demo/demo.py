@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Four kvlm processes answer questions about two documents out of one cache. Called by tools/demo.
+
+Everything printed is measured in this run: the answers are compared with what the documents say, the bytes that were
+used in place are compared with the bytes a process computes alone, and the memory is what the daemon says it uses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MODEL = HERE.parent / "model"
+PROCESSES = 4
+BLOCK_TOKENS = 16
+DOCUMENT_TOKENS = 1990  # the shorter of the two, rounded down: what all questions about one have in common
+
+
+@dataclass
+class Question:
+    document: int
+    text: str
+    answer: str
+
+
+@dataclass
+class Engine:
+    """One kvlm process: what it is asked, and what it said."""
+
+    number: int
+    questions: list[Question]
+    results: list[dict] = field(default_factory=list)
+    process: subprocess.Popen | None = None
+
+
+class Stop(Exception):
+    """Something failed; the message says what."""
+
+
+def load_document(number: int) -> str:
+    return (HERE / f"document-{number}.txt").read_text()
+
+
+def load_questions(number: int) -> list[Question]:
+    lines = (HERE / f"questions-{number}.jsonl").read_text().splitlines()
+    return [Question(number, q["question"], q["answer"]) for q in map(json.loads, lines)]
+
+
+def share_out() -> list[Engine]:
+    """Three processes begin with the first document, one with the second; all come to ask about both."""
+    first, second = load_questions(1), load_questions(2)
+    engines = []
+    for i in range(PROCESSES):
+        own = first[i::PROCESSES][:4] + second[i::PROCESSES][:2]
+        engines.append(Engine(i + 1, own if i != 1 else own[::-1]))
+    return engines
+
+
+class Demo:
+    def __init__(self, build: Path) -> None:
+        self.bin = {"kvd": build / "daemon/kvd", "kvctl": build / "tools/kvctl/kvctl",
+                    "kvlm": build / "tools/kvlm/kvlm"}
+        self.dir = Path(tempfile.mkdtemp(prefix="kvd-demo-"))
+        self.env = dict(os.environ, KVD_SOCKET=str(self.dir / "kvd.sock"))
+        self.daemon: subprocess.Popen | None = None
+        self.engines = share_out()
+
+    # ---- processes ---------------------------------------------------------------------------------------------
+
+    def start_daemon(self) -> None:
+        ready, wake = os.pipe()
+        log = open(self.dir / "kvd.log", "w")
+        self.daemon = subprocess.Popen(
+            [self.bin["kvd"], "--private", self.dir, "--pool", "256M", "--ready-fd", str(wake)],
+            stdout=log, stderr=log, pass_fds=[wake])
+        os.close(wake)
+        if not os.read(ready, 1):
+            raise Stop("kvd did not start: " + (self.dir / "kvd.log").read_text().strip())
+        os.close(ready)
+
+    def close(self) -> None:
+        for process in [e.process for e in self.engines] + [self.daemon]:
+            if process and process.poll() is None:
+                process.terminate()
+                process.wait()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def kvctl(self, *arguments: str) -> str:
+        return subprocess.run([self.bin["kvctl"], *arguments], env=self.env, check=True, text=True,
+                              stdout=subprocess.PIPE).stdout
+
+    def prompts_file(self, name: str, questions: list[Question]) -> Path:
+        documents = {1: load_document(1), 2: load_document(2)}
+        path = self.dir / name
+        with open(path, "w") as f:
+            for q in questions:
+                f.write(json.dumps({"prompt": documents[q.document] + q.text}) + "\n")
+        return path
+
+    def kvlm(self, *arguments: object) -> list[str]:
+        return [str(a) for a in (self.bin["kvlm"], "--model", MODEL, "--json", "--max-tokens", 8, *arguments)]
+
+    # ---- the four processes ------------------------------------------------------------------------------------
+
+    def run_engine(self, engine: Engine) -> None:
+        prompts = self.prompts_file(f"prompts-{engine.number}.jsonl", engine.questions)
+        engine.process = subprocess.Popen(self.kvlm("--prompts", prompts), env=self.env, text=True,
+                                          stdout=subprocess.PIPE)
+        for line in engine.process.stdout:
+            engine.results.append(json.loads(line))
+        engine.process.wait()
+
+    def run_all(self) -> None:
+        """The first two processes meet empty caches, one for each document; the others come while they work."""
+        threads = [threading.Thread(target=self.run_engine, args=(e,)) for e in self.engines]
+        total = sum(len(e.questions) for e in self.engines)
+        for i, thread in enumerate(threads):
+            thread.start()
+            while i == 1 and not all(e.results for e in self.engines[:2]) and threads[0].is_alive():
+                self.progress(total)
+        while any(t.is_alive() for t in threads):
+            self.progress(total)
+        self.progress(total, end="\n")
+        if any(e.process.returncode for e in self.engines):
+            raise Stop("a kvlm process failed")
+
+    def progress(self, total: int, end: str = "") -> None:
+        done = sum(len(e.results) for e in self.engines)
+        if sys.stderr.isatty() or end:
+            bar = "#" * (done * 40 // total)
+            print(f"\r   [{bar:40}] {done}/{total} questions", end=end, file=sys.stderr, flush=True)
+        time.sleep(0.02)
+
+    # ---- checking ----------------------------------------------------------------------------------------------
+
+    def verify(self) -> tuple[int, int, int]:
+        """Asks everything once more: bytes used in place against bytes computed alone, and the answers against both."""
+        questions = [q for e in self.engines for q in e.questions]
+        said = [r["text"] for e in self.engines for r in e.results]
+        prompts = self.prompts_file("verify.jsonl", questions)
+        again = [json.loads(line) for line in
+                 subprocess.run(self.kvlm("--prompts", prompts, "--verify"), env=self.env, check=True, text=True,
+                                stdout=subprocess.PIPE).stdout.splitlines()]
+        alone = [json.loads(line) for line in
+                 subprocess.run(self.kvlm("--prompts", prompts, "--no-share"), env=self.env, check=True, text=True,
+                                stdout=subprocess.PIPE).stdout.splitlines()]
+        different = sum(a["text"] != s for a, s in zip(alone, said, strict=True))
+        return sum(r["verified_bytes"] for r in again), sum(r["wrong_bytes"] for r in again), different
+
+
+# ---- figures -----------------------------------------------------------------------------------------------------
+
+
+def private_blocks(engine: Engine) -> int:
+    """Blocks that a cache of the process's own would hold: each document once, and each question's own end."""
+    document: dict[int, int] = {}
+    blocks = 0
+    for q, r in zip(engine.questions, engine.results, strict=True):
+        prompt = (r["prompt_tokens"] + r["generated_tokens"]) // BLOCK_TOKENS
+        blocks += prompt - document.get(q.document, 0)
+        document[q.document] = min(prompt, DOCUMENT_TOKENS // BLOCK_TOKENS)
+    return blocks
+
+
+def copied_bytes(engine: Engine, block_bytes: int) -> int:
+    """Reused tokens that do not lie in pool blocks of the process's table would have been copied out of the pool."""
+    return sum(max(0, r["reused_tokens"] // BLOCK_TOKENS - r["shared_blocks"]) * block_bytes for r in engine.results)
+
+
+def milliseconds(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ms" if values else "-"
+
+
+def mebibytes(n: int) -> str:
+    return f"{n / 2**20:.1f} MiB"
+
+
+def print_answers(engines: list[Engine]) -> int:
+    correct = 0
+    print("\nAnswers\n")
+    for e in engines:
+        for q, r in zip(e.questions, e.results, strict=True):
+            right = r["text"] == q.answer
+            correct += right
+            question = q.text.replace("\n", " ").removesuffix("Answer:").removeprefix("Question:").strip()
+            print(f"  process {e.number}, document {q.document}: {question:45} {r['text'].strip():14}"
+                  f"{'right' if right else 'WRONG, it is' + q.answer}")
+    return correct
+
+
+def print_table(engines: list[Engine]) -> None:
+    print("\nTokens and time to first token\n")
+    print("  PROCESS  PROMPTS  TOKENS  COMPUTED  REUSED  REUSED %  FIRST TOKEN COLD  FIRST TOKEN WARM")
+    for e in engines:
+        tokens = sum(r["prompt_tokens"] for r in e.results)
+        reused = sum(r["reused_tokens"] for r in e.results)
+        cold, warm = ttft(e.results)
+        print(f"  {e.number:7}  {len(e.results):7}  {tokens:6}  {tokens - reused:8}  {reused:6}  "
+              f"{100 * reused / tokens:7.1f}%  {milliseconds(cold):>16}  {milliseconds(warm):>16}")
+
+
+def ttft(results: list[dict]) -> tuple[list[float], list[float]]:
+    """Cold: most of the prompt had to be computed; warm: most of it was there."""
+    cold = [r["ttft_ms"] for r in results if 2 * r["reused_tokens"] < r["prompt_tokens"]]
+    warm = [r["ttft_ms"] for r in results if 2 * r["reused_tokens"] >= r["prompt_tokens"]]
+    return cold, warm
+
+
+def summary(demo: Demo, space: dict, correct: int, verified: tuple[int, int, int]) -> dict:
+    results = [r for e in demo.engines for r in e.results]
+    cold, warm = ttft(results)
+    block_bytes = space["block_bytes"]
+    return {
+        "processes": len(demo.engines),
+        "prompts": len(results),
+        "correct": correct,
+        "prefix_tokens_total": sum(r["prompt_tokens"] for r in results),
+        "prefix_tokens_reused": sum(r["reused_tokens"] for r in results),
+        "bytes_copied_for_sharing": sum(copied_bytes(e, block_bytes) for e in demo.engines),
+        "ttft_ms_cold": round(statistics.median(cold), 3) if cold else None,
+        "ttft_ms_warm": round(statistics.median(warm), 3) if warm else None,
+        "pool_bytes_used": (space["blocks"]["total"] - space["blocks"]["free"]) * block_bytes,
+        "private_bytes_equivalent": sum(private_blocks(e) for e in demo.engines) * block_bytes,
+        "verified_bytes": verified[0],
+        "wrong_bytes": verified[1],
+        "answers_that_differ_without_sharing": verified[2],
+    }
+
+
+def say(text: str) -> None:
+    print(f"== {text}", file=sys.stderr, flush=True)
+
+
+def run(build: Path) -> int:
+    demo = Demo(build)
+    try:
+        say("Starting a private kvd")
+        demo.start_daemon()
+        say(f"{PROCESSES} kvlm processes answer questions about two documents of about 2,000 tokens")
+        demo.run_all()
+        space = json.loads(demo.kvctl("spaces", "--json"))["spaces"][0]
+        say("Checking: every byte used in place against one computed alone, every answer against one without sharing")
+        verified = demo.verify()
+        correct = print_answers(demo.engines)
+        print_table(demo.engines)
+        figures = summary(demo, space, correct, verified)
+        print(f"\nMemory: {mebibytes(figures['pool_bytes_used'])} of cache serve all {PROCESSES}; "
+              f"private caches would need {mebibytes(figures['private_bytes_equivalent'])}.")
+        print(f"Checked: {mebibytes(verified[0])} used in place, {verified[1]} wrong bytes; "
+              f"{verified[2]} answers differ without sharing.\n")
+        print("The pool\n")
+        print(demo.kvctl("blocks", "--rows", "8"))
+        print(json.dumps(figures))
+        return 0 if verified[1] == 0 and verified[2] == 0 else 1
+    except (Stop, subprocess.CalledProcessError) as e:
+        print(f"tools/demo: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ntools/demo: interrupted; everything it started is ended", file=sys.stderr)
+        return 130
+    finally:
+        demo.close()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(run(Path(sys.argv[1]).resolve()))
