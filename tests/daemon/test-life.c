@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Connections and processes that end, stall, flood or send what they should not; what the daemon holds afterwards is
+ * what it held before.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "ipc/base/util.h"
+#include "tests/daemon/harness.h"
+
+static const char *const loops[] = {"daemon.loop=epoll", "daemon.loop=auto"};
+
+static struct instance in;
+static struct peer_end *watcher;
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+
+static void start(int loop) {
+        instance_start(&in, (const char *const[]){loops[loop], NULL});
+        watcher = peer_attach(in.socket);
+}
+
+static void stop(void) {
+        watcher = peer_close(watcher);
+        instance_stop(&in);
+}
+
+static struct kvd_msg_space_info_reply space_state(void) {
+        return peer_ok(watcher, MSG(space_info)).space_info_reply;
+}
+
+static uint32_t clients(void) {
+        return peer_ok(watcher, MSG(daemon_info)).daemon_info_reply.clients;
+}
+
+/* A process that attaches, has blocks to fill, and then does what then says until it is told to go on. */
+struct actor {
+        pid_t pid;
+        int go; /* closing it tells the actor to end */
+};
+
+static void act(int go, void (*then)(struct peer_end *)) {
+        struct peer_end *p = peer_attach(in.socket);
+        char byte;
+
+        peer_ok(p, MSG(allocate, .space = peer_open_space(p, "s"), .count = 4));
+        then(p);
+        while (read(go, &byte, 1) < 0)
+                ;
+        _exit(0);
+}
+
+static struct actor start_actor(void (*then)(struct peer_end *)) {
+        struct actor a;
+        int ends[2];
+
+        ck_assert_int_eq(pipe(ends), 0);
+        a.pid = fork();
+        if (a.pid == 0) {
+                close(ends[1]);
+                act(ends[0], then);
+        }
+        close(ends[0]);
+        a.go = ends[1];
+        return a;
+}
+
+static void end_actor(struct actor *a, int signal) {
+        if (signal)
+                kill(a->pid, signal);
+        close(a->go);
+        waitpid(a->pid, NULL, 0);
+}
+
+static void do_nothing(struct peer_end *p) {
+}
+
+static void close_socket(struct peer_end *p) {
+        close(p->fd);
+}
+
+static void detach_and_close(struct peer_end *p) {
+        struct kvd_msg info = peer_client(p, getpid());
+
+        ck_assert_uint_eq(info.client_info_reply.filling, 4);
+        peer_ok(p, MSG(detach, .space = 64));
+        close(p->fd);
+}
+
+/* A child inherits the connection and outlives the actor, as engines' helper processes do. */
+static void leave_child(struct peer_end *p) {
+        if (fork() == 0) {
+                sleep(2);
+                _exit(0);
+        }
+}
+
+/* ---- death ----------------------------------------------------------------------------------------------------- */
+
+START_TEST(killed) {
+        struct actor a;
+
+        start(_i);
+        a = start_actor(do_nothing);
+        WAIT_UNTIL(peer_client(watcher, a.pid).client_info_reply.filling == 4);
+        end_actor(&a, SIGKILL);
+        WAIT_UNTIL(clients() == 1);
+        ck_assert_uint_eq(space_state().filling + space_state().limbo, 0);
+        ck_assert_uint_eq(space_state().clients, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(socket_closed_and_process_alive) {
+        struct kvd_msg info;
+        struct actor a;
+
+        start(_i);
+        a = start_actor(close_socket);
+        WAIT_UNTIL(peer_client(watcher, a.pid).number && !peer_client(watcher, a.pid).client_info_reply.connected);
+        info = peer_client(watcher, a.pid);
+        ck_assert_uint_eq(info.client_info_reply.spaces, 1);
+        ck_assert_uint_eq(space_state().limbo, 4);
+        ck_assert_uint_eq(space_state().filling, 0);
+        end_actor(&a, 0);
+        WAIT_UNTIL(clients() == 1);
+        ck_assert_uint_eq(space_state().limbo, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(process_dead_and_socket_inherited) {
+        struct actor a;
+
+        start(_i);
+        a = start_actor(leave_child);
+        WAIT_UNTIL(peer_client(watcher, a.pid).client_info_reply.filling == 4);
+        end_actor(&a, SIGKILL);
+        WAIT_UNTIL(clients() == 1); /* long before the child lets go of the socket */
+        ck_assert_uint_eq(space_state().filling + space_state().limbo, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(clean_goodbye) {
+        struct actor a;
+
+        start(_i);
+        a = start_actor(detach_and_close);
+        WAIT_UNTIL(peer_ok(watcher, MSG(daemon_info)).daemon_info_reply.spaces == 1);
+        WAIT_UNTIL(clients() == 1); /* gone at once, although the process lives */
+        ck_assert_uint_eq(space_state().filling + space_state().limbo, 0);
+        end_actor(&a, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(space_deleted_under_an_orphan) {
+        struct actor a;
+
+        start(_i);
+        a = start_actor(close_socket);
+        WAIT_UNTIL(peer_client(watcher, a.pid).number && !peer_client(watcher, a.pid).client_info_reply.connected);
+        peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"), .force = 1));
+        ck_assert_uint_eq(clients(), 1);
+        end_actor(&a, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(a_hundred_deaths_leave_nothing) {
+        unsigned fds;
+        struct actor a;
+
+        start(_i);
+        peer_open_space(watcher, "s");
+        fds = instance_fds(&in);
+        for (int i = 0; i < 100; i++) {
+                a = start_actor(i % 3 ? do_nothing : close_socket);
+                usleep((useconds_t)(i % 10) * 300);
+                end_actor(&a, i % 2 ? SIGKILL : 0);
+        }
+        WAIT_UNTIL(clients() == 1);
+        WAIT_UNTIL(instance_fds(&in) <= fds + 4); /* a segment that was made meanwhile has its own */
+        ck_assert_uint_eq(space_state().filling + space_state().limbo, 0);
+        stop();
+}
+END_TEST
+
+/* ---- hostile --------------------------------------------------------------------------------------------------- */
+
+static void send_descriptors(struct peer_end *p, uint32_t n) {
+        struct kvd_msg msg = MSG(daemon_info);
+        struct kvd_fds fds = {.n = 0};
+        ssize_t size;
+
+        while (fds.n < n)
+                fds.fd[fds.n++] = 0;
+        msg.sequence = ++p->sequence;
+        size = kvd_msg_encode(&msg, p->frame, sizeof p->frame);
+        ck_assert_int_eq(kvd_frame_send(p->fd, p->frame, (size_t)size, &fds, 0), 0);
+}
+
+START_TEST(descriptors_sent_to_the_daemon) {
+        struct kvd_msg reply;
+        unsigned fds;
+
+        start(_i);
+        fds = instance_fds(&in);
+        for (int i = 0; i < 200; i++) {
+                send_descriptors(watcher, KVD_FRAME_FDS);
+                ck_assert(peer_receive(watcher, &reply));
+                ck_assert_uint_eq(reply.number, KVD_MSG_daemon_info_reply);
+        }
+        ck_assert_uint_eq(instance_fds(&in), fds);
+        stop();
+}
+END_TEST
+
+/* Sends until the daemon does not read any more, then reads: every request has its reply, in order. */
+START_TEST(never_reading) {
+        struct kvd_msg request = MSG(daemon_info), reply;
+        struct peer_end *p;
+        uint64_t answered = 0;
+        ssize_t n;
+        int r = 0;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        while (r == 0) {
+                request.sequence = p->sequence + 1;
+                n = kvd_msg_encode(&request, p->frame, sizeof p->frame);
+                r = kvd_frame_send(p->fd, p->frame, (size_t)n, NULL, MSG_DONTWAIT);
+                p->sequence += r == 0;
+                if (r == -EAGAIN && answered++ < 200) {
+                        usleep(1000);
+                        r = 0;
+                }
+                ck_assert_uint_eq(clients(), 2); /* others are served all the while */
+        }
+        ck_assert_int_eq(r, -EAGAIN);
+        ck_assert_uint_gt(p->sequence, 100);
+        for (answered = 2; answered <= p->sequence; answered++) {
+                ck_assert(peer_receive(p, &reply));
+                ck_assert_uint_eq(reply.sequence, answered);
+        }
+        peer_close(p);
+        WAIT_UNTIL(clients() == 1);
+        stop();
+}
+END_TEST
+
+START_TEST(stalled_clients_cost_no_time) {
+        struct kvd_msg request = MSG(daemon_info);
+        struct peer_end *p;
+        double cpu;
+        ssize_t n;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        request.sequence = 9;
+        n = kvd_msg_encode(&request, p->frame, sizeof p->frame);
+        for (int i = 0; i < 100; i++) {
+                while (kvd_frame_send(p->fd, p->frame, (size_t)n, NULL, MSG_DONTWAIT) == 0)
+                        ;
+                usleep(1000);
+        }
+        cpu = instance_cpu(&in);
+        usleep(500000);
+        ck_assert(instance_cpu(&in) - cpu < 0.1);
+        peer_close(p);
+        stop();
+}
+END_TEST
+
+START_TEST(a_flood_of_connections) {
+        struct peer_end *flood[300];
+        struct kvd_msg reply;
+        unsigned fds;
+
+        start(_i);
+        fds = instance_fds(&in);
+        for (size_t i = 0; i < ARRAY_SIZE(flood); i++) {
+                flood[i] = peer_connect(in.socket);
+                if (i % 50 == 0)
+                        peer_close(peer_attach(in.socket)); /* whoever attaches is served */
+        }
+        ck_assert_uint_le(instance_fds(&in), fds + 2 * 34);
+        ck_assert(!peer_receive(flood[0], &reply)); /* the oldest made room */
+        WAIT_UNTIL(instance_fds(&in) == fds);      /* after a second the last are gone */
+        for (size_t i = 0; i < ARRAY_SIZE(flood); i++)
+                peer_close(flood[i]);
+        ck_assert_uint_eq(clients(), 1);
+        stop();
+}
+END_TEST
+
+START_TEST(out_of_descriptors) {
+        struct peer_end *p[20], *late;
+        struct rlimit limit;
+        double cpu;
+        unsigned fds;
+
+        start(_i);
+        fds = instance_fds(&in);
+        for (int i = 0; i < 20; i++)
+                p[i] = peer_attach(in.socket);
+        limit = (struct rlimit){fds + 41, fds + 41};
+        ck_assert_int_eq(prlimit(in.pid, RLIMIT_NOFILE, &limit, NULL), 0);
+        for (int i = 0; i < 3; i++)
+                peer_close(peer_connect(in.socket)); /* wait in the backlog, and are taken one by one */
+        late = peer_connect(in.socket);
+        usleep(50000);
+        cpu = instance_cpu(&in);
+        usleep(500000);
+        ck_assert(instance_cpu(&in) - cpu < 0.1);
+        ck_assert_uint_eq(clients(), 21); /* those who are in are served */
+        for (int i = 0; i < 20; i++)
+                peer_close(p[i]);
+        peer_ok(late, MSG(attach, .protocol = KVD_PROTOCOL));
+        peer_close(late);
+        stop();
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("life");
+        TCase *tc = tcase_create("life");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_set_timeout(tc, 120);
+        tcase_add_loop_test(tc, killed, 0, 2);
+        tcase_add_loop_test(tc, socket_closed_and_process_alive, 0, 2);
+        tcase_add_loop_test(tc, process_dead_and_socket_inherited, 0, 2);
+        tcase_add_loop_test(tc, clean_goodbye, 0, 2);
+        tcase_add_loop_test(tc, space_deleted_under_an_orphan, 0, 2);
+        tcase_add_loop_test(tc, a_hundred_deaths_leave_nothing, 0, 2);
+        tcase_add_loop_test(tc, descriptors_sent_to_the_daemon, 0, 2);
+        tcase_add_loop_test(tc, never_reading, 0, 2);
+        tcase_add_loop_test(tc, stalled_clients_cost_no_time, 0, 2);
+        tcase_add_loop_test(tc, a_flood_of_connections, 0, 2);
+        tcase_add_loop_test(tc, out_of_descriptors, 0, 2);
+        suite_add_tcase(suite, tc);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}

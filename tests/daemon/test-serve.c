@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The protocol against a running daemon, with both ways of waiting. */
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/harness.h"
+
+static const char *const loops[] = {"daemon.loop=epoll", "daemon.loop=auto"};
+
+static struct instance in;
+
+static void start(int loop) {
+        instance_start(&in, (const char *const[]){loops[loop], NULL});
+}
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+
+/* ---- sessions -------------------------------------------------------------------------------------------------- */
+
+START_TEST(attach) {
+        struct peer_end *p;
+        struct kvd_msg r;
+
+        start(_i);
+        p = peer_connect(in.socket);
+        r = peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL, .name = kvd_slice_of("me")));
+        ck_assert_uint_eq(r.attach_reply.protocol, KVD_PROTOCOL);
+        ck_assert_uint_eq(r.attach_reply.client, 1);
+        ck_assert_uint_eq(r.attach_reply.admin, 1);
+        ck_assert_uint_ne(r.attach_reply.instance, 0);
+        peer_refused(p, MSG(attach, .protocol = KVD_PROTOCOL), -EISCONN);
+        r = peer_client(p, getpid());
+        ck_assert(kvd_slice_is(r.client_info_reply.name, "me"));
+        ck_assert_uint_eq(r.client_info_reply.connected, 1);
+        ck_assert_uint_eq(r.client_info_reply.uid, getuid());
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(another_protocol) {
+        struct peer_end *p;
+        struct kvd_msg r;
+
+        start(_i);
+        p = peer_connect(in.socket);
+        peer_refused(p, MSG(attach, .protocol = KVD_PROTOCOL + 1), -EPROTO);
+        ck_assert(!peer_receive(p, &r));
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(nothing_before_attach) {
+        struct peer_end *p;
+
+        start(_i);
+        p = peer_connect(in.socket);
+        peer_refused(p, MSG(daemon_info), -EPROTO);
+        peer_refused(p, MSG(allocate, .space = 1, .count = 1), -EPROTO);
+        peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL));
+        peer_ok(p, MSG(daemon_info));
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(a_refused_request_changes_nothing) {
+        struct peer_end *p;
+        uint32_t space;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        space = peer_open_space(p, "s");
+        peer_refused(p, MSG(allocate, .space = space + 1, .count = 1), -EBADF);
+        peer_refused(p, MSG(allocate, .space = space), -EINVAL);
+        peer_refused(p, MSG(release, .space = space, .blocks = {"1234567", 7}), -EINVAL);
+        peer_refused(p, MSG(seal, .space = space, .prefix_key = {"123", 3}), -EINVAL);
+        peer_refused(p, MSG(lease, .space = space), -EINVAL);
+        peer_refused(p, MSG(evict, .space = kvd_slice_of("none")), -ENOENT);
+        peer_refused(p, MSG(evict, .space = kvd_slice_of("s"), .domain = kvd_slice_of("none")), -ENOENT);
+        peer_refused(p, MSG(space_set, .space = kvd_slice_of("s"), .key = kvd_slice_of("colour")), -EINVAL);
+        peer_refused(p, MSG(space, .name = kvd_slice_of("none")), -ENOENT);
+        peer_refused(p, MSG(space, .name = kvd_slice_of("a/b"), .create = 1), -EINVAL);
+        peer_refused(p, (struct kvd_msg){.number = KVD_MSG_attach_reply}, -ENOSYS);
+        peer_refused(p, (struct kvd_msg){.number = KVD_MSG_error}, -ENOSYS);
+        peer_ok(p, MSG(allocate, .space = space, .count = 1));
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+static void send_raw(struct peer_end *p, const void *frame, size_t size) {
+        ck_assert_int_eq(kvd_frame_send(p->fd, frame, size, NULL, 0), 0);
+}
+
+/* The frame is well made, so there is a number and a sequence to answer, and the connection lives on. */
+START_TEST(a_message_from_the_future) {
+        struct peer_end *p;
+        struct kvd_msg r;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        send_raw(p, "\x93\x4d\x07\x80", 4);
+        ck_assert(peer_receive(p, &r));
+        ck_assert_uint_eq(r.error.code, ENOSYS);
+        ck_assert_uint_eq(r.sequence, 7);
+        send_raw(p, "\x93\x05\x08\x81\xa5" "count\xcd\x13\x88", 13);
+        ck_assert(peer_receive(p, &r));
+        ck_assert_uint_eq(r.error.code, EINVAL);
+        ck_assert_uint_eq(r.sequence, 8);
+        ck_assert(kvd_slice_is(r.error.text, "field 'count' of 'allocate' is 5000, at most 4096"));
+        r = peer_ok(p, MSG(daemon_info));
+        ck_assert_uint_eq(r.daemon_info_reply.bad_frames, 2);
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(a_malformed_frame_ends_the_connection) {
+        static uint8_t large[KVD_FRAME_MAX + 100];
+        struct peer_end *p, *q;
+        struct kvd_msg r;
+
+        start(_i);
+        q = peer_attach(in.socket);
+        for (int i = 0; i < 3; i++) {
+                p = i == 2 ? peer_connect(in.socket) : peer_attach(in.socket);
+                if (i == 1)
+                        send_raw(p, large, sizeof large);
+                else
+                        send_raw(p, "\xdd\x1f\x00\x00\x00", 5);
+                ck_assert(peer_receive(p, &r));
+                ck_assert_uint_eq(r.number, KVD_MSG_error);
+                ck_assert_uint_eq(r.error.code, EBADMSG);
+                ck_assert(kvd_slice_is(r.error.text, i == 1 ? "the frame is larger than 65536 bytes" :
+                                       "an array or map claims more elements than the frame has bytes for"));
+                ck_assert(!peer_receive(p, &r));
+                peer_close(p);
+        }
+        r = peer_ok(q, MSG(daemon_info));
+        ck_assert_uint_eq(r.daemon_info_reply.bad_frames, 3);
+        ck_assert_uint_eq(r.daemon_info_reply.clients, 1);
+        peer_close(q);
+        instance_stop(&in);
+}
+END_TEST
+
+/* ---- cache ----------------------------------------------------------------------------------------------------- */
+
+START_TEST(a_block_from_free_to_evicted) {
+        uint32_t tokens[4] = {1, 2, 3, 4}, space;
+        struct kvd_msg r, info;
+        struct peer_end *p;
+        kvd_ref block;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        space = peer_open_space(p, "s");
+        r = peer_ok(p, MSG(segments, .space = space));
+        ck_assert_uint_eq(r.segments_reply.count, p->fds.n);
+        r = peer_ok(p, MSG(allocate, .space = space, .count = 2));
+        ck_assert_uint_eq(r.allocate_reply.blocks.size, 16);
+        memcpy(&block, r.allocate_reply.blocks.data, sizeof block);
+        r = peer_ok(p, MSG(seal, .space = space, .blocks = {&block, 8}, .tokens = {tokens, sizeof tokens}));
+        ck_assert_uint_eq(r.seal_reply.blocks.size, 8);
+        peer_refused(p, MSG(seal, .space = space, .blocks = {&block, 8}, .tokens = {tokens, sizeof tokens}), -ESTALE);
+        r = peer_ok(p, MSG(release, .space = space, .blocks = {&block, 8}));
+        ck_assert_uint_eq(r.release_reply.released, 0);
+
+        info = peer_ok(p, MSG(space_info));
+        ck_assert_uint_eq(info.space_info_reply.sealed, 1);
+        ck_assert_uint_eq(info.space_info_reply.filling, 1);
+        ck_assert_uint_eq(info.space_info_reply.clients, 1);
+        ck_assert_uint_eq(info.space_info_reply.counters.size, KVD_N_SPACE_COUNTERS * 8);
+        ck_assert_uint_eq(info.space_info_reply.geometry.size, sizeof(struct kvd_geometry));
+        peer_refused(p, MSG(space_info, .cursor = info.space_info_reply.next), -ENOENT);
+        r = peer_ok(p, MSG(chain_info, .space = kvd_slice_of("s")));
+        ck_assert_uint_eq(r.chain_info_reply.tokens, 4);
+        ck_assert_uint_eq(r.chain_info_reply.leaf, block);
+        r = peer_ok(p, MSG(block_map, .space = kvd_slice_of("s")));
+        ck_assert_uint_eq(r.block_map_reply.states.size, r.block_map_reply.total);
+        r = peer_ok(p, MSG(check, .space = kvd_slice_of("s")));
+        ck_assert_uint_eq(r.check_reply.broken, 0);
+        r = peer_ok(p, MSG(evict, .space = kvd_slice_of("s")));
+        ck_assert_uint_eq(r.evict_reply.evicted, 1);
+        peer_ok(p, MSG(detach, .space = space));
+        peer_refused(p, MSG(allocate, .space = space, .count = 1), -EBADF);
+        info = peer_ok(p, MSG(space_info));
+        ck_assert_uint_eq(info.space_info_reply.filling + info.space_info_reply.sealed + info.space_info_reply.limbo, 0);
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(leases) {
+        struct peer_end *p, *q;
+        struct kvd_slice key = {"0123456789abcdef", 16};
+        uint32_t a, b;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        q = peer_attach(in.socket);
+        a = peer_open_space(p, "s");
+        b = peer_open_space(q, "s");
+        ck_assert_uint_eq(peer_ok(p, MSG(lease, .space = a, .op = 1, .prefix_key = key)).lease_reply.granted, 1);
+        ck_assert_uint_eq(peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted, 0);
+        peer_ok(p, MSG(lease, .space = a, .op = 2, .prefix_key = key));
+        ck_assert_uint_eq(peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted, 1);
+        peer_close(p);
+        peer_close(q);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(a_space_deleted_under_its_client) {
+        struct peer_end *p, *q;
+        uint32_t space, again;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        q = peer_attach(in.socket);
+        space = peer_open_space(p, "s");
+        peer_refused(q, MSG(space_delete, .space = kvd_slice_of("s")), -EBUSY);
+        peer_ok(q, MSG(space_delete, .space = kvd_slice_of("s"), .force = 1));
+        peer_refused(p, MSG(allocate, .space = space, .count = 1), -ESTALE);
+        again = peer_open_space(p, "s");
+        ck_assert_uint_ne(space, again);
+        peer_ok(p, MSG(allocate, .space = again, .count = 1));
+        peer_refused(p, MSG(allocate, .space = space, .count = 1), -ESTALE);
+        peer_ok(p, MSG(detach, .space = space));
+        peer_refused(p, MSG(detach, .space = space), -EBADF);
+        peer_close(p);
+        peer_close(q);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(spaces_have_limits) {
+        struct peer_end *p;
+        char name[8] = "a";
+
+        instance_start(&in, (const char *const[]){loops[_i], "daemon.max_spaces=3", NULL});
+        p = peer_attach(in.socket);
+        for (; name[0] < 'd'; name[0]++)
+                peer_ok(p, MSG(space, .name = kvd_slice_of(name), .create = 2, .layers = 1, .kv_heads = 1, .head_dim = 8,
+                               .dtype = 2, .vocab = 10));
+        ck_assert_uint_eq(p->fds.n, 0);
+        peer_refused(p, MSG(space, .name = kvd_slice_of("d"), .create = 2, .layers = 1, .kv_heads = 1, .head_dim = 8,
+                            .dtype = 2, .vocab = 10), -EDQUOT);
+        for (int i = 0; i < 64; i++)
+                peer_ok(p, MSG(space, .name = kvd_slice_of("a")));
+        peer_refused(p, MSG(space, .name = kvd_slice_of("a")), -EMFILE);
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+START_TEST(clients_have_limits) {
+        struct peer_end *p, *q, *r;
+
+        instance_start(&in, (const char *const[]){loops[_i], "daemon.max_clients=2", NULL});
+        p = peer_attach(in.socket);
+        q = peer_attach(in.socket);
+        r = peer_connect(in.socket);
+        peer_refused(r, MSG(attach, .protocol = KVD_PROTOCOL), -EUSERS);
+        peer_close(r);
+        peer_close(q);
+        WAIT_UNTIL(peer_ok(p, MSG(daemon_info)).daemon_info_reply.clients == 1);
+        q = peer_attach(in.socket);
+        peer_close(q);
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+/* ---- tenants --------------------------------------------------------------------------------------------------- */
+
+/* Runs body as another user; it ends the process with 0, or a check in it fails the test. */
+static void as_user(uid_t uid, gid_t group, void (*body)(void)) {
+        pid_t pid = check_fork();
+
+        if (pid == 0) {
+                if (setgroups(group ? 1 : 0, &group) < 0 || setgid(65534) < 0 || setuid(uid) < 0)
+                        _exit(99);
+                body();
+                _exit(0);
+        }
+        ck_assert_int_eq(wait_status(pid), 0);
+}
+
+static void sees_only_his_own(void) {
+        struct peer_end *p = peer_connect(in.socket);
+        struct kvd_msg r = peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL));
+
+        ck_assert(kvd_slice_is(r.attach_reply.domain, "uid-4001"));
+        ck_assert_uint_eq(r.attach_reply.admin, 0);
+        ck_assert_uint_eq(r.attach_reply.client, 1);
+        peer_refused(p, MSG(space_info), -ENOENT);
+        peer_refused(p, MSG(client_info, .cursor = 1), -ENOENT);
+        r = peer_ok(p, MSG(daemon_info));
+        ck_assert_uint_eq(r.daemon_info_reply.spaces, 0);
+        ck_assert_uint_eq(r.daemon_info_reply.clients, 1);
+        ck_assert_uint_eq(r.daemon_info_reply.pool_used, 0);
+        ck_assert_uint_eq(r.daemon_info_reply.requests, 0);
+        peer_refused(p, MSG(space, .name = kvd_slice_of("s")), -ENOENT);
+        peer_refused(p, MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-0")), -EPERM);
+        peer_refused(p, MSG(evict, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-0")), -EPERM);
+        peer_open_space(p, "s"); /* the same name, another space */
+        peer_ok(p, MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-4001"), .force = 1));
+        peer_close(p);
+}
+
+static void is_in_red(void) {
+        struct peer_end *p = peer_connect(in.socket);
+        struct kvd_msg r = peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL));
+
+        ck_assert(kvd_slice_is(r.attach_reply.domain, "red"));
+        ck_assert_uint_eq(r.attach_reply.admin, 0);
+        peer_close(p);
+}
+
+static void is_admin_of_blue(void) {
+        struct peer_end *p = peer_connect(in.socket);
+        struct kvd_msg r = peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL));
+
+        ck_assert(kvd_slice_is(r.attach_reply.domain, "blue"));
+        ck_assert_uint_eq(r.attach_reply.admin, 1);
+        r = peer_ok(p, MSG(space_info));
+        ck_assert(kvd_slice_is(r.space_info_reply.domain, "uid-0"));
+        peer_close(p);
+}
+
+static void is_refused(void) {
+        struct peer_end *p = peer_connect(in.socket);
+
+        peer_refused(p, MSG(attach, .protocol = KVD_PROTOCOL), -EACCES);
+        peer_close(p);
+}
+
+static void run_public(const char *unlisted) {
+        instance_make_dir(&in);
+        chmod(in.dir, 0755);
+        instance_run(&in, (const char *const[]){"--socket", in.socket, "--pool", "64M", "--set", "daemon.segment=1M", "--set",
+                     "daemon.socket_mode=0666", "--set", "domain red.groups=4100", "--set", "domain blue.users=4002",
+                     "--set", "daemon.admins=4002", "--set", unlisted, NULL}, true);
+}
+
+START_TEST(tenants) {
+        struct peer_end *p;
+
+        if (getuid() != 0)
+                return;
+        run_public("daemon.unlisted=own");
+        p = peer_attach(in.socket);
+        peer_open_space(p, "s");
+        as_user(4001, 0, sees_only_his_own);
+        as_user(4001, 4100, is_in_red);
+        as_user(4002, 4100, is_admin_of_blue); /* listed by name before by group */
+        peer_close(p);
+        instance_stop(&in);
+        run_public("daemon.unlisted=refuse");
+        as_user(4001, 0, is_refused);
+        as_user(4001, 4100, is_in_red);
+        instance_stop(&in);
+}
+END_TEST
+
+static void cannot_use_it(void) {
+        struct peer_end *p = peer_connect(in.socket);
+        struct kvd_msg r;
+
+        ck_assert(!peer_receive(p, &r));
+        peer_close(p);
+}
+
+START_TEST(private_is_private) {
+        struct stat st;
+
+        start(0);
+        ck_assert_int_eq(stat(in.socket, &st), 0);
+        ck_assert_uint_eq(st.st_mode & 0777, 0600);
+        if (getuid() == 0) {
+                chmod(in.dir, 0755);
+                chmod(in.socket, 0666); /* even so */
+                as_user(4001, 0, cannot_use_it);
+        }
+        instance_stop(&in);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("serve");
+        TCase *tc = tcase_create("serve");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_set_timeout(tc, 60);
+        tcase_add_loop_test(tc, attach, 0, 2);
+        tcase_add_loop_test(tc, another_protocol, 0, 2);
+        tcase_add_loop_test(tc, nothing_before_attach, 0, 2);
+        tcase_add_loop_test(tc, a_refused_request_changes_nothing, 0, 2);
+        tcase_add_loop_test(tc, a_message_from_the_future, 0, 2);
+        tcase_add_loop_test(tc, a_malformed_frame_ends_the_connection, 0, 2);
+        tcase_add_loop_test(tc, a_block_from_free_to_evicted, 0, 2);
+        tcase_add_loop_test(tc, leases, 0, 2);
+        tcase_add_loop_test(tc, a_space_deleted_under_its_client, 0, 2);
+        tcase_add_loop_test(tc, spaces_have_limits, 0, 2);
+        tcase_add_loop_test(tc, clients_have_limits, 0, 2);
+        tcase_add_test(tc, tenants);
+        tcase_add_test(tc, private_is_private);
+        suite_add_tcase(suite, tc);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* kvd as a process among others: how it starts, whom it tells, how it ends, and with which exit status. */
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "ipc/address.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/harness.h"
+
+static struct instance in;
+
+static void setup(void) {
+        instance_make_dir(&in);
+}
+
+static void teardown(void) {
+        instance_remove_dir(&in);
+}
+
+#define RUN(ready, ...) instance_run(&in, (const char *const[]){__VA_ARGS__, NULL}, ready)
+
+/* ---- exit status ----------------------------------------------------------------------------------------------- */
+
+START_TEST(answers_and_exits) {
+        freopen("/dev/null", "w", stdout);
+        RUN(false, "--help");
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        RUN(false, "--version");
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        RUN(false, "--print-config");
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        RUN(false, "--check-config", "/dev/null");
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        RUN(false, "--check-config", in.dir);
+        ck_assert_int_eq(wait_status(in.pid), 1);
+        RUN(false, "--nonsense");
+        ck_assert_int_eq(wait_status(in.pid), 1);
+        RUN(false, "--config", "/nonexistent");
+        ck_assert_int_eq(wait_status(in.pid), 1);
+        RUN(false, "--private", "/proc/nonexistent");
+        ck_assert_int_eq(wait_status(in.pid), 1);
+        RUN(false, "--socket", "/nonexistent/kvd.sock");
+        ck_assert_int_eq(wait_status(in.pid), 2);
+}
+END_TEST
+
+START_TEST(ends_cleanly) {
+        static const int signals[] = {SIGTERM, SIGINT};
+
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        ck_assert_int_eq(access(in.socket, F_OK), 0);
+        kill(in.pid, signals[_i]);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        ck_assert_int_eq(access(in.socket, F_OK), -1);
+}
+END_TEST
+
+/* ---- socket ---------------------------------------------------------------------------------------------------- */
+
+START_TEST(a_dead_daemons_socket_is_replaced) {
+        struct peer_end *p;
+
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        kill(in.pid, SIGKILL);
+        wait_status(in.pid);
+        ck_assert_int_eq(access(in.socket, F_OK), 0);
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        p = peer_attach(in.socket);
+        peer_close(p);
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+}
+END_TEST
+
+START_TEST(a_living_daemons_socket_is_not) {
+        struct peer_end *p;
+        pid_t first;
+
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        first = in.pid;
+        RUN(false, "--private", in.dir, "--pool", "64M");
+        ck_assert_int_eq(wait_status(in.pid), 2);
+        kill(first, SIGSTOP); /* not even of one that does not answer */
+        RUN(false, "--private", in.dir, "--pool", "64M");
+        ck_assert_int_eq(wait_status(in.pid), 2);
+        kill(first, SIGCONT);
+        p = peer_attach(in.socket);
+        peer_close(p);
+        kill(first, SIGTERM);
+        ck_assert_int_eq(wait_status(first), 0);
+}
+END_TEST
+
+START_TEST(a_file_is_not_a_socket) {
+        close(open(in.socket, O_CREAT | O_WRONLY, 0600));
+        RUN(false, "--private", in.dir);
+        ck_assert_int_eq(wait_status(in.pid), 2);
+        ck_assert_int_eq(access(in.socket, F_OK), 0);
+}
+END_TEST
+
+START_TEST(two_that_start_together) {
+        pid_t a, b, ended;
+        int status;
+
+        RUN(false, "--private", in.dir, "--pool", "64M");
+        a = in.pid;
+        RUN(false, "--private", in.dir, "--pool", "64M");
+        b = in.pid;
+        ended = waitpid(-1, &status, 0);
+        ck_assert_int_eq(WEXITSTATUS(status), 2);
+        in.pid = ended == a ? b : a;
+        peer_close(peer_attach(in.socket)); /* the other one is reached */
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+}
+END_TEST
+
+START_TEST(an_abstract_socket) {
+        char name[96];
+
+        snprintf(name, sizeof name, "@%s", in.dir);
+        RUN(true, "--socket", name, "--pool", "64M");
+        peer_close(peer_attach(name));
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+}
+END_TEST
+
+START_TEST(a_private_one_ends_with_its_parent) {
+        pid_t daemon, parent;
+        int ends[2];
+
+        prctl(PR_SET_CHILD_SUBREAPER, 1); /* so that we can wait for the grandchild */
+        ck_assert_int_eq(pipe(ends), 0);
+        parent = fork();
+        if (parent == 0) {
+                RUN(true, "--private", in.dir, "--pool", "64M");
+                if (write(ends[1], &in.pid, sizeof in.pid) != sizeof in.pid)
+                        abort();
+                _exit(0);
+        }
+        wait_status(parent);
+        ck_assert_int_eq(read(ends[0], &daemon, sizeof daemon), sizeof daemon);
+        ck_assert_int_eq(wait_status(daemon), 0);
+        ck_assert_int_eq(access(in.socket, F_OK), -1);
+}
+END_TEST
+
+/* ---- service manager ------------------------------------------------------------------------------------------- */
+
+static int notify_socket(void) {
+        struct kvd_address address;
+        char path[96];
+        int fd;
+
+        snprintf(path, sizeof path, "%s/notify", in.dir);
+        ck_assert_int_eq(kvd_address_make(path, &address), 0);
+        fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        ck_assert_int_eq(bind(fd, kvd_address_of(&address), address.size), 0);
+        setenv("NOTIFY_SOCKET", path, 1);
+        return fd;
+}
+
+/* The next message that is not WATCHDOG=1. */
+static const char *next_state(int fd) {
+        static char state[256];
+        struct pollfd p = {fd, POLLIN, 0};
+        ssize_t n;
+
+        do {
+                ck_assert_int_eq(poll(&p, 1, 10000), 1);
+                n = recv(fd, state, sizeof state - 1, 0);
+                ck_assert_int_gt(n, 0);
+                state[n] = 0;
+        } while (strcmp(state, "WATCHDOG=1") == 0);
+        return state;
+}
+
+START_TEST(tells_how_it_is) {
+        int fd = notify_socket();
+
+        RUN(false, "--private", in.dir, "--pool", "64M");
+        ck_assert_str_eq(next_state(fd), "READY=1\nSTATUS=Serving");
+        kill(in.pid, SIGHUP);
+        ck_assert_int_eq(strncmp(next_state(fd), "RELOADING=1\nMONOTONIC_USEC=", 27), 0);
+        ck_assert_str_eq(next_state(fd), "READY=1");
+        kill(in.pid, SIGTERM);
+        ck_assert_str_eq(next_state(fd), "STOPPING=1");
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        close(fd);
+}
+END_TEST
+
+START_TEST(feeds_the_watchdog) {
+        int fd = notify_socket();
+        struct pollfd p = {fd, POLLIN, 0};
+        unsigned fed = 0;
+        char state[256];
+        ssize_t n;
+
+        setenv("WATCHDOG_USEC", "100000", 1);
+        RUN(false, "--private", in.dir, "--pool", "64M");
+        while (fed < 6 && poll(&p, 1, 5000) == 1) {
+                n = recv(fd, state, sizeof state, 0);
+                fed += n == 10 && memcmp(state, "WATCHDOG=1", 10) == 0;
+        }
+        ck_assert_uint_eq(fed, 6);
+        kill(in.pid, SIGSTOP); /* a loop that hangs is noticed by its silence */
+        while (poll(&p, 1, 200) == 1)
+                recv(fd, state, sizeof state, 0);
+        ck_assert_int_eq(poll(&p, 1, 300), 0);
+        kill(in.pid, SIGCONT);
+        ck_assert_int_eq(poll(&p, 1, 5000), 1);
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        close(fd);
+}
+END_TEST
+
+START_TEST(an_absent_manager_is_no_trouble) {
+        setenv("NOTIFY_SOCKET", "/nonexistent/notify", 1);
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+}
+END_TEST
+
+/* Starts kvd with a descriptor 3 as a service manager would. */
+static void activate(int fd, const char *names) {
+        char pid[16];
+
+        in.pid = fork();
+        if (in.pid != 0)
+                return;
+        snprintf(pid, sizeof pid, "%d", getpid());
+        setenv("LISTEN_PID", pid, 1);
+        setenv("LISTEN_FDS", "1", 1);
+        if (names)
+                setenv("LISTEN_FDNAMES", names, 1);
+        if (dup2(fd, 3) != 3 || (fd == 3 && fcntl(3, F_SETFD, 0) < 0))
+                _exit(99);
+        execl(getenv("KVD_BIN"), "kvd", "--pool", "64M", "--socket", "/nonexistent/unused", NULL);
+        _exit(98);
+}
+
+static int listening(int type, bool listens) {
+        int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+        struct kvd_address address;
+
+        ck_assert_int_eq(kvd_address_make(in.socket, &address), 0);
+        ck_assert_int_eq(bind(fd, kvd_address_of(&address), address.size), 0);
+        if (listens)
+                ck_assert_int_eq(listen(fd, 16), 0);
+        return fd;
+}
+
+START_TEST(a_socket_handed_over) {
+        static const char *const names[] = {"listen", NULL, "unknown"};
+        int fd = listening(SOCK_SEQPACKET, true);
+        struct peer_end *p;
+
+        p = peer_connect(in.socket); /* before there is a daemon at all */
+        activate(fd, names[_i]);
+        peer_ok(p, (struct kvd_msg){.number = KVD_MSG_attach, .attach = {.protocol = KVD_PROTOCOL}});
+        peer_close(p);
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        ck_assert_int_eq(access(in.socket, F_OK), 0); /* it is the manager's */
+        close(fd);
+}
+END_TEST
+
+START_TEST(an_unusable_one) {
+        int fd = listening(_i == 0 ? SOCK_STREAM : SOCK_SEQPACKET, _i != 1);
+
+        activate(fd, _i == 2 ? "store" : "listen");
+        ck_assert_int_eq(wait_status(in.pid), 1);
+        close(fd);
+}
+END_TEST
+
+/* ---- reload ---------------------------------------------------------------------------------------------------- */
+
+static void write_config(const char *path, const char *text) {
+        FILE *f = fopen(path, "w");
+
+        fputs(text, f);
+        fclose(f);
+}
+
+static bool may_attach(void) {
+        struct peer_end *p = peer_connect(in.socket);
+        struct kvd_msg r;
+
+        r = peer_call(p, (struct kvd_msg){.number = KVD_MSG_attach, .attach = {.protocol = KVD_PROTOCOL}});
+        peer_close(p);
+        return r.number != KVD_MSG_error;
+}
+
+START_TEST(reload) {
+        char path[96];
+
+        snprintf(path, sizeof path, "%s/kvd.conf", in.dir);
+        write_config(path, "[daemon]\npool=64M\n");
+        RUN(true, "--private", in.dir, "--config", path);
+        ck_assert(may_attach());
+        write_config(path, "[daemon]\npool=128M\nunlisted=refuse\n");
+        kill(in.pid, SIGHUP);
+        WAIT_UNTIL(!may_attach());
+        write_config(path, "[daemon]\nnonsense\n"); /* the old one stays */
+        kill(in.pid, SIGHUP);
+        usleep(50000);
+        ck_assert(!may_attach());
+        write_config(path, "");
+        kill(in.pid, SIGHUP);
+        WAIT_UNTIL(may_attach());
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("service");
+        TCase *tc = tcase_create("service");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 60);
+        tcase_add_test(tc, answers_and_exits);
+        tcase_add_loop_test(tc, ends_cleanly, 0, 2);
+        tcase_add_test(tc, a_dead_daemons_socket_is_replaced);
+        tcase_add_test(tc, a_living_daemons_socket_is_not);
+        tcase_add_test(tc, a_file_is_not_a_socket);
+        tcase_add_loop_test(tc, two_that_start_together, 0, 10);
+        tcase_add_test(tc, an_abstract_socket);
+        tcase_add_test(tc, a_private_one_ends_with_its_parent);
+        tcase_add_test(tc, tells_how_it_is);
+        tcase_add_test(tc, feeds_the_watchdog);
+        tcase_add_test(tc, an_absent_manager_is_no_trouble);
+        tcase_add_loop_test(tc, a_socket_handed_over, 0, 3);
+        tcase_add_loop_test(tc, an_unusable_one, 0, 3);
+        tcase_add_test(tc, reload);
+        suite_add_tcase(suite, tc);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
