@@ -187,7 +187,7 @@ static int take_long(struct reader *reader, const char *word) {
                 if (strlen(flags[i].name) == n && strncmp(flags[i].name, word, n) == 0)
                         return take_flag(reader, (enum flag)i, equals ? equals + 1 : NULL);
         if (!*reader->unknown)
-                snprintf(reader->unknown, sizeof reader->unknown, "%.*s", (int)MIN(n, sizeof reader->unknown - 1), word);
+                snprintf(reader->unknown, sizeof reader->unknown, "%.*s", (int)MIN(n, (size_t)100), word);
         return 0;
 }
 
@@ -226,15 +226,16 @@ static int take_all(struct reader *reader) {
 
 static int check_flags(struct reader *reader) {
         const struct args *args = reader->args;
+        const char *verb = args->verb->name;
         uint64_t surplus = args->given & ~allowed(args->verb), missing = args->verb->required & ~args->given;
 
         for (unsigned i = 0; i < N_FLAGS; i++) {
                 if (surplus & FLAG_BIT(i))
-                        return wrong(reader, "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", args->verb->name,
-                                     flags[i].name, args->verb->name);
+                        return wrong(reader, "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", verb,
+                                     flags[i].name, verb);
                 if (missing & FLAG_BIT(i))
-                        return wrong(reader, "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", args->verb->name,
-                                     flags[i].name, flags[i].value, args->verb->name);
+                        return wrong(reader, "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", verb,
+                                     flags[i].name, flags[i].value, verb);
         }
         return 0;
 }

@@ -11,7 +11,10 @@
 #define LEAF_BIT 32u
 
 /* What a cell shows: of several blocks, the one that stands first here. */
-enum shade { SHADE_LIMBO, SHADE_RETIRING, SHADE_FILLING, SHADE_PINNED, SHADE_SEALED, SHADE_FREE, SHADE_ABSENT, N_SHADES };
+enum shade {
+        SHADE_LIMBO, SHADE_RETIRING, SHADE_FILLING, SHADE_PINNED, SHADE_SEALED, SHADE_FREE, SHADE_ABSENT,
+        N_SHADES
+};
 
 static const struct {
         char letter[2];
@@ -247,7 +250,7 @@ static void add_picture(struct kvctl *kvctl, struct answer *answer, const struct
         else if (p.blocks == 1)
                 answer_say(answer, "%s: %u blocks", space, map->n);
         else
-                answer_say(answer, "%s: %u blocks, %u to a cell; a cell shows the first state of the legend that occurs in it",
+                answer_say(answer, "%s: %u blocks, %u to a cell, which shows the first state of the legend in it",
                            space, map->n, p.blocks);
         if (map->n)
                 answer_picture(answer, draw(map, &p, kvctl->screen.colour));

@@ -33,13 +33,14 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
         const struct args *args = &kvctl->args;
 
         if (args_has(args, FLAG_BLOCKS) + args_has(args, FLAG_ALL) + args_has(args, FLAG_CHAIN) != 1)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "\"evict\" wants one of --blocks N, --all, --chain ID:GEN");
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "\"evict\" wants one of --blocks N, --all, --chain ID:GEN");
         if (args_has(args, FLAG_BLOCKS) && (!args->number[FLAG_BLOCKS] || args->number[FLAG_BLOCKS] > UINT32_MAX))
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--blocks takes 1 to %u", UINT32_MAX);
         if (args_has(args, FLAG_CHAIN) && !parse_chain(args->text[FLAG_CHAIN], &request->chain))
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "--chain takes a block and its generation, as in 12:3, not \"%s\"; \"kvctl prefixes\" shows "
-                                  "them", args->text[FLAG_CHAIN]);
+                                  "--chain takes a block and its generation, as in 12:3, not \"%s\"; "
+                                  "\"kvctl prefixes\" shows them", args->text[FLAG_CHAIN]);
         request->blocks = args->number[FLAG_BLOCKS];
         return 0;
 }

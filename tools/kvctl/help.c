@@ -11,9 +11,9 @@
 
 static void put_flag_usage(FILE *to, enum flag flag, bool required) {
         const struct flag_row *row = &flags[flag];
+        const char *value = row->value ? row->value : "", *gap = row->value ? " " : "";
 
-        fprintf(to, " %s--%s%s%s%s", required ? "" : "[", row->name, row->value ? " " : "", row->value ? row->value : "",
-                required ? "" : "]");
+        fprintf(to, required ? " --%s%s%s" : " [--%s%s%s]", row->name, gap, value);
 }
 
 static void put_flag(FILE *to, enum flag flag) {

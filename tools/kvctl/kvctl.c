@@ -37,8 +37,8 @@ static const char *socket_path(const struct kvctl *kvctl) {
 static int no_daemon(struct kvctl *kvctl, int error) {
         if (error == -ENOENT || error == -ECONNREFUSED)
                 return kvctl_fail(kvctl, KVCTL_NO_DAEMON, error,
-                                  "no daemon at %s; start one (\"systemctl start kvd@0\", or \"kvd --private DIR\"), or say "
-                                  "where it is with --socket", socket_path(kvctl));
+                                  "no daemon at %s; start one (\"systemctl start kvd@0\", or \"kvd --private DIR\"), "
+                                  "or say where it is with --socket", socket_path(kvctl));
         return kvctl_fail(kvctl, KVCTL_NO_DAEMON, error, "%s", kvd_error());
 }
 
@@ -74,7 +74,7 @@ int kvctl_next(struct kvctl *kvctl, uint32_t number, const void *request, void *
         return r < 0 ? r : 1;
 }
 
-/* ---- spaces and clients --------------------------------------------------------------------------------------------- */
+/* ---- spaces and clients ----------------------------------------------------------------------------------------- */
 
 static bool is_in_domain(const struct kvctl *kvctl, struct kvd_slice domain) {
         return !args_has(&kvctl->args, FLAG_DOMAIN) || kvd_slice_is(domain, kvctl->args.text[FLAG_DOMAIN]);
@@ -174,8 +174,8 @@ static int pick(struct kvctl *kvctl, struct space_list *list) {
         if (n == 0)
                 return no_such_space(kvctl, list, name);
         if (n > 1)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "%zu domains have a space \"%s\"; say which with --domain", n,
-                                  name);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "%zu domains have a space \"%s\"; say which with --domain", n, name);
         list->spaces[0] = found;
         list->n = 1;
         return 0;
@@ -194,8 +194,8 @@ int kvctl_space(struct kvctl *kvctl, struct space_name *ret) {
         if (r < 0)
                 return r;
         if (list.n == 0)
-                return kvctl_fail(kvctl, KVCTL_NO, -ENOENT, "there is no space yet; \"kvctl space create\" or an engine's "
-                                                            "first use makes one");
+                return kvctl_fail(kvctl, KVCTL_NO, -ENOENT,
+                                  "there is no space yet; \"kvctl space create\" or an engine's first use makes one");
         if (list.n > 1)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "there are %zu spaces; say which, as in \"kvctl %s %s\"",
                                   list.n, kvctl->args.verb->name, list.spaces[0].name);

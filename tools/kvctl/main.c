@@ -54,8 +54,8 @@ struct watch {
 
 static struct watch watch_for(struct kvctl *kvctl) {
         const struct args *args = &kvctl->args;
-        struct watch watch = {.seconds = top_seconds(kvctl), .count = args->number[FLAG_COUNT], .json = wants_json(kvctl),
-                              .document = JSON_INIT(stdout)};
+        struct watch watch = {.seconds = top_seconds(kvctl), .count = args->number[FLAG_COUNT],
+                              .json = wants_json(kvctl), .document = JSON_INIT(stdout)};
 
         watch.paint = kvctl->screen.terminal && !watch.json && !args_has(args, FLAG_BATCH);
         return watch;

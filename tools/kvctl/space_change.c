@@ -84,7 +84,8 @@ static int take_fingerprint(struct kvctl *kvctl, struct kvd_msg_space *request) 
         size_t n = strlen(hex), n_low = MIN(n, (size_t)16);
 
         if (n == 0 || n > 32 || strspn(hex, "0123456789abcdefABCDEF") != n)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--fingerprint takes 1 to 32 hex digits, not \"%s\"", hex);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--fingerprint takes 1 to 32 hex digits, not \"%s\"",
+                                  hex);
         memcpy(low, hex + n - n_low, n_low);
         memcpy(high, hex, n - n_low);
         request->fingerprint0 = strtoull(low, NULL, 16);
@@ -159,11 +160,13 @@ static const struct column set_columns[] = {
 static int set_one(struct kvctl *kvctl, const char *pair) {
         const char *equals = strchr(pair, '=');
         char key[64];
-        struct kvd_msg_space_set request = {.space = kvd_slice_of(kvctl->args.operand[0]), .domain = domain_wanted(kvctl)};
+        struct kvd_msg_space_set request = {.space = kvd_slice_of(kvctl->args.operand[0]),
+                                            .domain = domain_wanted(kvctl)};
         struct kvd_msg_space_set_reply reply;
 
         if (!equals || equals == pair || equals - pair >= (ptrdiff_t)sizeof key)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "\"%s\" is no setting; write KEY=VALUE, as in policy=fifo", pair);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "\"%s\" is no setting; write KEY=VALUE, as in policy=fifo", pair);
         snprintf(key, sizeof key, "%.*s", (int)(equals - pair), pair);
         request.key = kvd_slice_of(key);
         request.value = kvd_slice_of(equals + 1);

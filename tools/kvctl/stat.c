@@ -51,7 +51,8 @@ static void fill_space(struct table *t, const struct space_name *space) {
         table_string(t, space->name);
 }
 
-static void fill_counter(struct table *t, const struct space_name *space, const struct counter *counter, uint64_t value) {
+static void fill_counter(struct table *t, const struct space_name *space, const struct counter *counter,
+                         uint64_t value) {
         char name[32] = "";
 
         for (size_t i = 0; counter->name[i] && i < sizeof name - 1; i++)
@@ -63,8 +64,8 @@ static void fill_counter(struct table *t, const struct space_name *space, const 
         table_string(t, counter->meaning);
 }
 
-static void fill_figure(struct table *t, const struct space_name *space, const char *name, uint64_t part, uint64_t whole,
-                        const char *formula) {
+static void fill_figure(struct table *t, const struct space_name *space, const char *name, uint64_t part,
+                        uint64_t whole, const char *formula) {
         fill_space(t, space);
         table_string(t, name);
         table_share(t, (double)part, (double)whole);
@@ -82,8 +83,8 @@ static void fill_figures(struct table *t, const struct space_name *space, const 
         fill_figure(t, space, "tokens_reused", by[KVD_CLIENT_TOKENS_FOUND], by[KVD_CLIENT_TOKENS_ASKED],
                     "tokens_found / tokens_asked");
         fill_figure(t, space, "full", info->sealed, info->total, "blocks sealed now / blocks that have memory now");
-        fill_figure(t, space, "duplicate_seals", of[KVD_SPACE_DUPLICATES], of[KVD_SPACE_DUPLICATES] + of[KVD_SPACE_SEALED],
-                    "duplicates / (duplicates + sealed)");
+        fill_figure(t, space, "duplicate_seals", of[KVD_SPACE_DUPLICATES],
+                    of[KVD_SPACE_DUPLICATES] + of[KVD_SPACE_SEALED], "duplicates / (duplicates + sealed)");
         fill_figure(t, space, "churn", of[KVD_SPACE_EVICTED], of[KVD_SPACE_SEALED], "evicted / sealed");
 }
 

@@ -248,8 +248,8 @@ static void fill_head(struct table *t, struct answer *answer, const struct sampl
         unit_format_u64(UNIT_BYTES, b->pool_bytes, pool);
         unit_format(UNIT_SHORT, rate, requests);
         unit_format_u64(UNIT_US, b->turn_max_us, turn);
-        answer_say(answer, "pool %s of %s, %s requests/s, longest turn %s, %zu space%s, %zu client%s", used, pool,
-                   requests, turn, b->n_spaces, b->n_spaces == 1 ? "" : "s", b->n_clients, b->n_clients == 1 ? "" : "s");
+        answer_say(answer, "pool %s of %s, spaces: %zu, clients: %zu, %s requests/s, longest turn %s", used, pool,
+                   b->n_spaces, b->n_clients, requests, turn);
 }
 
 static int add_rates(struct kvctl *kvctl, struct answer *answer, const struct sample *a, const struct sample *b) {

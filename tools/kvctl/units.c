@@ -6,16 +6,17 @@
 
 #include "ipc/base/util.h"
 
-/* Three significant digits at most: 1.5, 12, 999. A value that would round up to four digits takes the next unit. */
+/* Three digits at most: 1.5, 12, 999. A value that would round up to four takes the next unit. */
 static void scaled(double value, double step, const char *const *names, size_t n, char *to) {
+        bool tenths;
         size_t i = 0;
 
         while (i + 1 < n && value >= 999.5) {
                 value /= step;
                 i++;
         }
-        snprintf(to, UNIT_TEXT_MAX, value < 9.95 && (i || value != (double)(uint64_t)value) ? "%.1f%s" : "%.0f%s", value,
-                 names[i]);
+        tenths = value < 9.95 && (i || value != (double)(uint64_t)value);
+        snprintf(to, UNIT_TEXT_MAX, tenths ? "%.1f%s" : "%.0f%s", value, names[i]);
 }
 
 static void format_short(double value, char *to) {
