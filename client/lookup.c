@@ -34,6 +34,7 @@
 /* How far the search has come. */
 struct search {
         const struct kvd_index *ix;
+        const shm_u32 *pins;  /* to be prefetched; NULL: nothing will be pinned */
         const uint32_t *tokens;
         uint32_t n_tokens;
         uint32_t group;
@@ -79,6 +80,16 @@ static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
         s->leaf = leaf;
 }
 
+/* The deepest block's slot word and pin are needed at the very end: fetched while the last run is compared. */
+static void prefetch_leaf(const struct search *s, uint32_t id) {
+        uint32_t run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
+
+        if (!s->pins || id >= s->ix->capacity || s->n_tokens - s->n_covered >= 2 * run_tokens)
+                return;
+        __builtin_prefetch(kvd_index_desc(s->ix, id));
+        __builtin_prefetch(&s->pins[id], 1);
+}
+
 /* Is this run the continuation of what we have? Then its ids are copied while its leaf word vouches for them. */
 static bool try_run(struct search *s, uint32_t id) {
         const struct kvd_run *run;
@@ -89,6 +100,7 @@ static bool try_run(struct search *s, uint32_t id) {
                 return false;
         run = kvd_index_run(s->ix, id);
         leaf = shm_load(&run->leaf);
+        prefetch_leaf(s, kvd_ref_id(leaf));
         if (!leaf || shm_get64(&run->parent) != s->leaf || shm_get32(&run->group) != s->group ||
             shm_get32(&run->prefix_tokens) != s->prefix_tokens ||
             !shm_equal_words(run->tokens, s->tokens + s->n_covered, KVD_RUN_BLOCKS * s->ix->geometry.block_tokens))
@@ -369,8 +381,8 @@ int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *toke
         if (r < 0)
                 return r;
         view = view_for_lookup(space);
-        s = (struct search){.ix = view->ix, .tokens = tokens, .n_tokens = n_tokens, .group = group,
-                            .blocks = blocks, .max_blocks = max_blocks};
+        s = (struct search){.ix = view->ix, .pins = view->pins, .tokens = tokens, .n_tokens = n_tokens,
+                            .group = group, .blocks = blocks, .max_blocks = max_blocks};
         pin->group = group;
         count_lookup(view, KVD_CLIENT_LOOKUPS, 1);
         count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ipc/base/key.h"
 
+#include "ipc/base/hash.h"
+
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -31,6 +33,39 @@ static struct kvd_key keyed(const struct kvd_index *ix, const void *data, size_t
         return from_xxh128(XXH3_128bits_withSecret(data, bytes, ix->secret, KVD_SECRET_BYTES));
 }
 
+/* ---- long inputs -------------------------------------------------------------------------------------------- */
+
+#define LONG_BYTES 256u /* from here on vectors are worth a call */
+
+kvd_hash kvd_hash_best(void) {
+#if defined(__x86_64__)
+        if (__builtin_cpu_supports("avx512f"))
+                return kvd_hash_avx512;
+        if (__builtin_cpu_supports("avx2"))
+                return kvd_hash_avx2;
+#endif
+        return kvd_hash_plain;
+}
+
+static struct kvd_key keyed_long(const struct kvd_index *ix, const void *data, size_t bytes) {
+        static _Atomic(kvd_hash) best;
+        kvd_hash hash = atomic_load_explicit(&best, memory_order_relaxed);
+
+        if (unlikely(!hash)) {
+                hash = kvd_hash_best();
+                atomic_store_explicit(&best, hash, memory_order_relaxed);
+        }
+        return cut(hash(data, bytes, ix->secret));
+}
+
+static struct kvd_key keyed_tokens(const struct kvd_index *ix, const uint32_t *tokens, uint32_t n) {
+        size_t bytes = (size_t)n * sizeof *tokens;
+
+        return bytes >= LONG_BYTES ? keyed_long(ix, tokens, bytes) : keyed(ix, tokens, bytes);
+}
+
+/* ---- keys --------------------------------------------------------------------------------------------------- */
+
 static bool paper(const struct kvd_index *ix) {
         return ix->keys == KVD_KEYS_PAPER;
 }
@@ -45,9 +80,8 @@ struct kvd_key kvd_key_root(const struct kvd_index *ix, uint32_t group) {
 }
 
 struct kvd_key kvd_key_prefix(const struct kvd_index *ix, const uint32_t *tokens, uint32_t n_tokens) {
-        size_t bytes = (size_t)n_tokens * sizeof *tokens;
-
-        return paper(ix) ? from_xxh64(XXH64(tokens, bytes, 0)) : keyed(ix, tokens, bytes);
+        return paper(ix) ? from_xxh64(XXH64(tokens, (size_t)n_tokens * sizeof *tokens, 0)) :
+                           keyed_tokens(ix, tokens, n_tokens);
 }
 
 struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key prefix, uint32_t group) {
@@ -81,6 +115,6 @@ struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before, co
 
         if (paper(ix))
                 return from_xxh64(XXH64(tokens, (size_t)n * sizeof *tokens, before.lo));
-        in.own = keyed(ix, tokens, (size_t)n * sizeof *tokens);
+        in.own = keyed_tokens(ix, tokens, n);
         return keyed(ix, &in, sizeof in);
 }

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Keys and layout: every hash variant gives the same, the paper's keys are the paper's, and bad headers are refused. */
+
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "ipc/base/hash.h"
+#include "ipc/base/key.h"
+
+static struct kvd_index make_index(uint32_t keys) {
+        struct kvd_index ix = {
+                .magic = KVD_INDEX_MAGIC,
+                .version = KVD_LAYOUT_VERSION,
+                .geometry = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_F16, .vocab = 32000},
+                .kind = KVD_CAUSAL,
+                .keys = keys,
+                .policy = KVD_LRU,
+                .segment_blocks = 64,
+                .max_segments = 8,
+                .capacity = 512,
+                .run_capacity = 65,
+        };
+        const char *why;
+
+        ck_assert_int_eq(kvd_geometry_normalise(&ix.geometry, &why), 0);
+        ix.block_bytes = kvd_block_bytes(&ix.geometry);
+        ix.segment_bytes = ix.segment_blocks * ix.block_bytes;
+        for (uint32_t i = 0; i < KVD_SECRET_BYTES; i++)
+                ix.secret[i] = (uint8_t)(i * 73 + 5);
+        kvd_index_lay_out(&ix);
+        return ix;
+}
+
+START_TEST(hash_variants_are_equal) {
+        static uint8_t data[4200];
+        struct kvd_index ix = make_index(KVD_KEYS_SERVE);
+        kvd_hash best = kvd_hash_best();
+
+        for (size_t i = 0; i < sizeof data; i++)
+                data[i] = (uint8_t)(i * 31 + i / 7);
+        for (size_t n = 0; n < 4100; n += n < 300 ? 1 : 97)
+                for (size_t off = 0; off < 3; off++) {
+                        XXH128_hash_t want = XXH3_128bits_withSecret(data + off, n, ix.secret, sizeof ix.secret);
+                        struct kvd_key a = kvd_hash_plain(data + off, n, ix.secret), b = best(data + off, n, ix.secret);
+
+                        ck_assert_uint_eq(a.lo, want.low64);
+                        ck_assert_uint_eq(a.hi, want.high64);
+                        ck_assert(kvd_key_equal(a, b));
+                }
+}
+END_TEST
+
+#if !defined(KVD_HASH_BITS) || KVD_HASH_BITS == 128
+START_TEST(paper_keys_are_xxh64_of_the_ids) {
+        static const uint32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+        struct kvd_index ix = make_index(KVD_KEYS_PAPER);
+        struct kvd_key key = kvd_key_prefix(&ix, ids, 10);
+
+        ck_assert_uint_eq(key.lo, XXH64(ids, sizeof ids, 0));
+        ck_assert_uint_eq(key.lo, UINT64_C(0xf918d63f618a8445)); /* xxhash.xxh64(array.array('I', range(1, 11))) in Python */
+}
+END_TEST
+
+START_TEST(keys_depend_on_all_that_they_should) {
+        static const uint32_t a[16] = {1, 2, 3}, b[16] = {1, 2, 4};
+        struct kvd_index ix = make_index(KVD_KEYS_SERVE), other = ix;
+        struct kvd_key root = kvd_key_root(&ix, 0), key = kvd_key_block(&ix, root, a, 16);
+
+        other.secret[0] ^= 1;
+        ck_assert(!kvd_key_equal(root, kvd_key_root(&ix, 1)));
+        ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, root, b, 16)));
+        ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, root, a, 15)));
+        ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, key, a, 16)));
+        ck_assert(!kvd_key_equal(key, kvd_key_block(&other, root, a, 16)));
+        ck_assert(!kvd_key_equal(kvd_key_prefix_root(&ix, key, 0), kvd_key_prefix_root(&ix, root, 0)));
+}
+END_TEST
+#endif
+
+START_TEST(every_changed_header_field_is_refused) {
+        struct kvd_index good = make_index(KVD_KEYS_SERVE), bad;
+        uint64_t bytes = good.size;
+
+        ck_assert_int_eq(kvd_index_validate(&good, bytes), 0);
+        ck_assert_int_eq(kvd_index_validate(&good, bytes - 1), -EPROTO);
+        for (size_t i = 0; i < offsetof(struct kvd_index, secret) / 4; i++) {
+                uint32_t *word = (uint32_t *)&bad + i;
+                uint32_t before;
+
+                bad = good;
+                before = *word;
+                *word = 0xfffffff1;
+                /* instance, fingerprint, kind and the like are any value; sizes and offsets must fit together */
+                if (kvd_index_validate(&bad, bytes) == 0) {
+                        ck_assert_uint_le(bad.size, bytes);
+                        ck_assert_uint_eq(bad.capacity, good.capacity);
+                        ck_assert_uint_eq(bad.desc_off, good.desc_off);
+                        ck_assert_uint_eq(bad.run_off, good.run_off);
+                        ck_assert_uint_eq(bad.table_slots, good.table_slots);
+                        ck_assert_uint_eq(bad.run_capacity, good.run_capacity);
+                        ck_assert_uint_eq(bad.segment_bytes, good.segment_bytes);
+                }
+                ck_assert_uint_ne(before, 0xfffffff1);
+        }
+}
+END_TEST
+
+START_TEST(impossible_geometries_are_refused) {
+        static const struct kvd_geometry good = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_F16, .vocab = 9};
+        const char *why;
+
+#define BAD(field, value) \
+        do { \
+                struct kvd_geometry g = good; \
+                g.field = value; \
+                ck_assert_int_eq(kvd_geometry_normalise(&g, &why), -EINVAL); \
+                ck_assert_ptr_nonnull(strstr(why, #field)); \
+        } while (0)
+        BAD(layers, 0);
+        BAD(kv_heads, 70000);
+        BAD(head_dim, 0);
+        BAD(block_tokens, 257);
+        BAD(layer_groups, 3);
+        BAD(dtype, 9);
+        BAD(order, 3);
+        BAD(rope, 4);
+        BAD(state_width, 1 << 21);
+        BAD(vocab, 0);
+#undef BAD
+}
+END_TEST
+
+int main(void) {
+        Suite *s = suite_create("base");
+        TCase *c = tcase_create("base");
+        SRunner *runner = srunner_create(s);
+        int failed;
+
+        tcase_add_test(c, hash_variants_are_equal);
+#if !defined(KVD_HASH_BITS) || KVD_HASH_BITS == 128
+        tcase_add_test(c, paper_keys_are_xxh64_of_the_ids);
+        tcase_add_test(c, keys_depend_on_all_that_they_should);
+#endif
+        tcase_add_test(c, every_changed_header_field_is_refused);
+        tcase_add_test(c, impossible_geometries_are_refused);
+        suite_add_tcase(s, c);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
