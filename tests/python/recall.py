@@ -32,7 +32,7 @@ def ask(program: str, model: Path, cases: list[Case], extra: list[str]) -> list[
             file.write(json.dumps({"prompt": TOKENS.decode(case.prompt)}) + "\n")
         file.flush()
         done = subprocess.run([program, "--model", str(model), "--no-share", "--prompts", file.name,
-                               "--max-tokens", "8", *extra], stdout=subprocess.PIPE, check=True)
+                               "--max-tokens", "8", "--json", *extra], stdout=subprocess.PIPE, check=True)
     texts = [json.loads(line)["text"] for line in done.stdout.splitlines() if line.startswith(b"{")]
     if len(texts) != len(cases):
         raise RuntimeError(f"{len(cases)} prompts gave {len(texts)} answers")

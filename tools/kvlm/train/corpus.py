@@ -31,6 +31,7 @@ _BARE = {TOKENS.piece(" " + word): TOKENS.piece(word) for word in v.OPENERS}
 N_NUMBERS = 100
 N_VALUES = 200
 HELD_OUT = 10       # one pairing of name and value in ten is never shown in training
+UNFINISHED = 0.25   # share of facts asked for by their own beginning instead of a question
 # How a fact may begin, and how often.
 LEADS = ((" The", " It was said that the", " Note that the", " In the evening it was said that the"), (12, 1, 1, 1))
 STEP_WORDS = {2: "two", 3: "three", 4: "four"}
@@ -283,8 +284,10 @@ class Writer:
         for asked in itertools.cycle(pool):     # in turn: asked again, a question answers itself
             if len(sample.ids) >= length:
                 return sample
-            unfinished = isinstance(asked, Fact) and self.rng.random() < 0.25
-            sample.add(asked.beginning() if unfinished else asked.question(), PLAIN)
+            if isinstance(asked, Fact) and self.rng.random() < UNFINISHED:
+                sample.add(asked.beginning(), PLAIN)
+            else:
+                sample.add(asked.question(), PLAIN)
             sample.add(asked.answer(), ANSWER)
             sample.add((NEWLINE,), COPY)
         raise AssertionError("the pool is never empty")

@@ -122,9 +122,11 @@ class Llama(nn.Module):
     def initialise(self) -> None:
         """Small normal weights; what writes into the residual stream starts smaller still."""
         for name, weight in self.named_parameters():
-            if weight.dim() == 2:
+            if "embed" in name:
+                nn.init.normal_(weight, std=0.1)
+            elif weight.dim() == 2:
                 writes = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(weight, std=0.1 if "embed" in name else weight.shape[1] ** -0.5 * (0.3 if writes else 0.7))
+                nn.init.normal_(weight, std=(0.3 if writes else 0.7) * weight.shape[1] ** -0.5)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """The normalised last hidden states."""

@@ -10,6 +10,7 @@ ones. The learning rate follows the clock, not the update count, since the time 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import time
 from dataclasses import asdict, dataclass, field
@@ -33,9 +34,16 @@ AVERAGE = 0.995         # of the weights, per update
 LOG_EVERY = 50
 SAVE_EVERY = 120        # seconds
 
-# Until recall has been found the signal is kept dense; afterwards prose and reasoning come in.
+# Until recall has been found the signal is kept dense; then prose and reasoning come in; names with two
+# facts only when the lengths are all there, because they are learned slowly and would hold the lengths up.
 SEEK = Mixture(repeat=0.4, steps=0.0, terse=0.5, density=(0.5, 0.9))
-KEEP = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7), paired=0.25)
+GROW = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7))
+FULL = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7), paired=0.25)
+
+
+def mixture_at(stage: int) -> Mixture:
+    """What samples are made of in this stage."""
+    return SEEK if stage == 0 else FULL if stage == len(LENGTHS) - 1 else GROW
 
 
 @dataclass
@@ -50,6 +58,8 @@ class Progress:
 
     def note(self, which: int, accuracy: float) -> None:
         """Folds one batch's accuracy into the running one, and advances the stage."""
+        if math.isnan(accuracy):
+            return
         self.accuracy[which] += 0.05 * (accuracy - self.accuracy[which])
         if which == self.stage and self.accuracy[which] >= ADVANCE and self.stage + 1 < len(LENGTHS):
             self.stage += 1
@@ -64,12 +74,12 @@ def batch(writer: Writer, length: int, count: int, mixture: Mixture) -> tuple[Te
 
 
 def loss_of(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted cross entropy, and the share of answer tokens that are right."""
+    """Weighted cross entropy, and the share of answer tokens that are right: nan if nothing was asked."""
     logits = model(inputs).float()
     each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     asked = (weights == ANSWER).float()
     right = (logits.argmax(-1) == targets).float()
-    return (each * weights.flatten()).sum() / weights.sum(), (right * asked).sum() / asked.sum().clamp(min=1)
+    return (each * weights.flatten()).sum() / weights.sum(), (right * asked).sum() / asked.sum()
 
 
 def rate_at(update: int, share: float) -> float:
@@ -119,9 +129,8 @@ class Trainer:
     def update(self) -> tuple[float, float]:
         """One optimiser step; returns its loss and rate."""
         which = self.pick_length()
-        mixture = SEEK if self.progress.stage == 0 else KEEP
         length = LENGTHS[which]
-        data = batch(self.writer, length, max(1, self.options.batch // length), mixture)
+        data = batch(self.writer, length, max(1, self.options.batch // length), mixture_at(self.progress.stage))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, accuracy = self.loss(self.model, *data)
         self.model.zero_grad()
