@@ -21,6 +21,7 @@ static const struct group {
 } groups[] = {
         {"floors of this machine", cases_floors},
         {"lookups of chains", cases_lookup},
+        {"lookups beside a writer", cases_busy},
         {"lookups of one block", cases_pointer},
         {"index memory, attach", cases_attach},
         {"allocate and seal", cases_publish},
@@ -49,7 +50,10 @@ int bench_run(const struct bench *bench, const struct contest *contest) {
 
         if (!bench_wants(bench, contest->name))
                 return 0;
-        say("  %s, %llu entries\n", contest->name, (unsigned long long)contest->entries);
+        if (contest->entries)
+                say("%s, %llu entries\n", contest->name, (unsigned long long)contest->entries);
+        else
+                say("%s\n", contest->name);
         r = contest_run(contest, &outcome);
         if (r < 0)
                 return r;
@@ -77,7 +81,7 @@ static void parse_sizes(struct bench *bench, char *list) {
                 bench->sizes[bench->n_sizes++] = strtoull(word, NULL, 0);
 }
 
-static int parse(struct bench *bench, int *cpu, int argc, char **argv) {
+static int parse(struct bench *bench, int argc, char **argv) {
         static const struct option options[] = {
                 {"quick", no_argument, NULL, 'q'},        {"only", required_argument, NULL, 'o'},
                 {"dir", required_argument, NULL, 'd'},    {"kvd", required_argument, NULL, 'k'},
@@ -108,7 +112,7 @@ static int parse(struct bench *bench, int *cpu, int argc, char **argv) {
                         bench->rounds = (uint32_t)atoi(optarg);
                         break;
                 case 'c':
-                        *cpu = atoi(optarg);
+                        bench->cpu = atoi(optarg);
                         break;
                 default:
                         return -EINVAL;
@@ -118,17 +122,18 @@ static int parse(struct bench *bench, int *cpu, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        struct bench bench = {.rounds = 15, .samples = 300, .sizes = {65536, 1048576}, .n_sizes = 2};
-        int failed = 0, cpu = -1;
+        struct bench bench = {.rounds = 15, .samples = 300, .sizes = {65536, 1048576}, .n_sizes = 2, .cpu = -1};
+        int failed = 0;
 
-        if (parse(&bench, &cpu, argc, argv) < 0 || bench.rounds > MAX_ROUNDS || bench.rounds < 1)
+        if (parse(&bench, argc, argv) < 0 || bench.rounds > MAX_ROUNDS || bench.rounds < 1)
                 return usage(argv[0]);
-        process_stay_on(cpu);
+        bench.cpu = bench.cpu < 0 ? process_last_cpu() : bench.cpu;
+        bench.other_cpu = process_other_cpu(bench.cpu);
+        process_stay_on(bench.cpu);
         describe_machine();
         for (size_t i = 0; i < ARRAY_SIZE(groups); i++) {
                 int r;
 
-                say("%s\n", groups[i].name);
                 r = groups[i].run(&bench);
                 if (r < 0) {
                         say("%s: %s\n", groups[i].name, strerror(-r));

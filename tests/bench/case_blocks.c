@@ -234,7 +234,7 @@ static int blocks_of(const struct bench *bench, const struct size *size, uint64_
 
         w = (struct world){.size = size, .kvd = {.daemon = NO_PROCESS}};
         snprintf(dir, sizeof dir, "%s/blocks-%u", bench->dir, size->kib);
-        say("  %u KiB: filling %llu MiB each\n", size->kib, (unsigned long long)(pool_bytes >> 20));
+        say("%u KiB: filling %llu MiB each\n", size->kib, (unsigned long long)(pool_bytes >> 20));
         r = start(&w, bench, dir, pool_bytes);
         if (r >= 0)
                 r = run_all(bench, &w);

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "ipc/base/util.h"

@@ -186,7 +186,7 @@ static int start_peers(struct world *w, const char *dir) {
         uint64_t n = w->chains.n_blocks;
         int r;
 
-        say("  filling peers with %llu keys\n", (unsigned long long)n);
+        say("filling peers with %llu keys\n", (unsigned long long)n);
         r = lmdb_peer_new(dir, n * 256 + (UINT64_C(64) << 20), &w->lmdb);
         if (r >= 0)
                 r = lmdb_peer_fill(w->lmdb, n);
@@ -212,7 +212,7 @@ static int start_world(struct world *w, uint64_t entries, const char *dir) {
         r = fill_chains(&w->kvd, &w->chains);
         if (r < 0)
                 return r;
-        say("  kvd filled with %u chains, %llu blocks, in %.1f s\n", w->chains.n_chains,
+        say("kvd filled with %u chains, %llu blocks, in %.1f s\n", w->chains.n_chains,
             (unsigned long long)w->chains.n_blocks, (double)(now_ns() - begin) / 1e9);
         return start_peers(w, dir);
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pointer to one block: 16 tokens in, look up, pin, address, unpin; 64 different random blocks per sample, each
- * asked for by itself. A socket peer pays a round trip for each, LMDB a read transaction.
+ * A pointer to one block: 16 tokens in, look up, pin, address, unpin; 64 different blocks per sample, each asked for
+ * by itself. A socket peer pays a round trip for each, LMDB a read transaction.
+ *
+ *      pointer       64 random blocks, others each time
+ *      pointer-hot   the same 64 again: what the instructions cost, without the memory
  */
 
 #include <errno.h>
@@ -92,9 +95,12 @@ static int start(struct world *w, const struct bench *bench, const char *dir) {
         return socket_peer_new(w->n_blocks, &w->socket);
 }
 
-static int run(struct world *w, const struct bench *bench) {
-        struct contest contest = bench_contest(bench, "pointer", w->n_blocks, 1u << 20);
+static int run(struct world *w, const struct bench *bench, const char *name, bool hot) {
+        struct contest contest = bench_contest(bench, name, w->n_blocks, 1u << 20);
 
+        if (!bench_wants(bench, name))
+                return 0;
+        contest.hot = hot;
         contest.divide = QUESTIONS;
         contest_add(&contest, (struct contender){"kvd", prepare, ask_kvd, NULL, w});
         if (w->lmdb)
@@ -114,7 +120,9 @@ static int pointers_among(const struct bench *bench, uint64_t n_blocks) {
         snprintf(dir, sizeof dir, "%s/pointer-%llu", bench->dir, (unsigned long long)n_blocks);
         r = start(&w, bench, dir);
         if (r >= 0)
-                r = run(&w, bench);
+                r = run(&w, bench, "pointer", false);
+        if (r >= 0)
+                r = run(&w, bench, "pointer-hot", true);
         lmdb_peer_free(w.lmdb);
         socket_peer_free(w.socket);
         kvd_side_end(&w.kvd);
@@ -123,10 +131,11 @@ static int pointers_among(const struct bench *bench, uint64_t n_blocks) {
 
 /* Each block is a chain and a request of its own to seal: a quick run leaves the large index out. */
 int cases_pointer(const struct bench *bench) {
+        static const char *const names[] = {"pointer", "pointer-hot", NULL};
         uint32_t n = bench->quick ? MIN(bench->n_sizes, 1u) : bench->n_sizes;
         int r = 0;
 
-        if (!bench_wants(bench, "pointer"))
+        if (!bench_wants_any(bench, names))
                 return 0;
         for (uint32_t i = 0; i < n && r >= 0; i++)
                 r = pointers_among(bench, bench->sizes[i]);

@@ -3,7 +3,7 @@
 #define KVD_BENCH_GOALS_H
 
 enum goal_kind {
-        AT_MOST,      /* the subject's own figure */
+        AT_MOST,          /* the subject's own figure */
         AT_LEAST_AS_FAST, /* peer's time / subject's time, in the same round */
 };
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Within a round each contender runs all its samples in a row; the order of contenders moves by one from round to
- * round, so that none always follows the same neighbour through the cache. Each draws items of its own: where two
- * contenders ask the same index, the second must not find what the first has just brought in. Before its samples a
- * contender runs some that do not count: its process is scheduled, its code is in the cache.
+ * Within a round each contender runs all its samples in a row. Each round has another order, so that none always
+ * follows the same neighbour through the cache (who runs after LMDB finds it emptied). Each draws items of its own:
+ * where two contenders ask the same index, the second must not find what the first has just brought in. Before its
+ * samples a contender runs some that do not count: its process is scheduled, its code is in the cache.
  */
 
 #include <errno.h>
@@ -123,6 +123,15 @@ static double round_of(const struct contest *c, size_t contender, uint32_t round
         return spread_of(samples, c->samples).median;
 }
 
+static void shuffle(size_t *order, size_t n, uint64_t random) {
+        for (size_t i = 0; i < n; i++) {
+                size_t j = next_random(&random) % (i + 1);
+
+                order[i] = order[j];
+                order[j] = i;
+        }
+}
+
 int contest_run(const struct contest *c, struct outcome *ret) {
         _cleanup_(freep) double *samples = NULL;
 
@@ -133,12 +142,13 @@ int contest_run(const struct contest *c, struct outcome *ret) {
                 return -ENOMEM;
 
         ret->wrong = 0;
-        for (uint32_t round = 0; round < c->rounds; round++)
-                for (size_t i = 0; i < c->n; i++) {
-                        size_t who = (i + round) % c->n;
+        for (uint32_t round = 0; round < c->rounds; round++) {
+                size_t order[MAX_CONTENDERS];
 
-                        ret->p50[who][round] = round_of(c, who, round, samples, &ret->wrong);
-                }
+                shuffle(order, c->n, round);
+                for (size_t i = 0; i < c->n; i++)
+                        ret->p50[order[i]][round] = round_of(c, order[i], round, samples, &ret->wrong);
+        }
         return 0;
 }
 

@@ -24,6 +24,8 @@ static void pause_ms(long ms) {
         nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
+/* ---- starting ------------------------------------------------------------------------------------------------ */
+
 /* In the child: dies with its parent, also with one that died before this call. */
 static void die_with(pid_t parent) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -122,6 +124,22 @@ int process_fork(size_t (*respond)(void *, void *, size_t), void *ctx, struct pr
         return 0;
 }
 
+int process_run(void (*function)(void *), void *ctx, struct process *ret) {
+        pid_t parent = getpid(), pid = fork();
+
+        if (pid < 0)
+                return -errno;
+        if (pid == 0) {
+                die_with(parent);
+                function(ctx);
+                _exit(0);
+        }
+        *ret = (struct process){.pid = pid, .fd = -1};
+        return 0;
+}
+
+/* ---- ending, waiting ----------------------------------------------------------------------------------------- */
+
 void process_end(struct process *process) {
         if (process->fd >= 0)
                 close(process->fd);
@@ -135,41 +153,55 @@ void process_end(struct process *process) {
         *process = NO_PROCESS;
 }
 
-double process_cpu_seconds(const struct process *process) {
-        unsigned long user = 0, system = 0;
+uint64_t process_cpu_ns(const struct process *process) {
+        unsigned long long ns = 0;
         char path[64];
         FILE *f;
 
-        snprintf(path, sizeof path, "/proc/%d/stat", (int)process->pid);
+        snprintf(path, sizeof path, "/proc/%d/schedstat", (int)process->pid);
         f = fopen(path, "re");
         if (!f)
                 return 0;
-        if (fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2)
-                user = system = 0;
+        if (fscanf(f, "%llu", &ns) != 1)
+                ns = 0;
         fclose(f);
-        return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+        return ns;
 }
 
+/* Waking up for a timer is not work. */
+#define IDLE_NS UINT64_C(500000)
+
 void process_settle(const struct process *process) {
-        uint64_t begin = now_ns();
-        double before, after = process_cpu_seconds(process);
+        uint64_t begin = now_ns(), before, after = process_cpu_ns(process);
 
         do {
                 before = after;
                 pause_ms(100);
-                after = process_cpu_seconds(process);
-        } while (after > before && now_ns() - begin < PATIENCE_MS * UINT64_C(1000000));
+                after = process_cpu_ns(process);
+        } while (after - before > IDLE_NS && now_ns() - begin < PATIENCE_MS * UINT64_C(1000000));
+}
+
+/* ---- processors --------------------------------------------------------------------------------------------- */
+
+int process_other_cpu(int cpu) {
+        cpu_set_t set;
+
+        if (sched_getaffinity(0, sizeof set, &set) < 0)
+                return -1;
+        for (int i = CPU_SETSIZE - 1; i >= 0; i--)
+                if (CPU_ISSET(i, &set) && i != cpu)
+                        return i;
+        return -1;
+}
+
+int process_last_cpu(void) {
+        return process_other_cpu(-1);
 }
 
 int process_stay_on(int cpu) {
         cpu_set_t set;
 
-        if (sched_getaffinity(0, sizeof set, &set) < 0)
-                return -errno;
-        for (int i = CPU_SETSIZE - 1; cpu < 0 && i >= 0; i--)
-                if (CPU_ISSET(i, &set))
-                        cpu = i;
         CPU_ZERO(&set);
-        CPU_SET(cpu, &set);
+        CPU_SET(cpu < 0 ? process_last_cpu() : cpu, &set);
         return sched_setaffinity(0, sizeof set, &set) < 0 ? -errno : 0;
 }

@@ -8,6 +8,7 @@
  */
 
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 struct process {
@@ -26,14 +27,22 @@ int process_start_ready(char *const argv[], const char *log, int ready_fd, struc
 /* A child that answers requests on a SOCK_SEQPACKET socket: respond returns the size of the answer. */
 int process_fork(size_t (*respond)(void *ctx, void *message, size_t n), void *ctx, struct process *ret);
 
+/* A child that runs a function until it is ended. */
+int process_run(void (*function)(void *ctx), void *ctx, struct process *ret);
+
 void process_end(struct process *process);
 
 /* Waits until it has done nothing for 100 ms (background work after a start or a fill), at most 20 seconds. */
 void process_settle(const struct process *process);
 
-double process_cpu_seconds(const struct process *process);
+/* Time that it has run on a processor. */
+uint64_t process_cpu_ns(const struct process *process);
 
-/* Keeps this process and all its children on one processor; -1: the last one it may use. */
+/* Keeps this process, and all children that it makes from now on, on one processor; -1: the last one it may use. */
 int process_stay_on(int cpu);
+
+/* A processor that this process may use besides that one; -1: none. */
+int process_other_cpu(int cpu);
+int process_last_cpu(void);
 
 #endif
