@@ -46,23 +46,24 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
 }
 
 /* On a terminal, one line that is written over and over while an eviction takes its time. */
-static void progress(uint64_t evicted, uint64_t *shown_at) {
+struct progress {
+        uint64_t next_ns;
+        bool shown;
+};
+
+static void progress_show(struct progress *progress, uint64_t evicted) {
         uint64_t now = sys_now_ns();
 
-        if (*shown_at && now - *shown_at >= PROGRESS_NS && isatty(STDERR_FILENO))
-                fprintf(stderr, "\r\033[K%llu blocks evicted", (unsigned long long)evicted);
-        if (!*shown_at || now - *shown_at >= PROGRESS_NS)
-                *shown_at = now;
-}
-
-static void progress_end(void) {
-        if (isatty(STDERR_FILENO))
-                fputs("\r\033[K", stderr);
+        if (now < progress->next_ns || !isatty(STDERR_FILENO))
+                return;
+        fprintf(stderr, "\r\033[K%llu blocks evicted", (unsigned long long)evicted);
+        *progress = (struct progress){now + PROGRESS_NS, true};
 }
 
 static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *evicted) {
-        uint64_t wanted = request->blocks, shown_at = 0;
+        struct progress progress = {.next_ns = sys_now_ns() + PROGRESS_NS};
         struct kvd_msg_evict_reply reply;
+        uint64_t wanted = request->blocks;
         int r;
 
         do {
@@ -71,9 +72,10 @@ static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *e
                         break;
                 *evicted += reply.evicted;
                 request->blocks = wanted - MIN(*evicted, wanted);
-                progress(*evicted, &shown_at);
+                progress_show(&progress, *evicted);
         } while (reply.more && (!wanted || request->blocks));
-        progress_end();
+        if (progress.shown)
+                fputs("\r\033[K", stderr);
         return r;
 }
 

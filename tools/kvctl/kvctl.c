@@ -52,11 +52,31 @@ void kvctl_hang_up(struct kvctl *kvctl) {
         kvctl->conn = conn_close(kvctl->conn);
 }
 
+/* Others are not told about domains that are not theirs: an empty list would be a misleading answer. */
+static int check_domain(struct kvctl *kvctl) {
+        const struct kvd_msg_attach_reply *peer = conn_peer(kvctl->conn);
+
+        if (peer->admin || !args_has(&kvctl->args, FLAG_DOMAIN) ||
+            kvd_slice_is(peer->domain, kvctl->args.text[FLAG_DOMAIN]))
+                return 0;
+        return kvctl_fail(kvctl, KVCTL_NO, -EPERM, "only administrators may name another domain; yours is %.*s",
+                          (int)peer->domain.size, (const char *)peer->domain.data);
+}
+
+static int connect_once(struct kvctl *kvctl) {
+        int r;
+
+        if (kvctl->conn)
+                return 0;
+        r = conn_open(socket_path(kvctl), "kvctl", &kvctl->conn);
+        return r < 0 ? no_daemon(kvctl, r) : check_domain(kvctl);
+}
+
 int kvctl_call(struct kvctl *kvctl, uint32_t number, const void *request, void *reply) {
-        int r = kvctl->conn ? 0 : conn_open(socket_path(kvctl), "kvctl", &kvctl->conn);
+        int r = connect_once(kvctl);
 
         if (r < 0)
-                return no_daemon(kvctl, r);
+                return r;
         r = conn_call(kvctl->conn, number, request, reply);
         if (r >= 0)
                 return 0;

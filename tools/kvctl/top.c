@@ -27,6 +27,7 @@ struct client_sample {
 };
 
 struct sample {
+        bool told; /* about the work of all domains: administrators only */
         uint64_t at_ns, requests, pool_bytes, pool_used, turn_max_us;
         struct space_sample *spaces;
         struct client_sample *clients;
@@ -124,6 +125,7 @@ static int take(struct kvctl *kvctl, struct sample **ret) {
         if (r < 0)
                 return r;
         sample->at_ns = sys_now_ns();
+        sample->told = conn_peer(kvctl->conn)->admin;
         sample->requests = info.requests;
         sample->pool_bytes = info.pool_bytes;
         sample->pool_used = info.pool_used;
@@ -163,9 +165,9 @@ static const struct client_sample *same_client(const struct sample *sample, cons
 
 static const struct column head_columns[] = {
         {"interval_s", NULL, UNIT_NONE},
-        {"requests_per_s", NULL, UNIT_SHORT},
         {"pool_bytes", NULL, UNIT_BYTES},
         {"pool_used_bytes", NULL, UNIT_BYTES},
+        {"requests_per_s", NULL, UNIT_SHORT},
         {"turn_max_us", NULL, UNIT_US},
 };
 
@@ -234,22 +236,38 @@ static void fill_client(struct table *t, const struct client_sample *a, const st
         table_number(t, b->pinned);
 }
 
+static void fill_work(struct table *t, bool told, double rate, uint64_t turn_max_us) {
+        if (!told) {
+                table_none(t);
+                table_none(t);
+                return;
+        }
+        table_real(t, rate);
+        table_number(t, turn_max_us);
+}
+
+static void say_work(struct answer *answer, double rate, uint64_t turn_max_us) {
+        char requests[UNIT_TEXT_MAX], turn[UNIT_TEXT_MAX];
+
+        unit_format(UNIT_SHORT, rate, requests);
+        unit_format_u64(UNIT_US, turn_max_us, turn);
+        answer_say(answer, "requests/s: %s, longest turn: %s", requests, turn);
+}
+
 static void fill_head(struct table *t, struct answer *answer, const struct sample *a, const struct sample *b,
                       double seconds) {
         double rate = (double)since(a->requests, b->requests) / seconds;
-        char used[UNIT_TEXT_MAX], pool[UNIT_TEXT_MAX], requests[UNIT_TEXT_MAX], turn[UNIT_TEXT_MAX];
+        char used[UNIT_TEXT_MAX], pool[UNIT_TEXT_MAX];
 
         table_real(t, seconds);
-        table_real(t, rate);
         table_number(t, b->pool_bytes);
         table_number(t, b->pool_used);
-        table_number(t, b->turn_max_us);
+        fill_work(t, b->told, rate, b->turn_max_us);
         unit_format_u64(UNIT_BYTES, b->pool_used, used);
         unit_format_u64(UNIT_BYTES, b->pool_bytes, pool);
-        unit_format(UNIT_SHORT, rate, requests);
-        unit_format_u64(UNIT_US, b->turn_max_us, turn);
-        answer_say(answer, "pool %s of %s, spaces: %zu, clients: %zu, %s requests/s, longest turn %s", used, pool,
-                   b->n_spaces, b->n_clients, requests, turn);
+        answer_say(answer, "pool: %s of %s, spaces: %zu, clients: %zu", used, pool, b->n_spaces, b->n_clients);
+        if (b->told)
+                say_work(answer, rate, b->turn_max_us);
 }
 
 static int add_rates(struct kvctl *kvctl, struct answer *answer, const struct sample *a, const struct sample *b) {
