@@ -18,6 +18,9 @@
 struct abandoned { /* a request whose answer came too late */
         uint64_t sequence; /* 0: unused */
         uint32_t space;
+        uint32_t prefix_tokens; /* of a lease */
+        uint8_t prefix_key[16];
+        uint32_t prefix_key_size;
 };
 
 struct conn {
@@ -27,6 +30,7 @@ struct conn {
         struct kvd_msg_attach_reply peer;
         char path[128], version[64], domain[64];
         struct abandoned abandoned[MAX_ABANDONED];
+        bool in_doubt; /* see conn_in_doubt */
         uint8_t out[KVD_FRAME_MAX];
         uint8_t in[KVD_FRAME_MAX];
 };
@@ -125,6 +129,10 @@ bool conn_is_open(const struct conn *c) {
         return c && c->fd >= 0;
 }
 
+bool conn_in_doubt(const struct conn *c) {
+        return c->in_doubt;
+}
+
 const char *conn_path(const struct conn *c) {
         return c->path;
 }
@@ -179,13 +187,27 @@ static int send_request(struct conn *c, uint32_t number, const void *request, ui
 
 /* ---- late answers ------------------------------------------------------------------------------------------- */
 
-static void abandon(struct conn *c, uint32_t number, const void *request) {
+/* What it takes to undo a request later. */
+static struct abandoned remember(const struct conn *c, uint32_t number, const void *request) {
         const struct kvd_msg_allocate *allocate = request;
+        const struct kvd_msg_lease *lease = request;
+        struct abandoned a = {.sequence = c->sequence};
 
+        if (number == KVD_MSG_allocate)
+                a.space = allocate->space;
+        if (number == KVD_MSG_lease && lease->op == 1 && lease->prefix_key.size <= sizeof a.prefix_key) {
+                a.space = lease->space;
+                a.prefix_tokens = lease->prefix_tokens;
+                a.prefix_key_size = lease->prefix_key.size;
+                memcpy(a.prefix_key, lease->prefix_key.data, lease->prefix_key.size);
+        }
+        return a;
+}
+
+static void abandon(struct conn *c, uint32_t number, const void *request) {
         for (uint32_t i = 0; i < MAX_ABANDONED; i++)
                 if (!c->abandoned[i].sequence) {
-                        c->abandoned[i].sequence = c->sequence;
-                        c->abandoned[i].space = number == KVD_MSG_allocate ? allocate->space : 0;
+                        c->abandoned[i] = remember(c, number, request);
                         return;
                 }
         lost(c); /* so many unanswered requests that the connection is of no use */
@@ -200,23 +222,39 @@ static void send_and_forget(struct conn *c, struct kvd_msg *msg) {
                 kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT);
 }
 
+/* The request that takes back what a late reply brought; number 0: there is nothing to take back. */
+static struct kvd_msg opposite(const struct abandoned *a, const struct kvd_msg *late) {
+        switch (late->number) {
+        case KVD_MSG_allocate_reply:
+                return (struct kvd_msg){.number = KVD_MSG_release, .release = {a->space, late->allocate_reply.blocks}};
+        case KVD_MSG_space_reply:
+                return (struct kvd_msg){.number = KVD_MSG_detach, .detach = {late->space_reply.space}};
+        case KVD_MSG_lease_reply:
+                if (!a->prefix_tokens || !late->lease_reply.granted)
+                        break;
+                return (struct kvd_msg){.number = KVD_MSG_lease,
+                                        .lease = {.space = a->space, .op = 2, .prefix_tokens = a->prefix_tokens,
+                                                  .prefix_key = {a->prefix_key, a->prefix_key_size}}};
+        default:
+                break;
+        }
+        return (struct kvd_msg){.number = 0};
+}
+
 /* What a request that we gave up on has brought us goes back. */
 static void undo(struct conn *c, const struct kvd_msg *late, struct kvd_fds *fds) {
-        struct kvd_msg msg = {.number = 0};
-
         kvd_fds_close(fds);
         for (uint32_t i = 0; i < MAX_ABANDONED; i++) {
+                struct kvd_msg msg;
+
                 if (!late->sequence || c->abandoned[i].sequence != late->sequence)
                         continue;
+                msg = opposite(&c->abandoned[i], late);
                 c->abandoned[i].sequence = 0;
-                if (late->number == KVD_MSG_allocate_reply)
-                        msg = (struct kvd_msg){.number = KVD_MSG_release,
-                                               .release = {c->abandoned[i].space, late->allocate_reply.blocks}};
-                else if (late->number == KVD_MSG_space_reply)
-                        msg = (struct kvd_msg){.number = KVD_MSG_detach, .detach = {late->space_reply.space}};
+                if (msg.number)
+                        send_and_forget(c, &msg);
+                return;
         }
-        if (msg.number)
-                send_and_forget(c, &msg);
 }
 
 /* ---- receiving ---------------------------------------------------------------------------------------------- */
@@ -266,15 +304,17 @@ int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *re
         int r;
 
         fds->n = 0;
+        c->in_doubt = false;
         if (c->fd < 0)
                 return client_fail(-ENOTCONN, "not connected to the kvd at %s", c->path);
         r = send_request(c, number, request, deadline_ns);
         if (r < 0)
                 return r;
         sequence = c->sequence;
+        c->in_doubt = true;
         for (;;) {
                 r = receive(c, &msg, fds, deadline_ns);
-                if (r == -ETIMEDOUT)
+                if (r < 0 && c->fd >= 0)
                         abandon(c, number, request);
                 if (r < 0)
                         return r;
@@ -282,6 +322,7 @@ int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *re
                         break;
                 undo(c, &msg, fds);
         }
+        c->in_doubt = msg.number != KVD_MSG_error && msg.number != number + KVD_REPLY;
         r = take_reply(c, number, &msg, reply);
         if (r < 0)
                 kvd_fds_close(fds);

@@ -187,7 +187,9 @@ void kvd_free(kvd_space *space, uint32_t n, struct kvd_block *blocks);
  * freed: use the new one. In a bidirectional space the pin must be empty and the tokens are the whole prefix.
  * Returns n. A call of more than 8,192 tokens (or 2,048 blocks) goes to the daemon in pieces: if a later piece fails, the result is the
  * number of blocks that are sealed and in the pin (the rest are still the caller's), and the next call says why.
- * On a negative result the pin and the blocks are as before, and still the caller's.
+ * On a negative result the pin and the blocks are as before, and still the caller's. Where the daemon did not answer
+ * (-ETIMEDOUT, -ECONNRESET, -EPROTO) or its answer cannot be used, nobody knows whether the blocks were sealed: their
+ * data is NULL then, and all that can be done with them is kvd_free.
  * -ESTALE: blocks of a daemon that is gone, or blocks that are not the caller's; -EINVAL: counts that do not fit,
  * token ids beyond the vocabulary, or a chain that ended with a partial block.
  * If the daemon dies in the middle (-ECONNRESET), nothing of it is visible in the next daemon: free the blocks.

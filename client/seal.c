@@ -35,7 +35,8 @@ static kvd_ref ref_of(const struct kvd_block *block) {
 
 /* ---- one request -------------------------------------------------------------------------------------------- */
 
-static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret) {
+/* in_doubt: nobody knows whether the blocks are sealed. */
+static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in_doubt) {
         uint32_t bytes = p->n_blocks * (uint32_t)sizeof *own;
         struct kvd_msg_seal request = {
                 .space = p->view->handle,
@@ -51,12 +52,16 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret) {
 
         if (p->prefix_tokens)
                 request.prefix_key = (struct kvd_slice){&p->prefix, sizeof p->prefix};
+        *in_doubt = false;
         pthread_mutex_lock(&p->view->space->handle->lock);
         r = view_attach(p->view->space, &now);
-        if (r == 0)
-                r = now == p->view ? handle_call(p->view->space->handle, KVD_MSG_seal, &request, &reply, NULL) :
-                                     client_fail(-ESTALE, "the blocks belong to a daemon that is gone; free them");
-        if (r == 0 && reply.blocks.size != bytes)
+        if (r == 0 && now != p->view) {
+                r = client_fail(-ESTALE, "the blocks belong to a daemon that is gone; free them");
+        } else if (r == 0) {
+                r = handle_call(p->view->space->handle, KVD_MSG_seal, &request, &reply, NULL);
+                *in_doubt = conn_in_doubt(p->view->space->handle->conn) || (r == 0 && reply.blocks.size != bytes);
+        }
+        if (r == 0 && *in_doubt)
                 r = client_fail(-EPROTO, "the daemon sealed another number of blocks");
         if (r == 0)
                 memcpy(ret, reply.blocks.data, bytes);
@@ -113,23 +118,33 @@ static int map_for(struct view *view, const kvd_ref *refs, uint32_t n) {
         return r;
 }
 
+/* Blocks that may be sealed must not be written again: they can only be freed (see kvd_free). */
+static void withdraw(const struct piece *p) {
+        for (uint32_t i = 0; i < p->n_blocks; i++)
+                p->blocks[i].data = NULL;
+}
+
 /* Seals a piece and moves the pin to its end. -EAGAIN: all were duplicates and the last one went away. */
 static int seal_once(const struct piece *p) {
         kvd_ref own[PIECE_BLOCKS], now[PIECE_BLOCKS], last = ref_of(&p->blocks[p->n_blocks - 1]);
-        bool held = false;
+        bool held = false, in_doubt;
         int r;
 
         for (uint32_t i = 0; i < p->n_blocks; i++)
                 own[i] = ref_of(&p->blocks[i]);
         atomic_fetch_add(&p->view->pins[kvd_ref_id(last)], 1);
-        r = ask(p, own, now);
-        if (r == 0)
+        r = ask(p, own, now, &in_doubt);
+        if (r == 0) {
                 r = map_for(p->view, now, p->n_blocks);
+                in_doubt = r < 0;
+        }
         if (r == 0 && now[p->n_blocks - 1] != last)
                 r = pin_block(p->view, now[p->n_blocks - 1]) ? 0 : -EAGAIN;
         held = r == 0 && now[p->n_blocks - 1] == last;
         if (!held)
                 unpin_block(p->view, kvd_ref_id(last));
+        if (in_doubt)
+                withdraw(p);
         if (r < 0)
                 return r;
         extend_pin(p, now[p->n_blocks - 1]);
@@ -161,7 +176,7 @@ static int check(const struct kvd_space *space, const struct kvd_pin *pin, uint3
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->view)
                 return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must hold nothing");
         for (uint32_t i = 0; i < n; i++)
-                if (!blocks[i].view || blocks[i].view != blocks[0].view ||
+                if (!blocks[i].view || !blocks[i].data || blocks[i].view != blocks[0].view ||
                     (pin->view && blocks[i].view != pin->view))
                         return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
         return 0;

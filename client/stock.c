@@ -104,6 +104,12 @@ static int take(struct view *view, uint32_t n, kvd_ref *to) {
         return r < 0 ? r : (int)got;
 }
 
+static void send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
+        pthread_mutex_lock(&view->space->handle->lock);
+        release(view, blocks, n);
+        pthread_mutex_unlock(&view->space->handle->lock);
+}
+
 /* Blocks that nobody wants any more: into the stock, and what it has no room for to the daemon. */
 void give_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
         uint32_t kept = 0;
@@ -114,11 +120,8 @@ void give_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
                         view->stock[view->n_stock++] = blocks[kept];
                 pthread_mutex_unlock(&view->stock_lock);
         }
-        if (kept == n)
-                return;
-        pthread_mutex_lock(&view->space->handle->lock);
-        release(view, blocks + kept, n - kept);
-        pthread_mutex_unlock(&view->space->handle->lock);
+        if (kept < n)
+                send_back(view, blocks + kept, n - kept);
 }
 
 /* ---- the calls ---------------------------------------------------------------------------------------------- */
@@ -164,7 +167,10 @@ void kvd_free(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
 
                 if (!view)
                         continue;
-                give_back(view, &ref, 1);
+                if (blocks[i].data)
+                        give_back(view, &ref, 1);
+                else
+                        send_back(view, &ref, 1); /* it may be sealed (see seal.c): the daemon knows */
                 blocks[i] = (struct kvd_block){0};
                 view_put(view);
         }

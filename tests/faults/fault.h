@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_FAULT_H
+#define KVD_TESTS_FAULT_H
+
+/*
+ * A table of system calls of which the n-th call of one kind fails, once or for good; and the loop over all n, as
+ * SQLite's tests have it: n grows until a run gets to its end without having met the failure.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/sys.h"
+
+enum fault_call {
+#define FAULT_ENUM(type, name, parameters, arguments) FAULT_##name,
+        KVD_SYS_CALLS(FAULT_ENUM)
+#undef FAULT_ENUM
+        N_FAULT_CALLS
+};
+
+struct fault {
+        enum fault_call call;
+        int error;    /* errno */
+        uint32_t nth; /* 1: the first call */
+        bool forever;
+};
+
+/* In memory that the test and the process under test share. */
+struct fault_state {
+        struct fault fault;
+        _Atomic bool on;           /* calls are counted and fail only then */
+        _Atomic uint32_t seen;     /* calls of this kind */
+        _Atomic uint32_t injected; /* of which failed */
+        uint64_t began_ms;         /* first failure */
+        _Atomic uint64_t calls[N_FAULT_CALLS]; /* of all kinds */
+};
+
+/* Makes state's failures happen from now on in this process. */
+void fault_install(struct fault_state *state);
+void fault_set(struct fault_state *state, const struct fault *fault);
+const char *fault_name(enum fault_call call);
+
+/*
+ * For each of the calls, each error it may have, once and for good: run(state, arg) for n = 1, 2, ... until none was
+ * injected. run ends the test itself if something is wrong. Prints the number of places of each call.
+ */
+void fault_sweep(struct fault_state *state, const char *who, void (*run)(struct fault_state *, void *), void *arg);
+
+struct fault_state *fault_state_new(void); /* shared with processes forked later */
+
+/* Runs in a process of its own, at most so many seconds; its exit status, or the end of the test. */
+int fault_fork(struct fault_state *state, void (*run)(struct fault_state *, void *), void *arg, unsigned seconds);
+
+uint32_t open_fds(void); /* of this process */
+
+#endif
