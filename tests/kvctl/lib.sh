@@ -99,6 +99,15 @@ complains() {
         done
 }
 
+# wait_until PATTERN: it is in the output of something that still runs, within 20 seconds
+wait_until() {
+        for _ in $(seq 200); do
+                ! grep -q -- "$1" "$dir/out" || return 0
+                sleep 0.1
+        done
+        wrong "$what: \"$1\" did not come"
+}
+
 # The output is one valid JSON document (where there is a python3 to ask).
 json_is_valid() {
         if command -v python3 >/dev/null 2>&1; then
