@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The daemon in a thread of the test: what it allocates, and that it leaves nothing behind when it ends. */
+
+#include <check.h>
+#include <dirent.h>
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/daemon.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/harness.h"
+
+static struct instance in;
+static struct daemon *daemon_;
+static pthread_t thread;
+static unsigned fds_before;
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+
+static unsigned own_fds(void) {
+        DIR *d = opendir("/proc/self/fd");
+        unsigned n = 0;
+
+        while (readdir(d))
+                n++;
+        closedir(d);
+        return n;
+}
+
+static void *run(void *data) {
+        return (void *)(intptr_t)daemon_run(daemon_);
+}
+
+static void setup(void) {
+        char why[DAEMON_WHY] = "", setting[128];
+        struct config config;
+
+        fds_before = own_fds();
+        instance_make_dir(&in);
+        snprintf(setting, sizeof setting, "daemon.socket=%s", in.socket);
+        ck_assert_int_eq(config_init(&config), 0);
+        ck_assert_int_eq(config_set(&config, setting, why), 0);
+        ck_assert_int_eq(config_set(&config, "daemon.pool=64M", why), 0);
+        ck_assert_int_eq(config_set(&config, "daemon.segment=1M", why), 0);
+        ck_assert_int_eq(config_set(&config, "daemon.loop=epoll", why), 0); /* which ThreadSanitizer can follow */
+        ck_assert_msg(daemon_new(&config, &daemon_, why) == 0, "%s", why);
+        ck_assert_msg(daemon_listen(daemon_, -1, why) == 0, "%s", why);
+        ck_assert_int_eq(pthread_create(&thread, NULL, run, NULL), 0);
+}
+
+static void end_daemon(void) {
+        void *result;
+
+        daemon_stop(daemon_);
+        ck_assert_int_eq(pthread_join(thread, &result), 0);
+        ck_assert_ptr_null(result);
+        daemon_ = daemon_free(daemon_);
+}
+
+static void teardown(void) {
+        if (daemon_)
+                end_daemon();
+        ck_assert_uint_eq(own_fds(), fds_before);
+        ck_assert_int_eq(access(in.socket, F_OK), -1);
+        instance_remove_dir(&in);
+}
+
+/* A round of everything that clients do all day. */
+static void work(struct peer_end *p, uint32_t space, uint32_t round) {
+        uint32_t tokens[4] = {round % 500, 1, 2, 3};
+        struct kvd_msg r;
+        kvd_ref blocks[4];
+
+        r = peer_ok(p, MSG(allocate, .space = space, .count = 4));
+        ck_assert_uint_eq(r.allocate_reply.blocks.size, sizeof blocks);
+        memcpy(blocks, r.allocate_reply.blocks.data, sizeof blocks);
+        peer_ok(p, MSG(seal, .space = space, .blocks = {blocks, 8}, .tokens = {tokens, sizeof tokens}));
+        peer_ok(p, MSG(release, .space = space, .blocks = {blocks, sizeof blocks}));
+        peer_ok(p, MSG(lease, .space = space, .op = 1, .prefix_key = {"0123456789abcdef", 16}));
+        peer_ok(p, MSG(lease, .space = space, .op = 2, .prefix_key = {"0123456789abcdef", 16}));
+        peer_ok(p, MSG(segments, .space = space));
+        peer_ok(p, MSG(space_info));
+        peer_ok(p, MSG(client_info));
+        peer_ok(p, MSG(evict, .space = kvd_slice_of("s"), .blocks = 1));
+        peer_refused(p, MSG(allocate, .space = 7, .count = 1), -EBADF);
+}
+
+START_TEST(steady_state_allocates_nothing) {
+        struct peer_end *p = peer_attach(in.socket);
+        uint32_t space = peer_open_space(p, "s");
+        struct mallinfo2 before;
+
+        for (uint32_t i = 0; i < 100; i++)
+                work(p, space, i);
+        before = mallinfo2();
+        for (uint32_t i = 0; i < 2000; i++)
+                work(p, space, i);
+        ck_assert_uint_eq(mallinfo2().uordblks, before.uordblks);
+        peer_close(p);
+}
+END_TEST
+
+START_TEST(connections_allocate_nothing) {
+        struct peer_end *p = peer_attach(in.socket);
+        struct mallinfo2 before;
+
+        for (int i = 0; i < 200; i++) {
+                struct peer_end *q;
+
+                if (i == 100)
+                        before = mallinfo2();
+                q = peer_attach(in.socket);
+                peer_close(q);
+                WAIT_UNTIL(peer_ok(p, MSG(daemon_info)).daemon_info_reply.clients == 1);
+        }
+        ck_assert_uint_eq(mallinfo2().uordblks, before.uordblks);
+        peer_close(p);
+}
+END_TEST
+
+START_TEST(stopped_while_clients_are_busy) {
+        struct peer_end *p = peer_attach(in.socket), *q = peer_connect(in.socket);
+
+        peer_ok(p, MSG(allocate, .space = peer_open_space(p, "s"), .count = 4));
+        peer_send(q, &MSG(attach, .protocol = KVD_PROTOCOL));
+        end_daemon();
+        peer_close(p);
+        peer_close(q);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("inside");
+        TCase *tc = tcase_create("inside");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 60);
+        tcase_add_test(tc, steady_state_allocates_nothing);
+        tcase_add_test(tc, connections_allocate_nothing);
+        tcase_add_test(tc, stopped_while_clients_are_busy);
+        suite_add_tcase(suite, tc);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
