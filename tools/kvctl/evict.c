@@ -60,20 +60,28 @@ static void progress_show(struct progress *progress, uint64_t evicted) {
         *progress = (struct progress){now + PROGRESS_NS, true};
 }
 
+/* One request; the daemon stops early so as not to keep others waiting, and *more says so. */
+static int evict_some(struct kvctl *kvctl, const struct kvd_msg_evict *request, uint64_t *evicted, bool *more) {
+        struct kvd_msg_evict_reply reply;
+        int r = kvctl_call(kvctl, KVD_MSG_evict, request, &reply);
+
+        *more = r == 0 && reply.more;
+        if (r == 0)
+                *evicted += reply.evicted;
+        return r == -ENOENT && *evicted ? 0 : r; /* the rest went by itself while we asked again */
+}
+
 static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *evicted) {
         struct progress progress = {.next_ns = sys_now_ns() + PROGRESS_NS};
-        struct kvd_msg_evict_reply reply;
         uint64_t wanted = request->blocks;
+        bool more;
         int r;
 
         do {
-                r = kvctl_call(kvctl, KVD_MSG_evict, request, &reply);
-                if (r < 0)
-                        break;
-                *evicted += reply.evicted;
+                r = evict_some(kvctl, request, evicted, &more);
                 request->blocks = wanted - MIN(*evicted, wanted);
                 progress_show(&progress, *evicted);
-        } while (reply.more && (!wanted || request->blocks));
+        } while (more && (!wanted || request->blocks));
         if (progress.shown)
                 fputs("\r\033[K", stderr);
         return r;
