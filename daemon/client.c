@@ -53,8 +53,7 @@ int client_open(struct client *c, int fd) {
 }
 
 static void log_end(const struct client *c, bool died) {
-        log_info("client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name[0] ? c->name : "unnamed",
-                 c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
+        log_info("client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
                  died && c->n_spaces ? "died: its memory is taken back" : "left");
 }
 
@@ -81,8 +80,8 @@ void client_disconnect(struct client *c) {
                 client_end(c, false);
                 return;
         }
-        log_info("client %u (%s, process %d) of domain %s closed its connection; its blocks wait for its end",
-                 c->number, c->name, c->peer.pid, domain_config(c->domain)->name);
+        log_debug("client %u (%s, process %d) of domain %s closed its connection; its blocks wait for its end",
+                  c->number, c->name, c->peer.pid, domain_config(c->domain)->name);
         close_socket(c);
         c->state = CLIENT_ORPHANED;
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)

@@ -41,7 +41,7 @@ static void raise_file_limit(void) {
         setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* SIGTERM when the process that started us ends, or now if it has ended already. */
+/* SIGTERM when whoever started us ends: Linux means the thread. -ESRCH if that has happened already. */
 static int bind_to_parent(pid_t parent) {
         if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
                 return -errno;

@@ -282,6 +282,14 @@ START_TEST(clients_have_limits) {
         peer_close(q);
         peer_close(p);
         instance_stop(&in);
+
+        instance_start(&in, (const char *const[]){loops[_i], "daemon.user_clients=1", NULL});
+        p = peer_attach(in.socket);
+        q = peer_connect(in.socket);
+        peer_refused(q, MSG(attach, .protocol = KVD_PROTOCOL), -EUSERS);
+        peer_close(q);
+        peer_close(p);
+        instance_stop(&in);
 }
 END_TEST
 
