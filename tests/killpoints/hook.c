@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/killpoints/hook.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/sys.h"
+#include "tests/lib/oracle.h"
+
+#define MAX_RANGES 128
+
+static enum { OFF, COUNT, KILL, SHAKE } doing;
+static uint64_t seen, until; /* points so far; the one at which something happens */
+static _Atomic uint64_t *died;
+static struct random dice;
+
+static struct range {
+        uintptr_t from, to;
+} ranges[MAX_RANGES];
+static uint32_t n_ranges;
+
+/* ---- where shared memory is --------------------------------------------------------------------------------- */
+
+int hook_is_shared(const volatile void *at) {
+        uintptr_t a = (uintptr_t)at;
+
+        for (uint32_t i = 0; i < n_ranges; i++)
+                if (a >= ranges[i].from && a < ranges[i].to)
+                        return 1;
+        return 0;
+}
+
+void hook_forget(const void *at, size_t n) {
+        uintptr_t from = (uintptr_t)at, to = from + n;
+
+        for (uint32_t i = 0; i < n_ranges;)
+                if (ranges[i].from >= from && ranges[i].to <= to)
+                        ranges[i] = ranges[--n_ranges];
+                else
+                        i++;
+}
+
+static void remember(const void *at, size_t n) {
+        hook_forget(at, n);
+        if (n_ranges == MAX_RANGES)
+                abort();
+        ranges[n_ranges++] = (struct range){(uintptr_t)at, (uintptr_t)at + n};
+}
+
+/* ---- what happens at a point -------------------------------------------------------------------------------- */
+
+_Noreturn void hook_die(_Atomic uint64_t *died_ns) {
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        *died_ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+        for (;;)
+                syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+}
+
+/* Long enough for others to evict, fill and seal; now and then for a few of these in a row. */
+static void pause_here(void) {
+        uint32_t us = random_below(&dice, 8) ? random_below(&dice, 100) : random_below(&dice, 1000);
+        struct timespec t = {0, us * 1000L};
+
+        if (us < 20)
+                sched_yield();
+        else
+                nanosleep(&t, NULL);
+}
+
+void hook_point(void) {
+        int e = errno;
+
+        if (doing == OFF || ++seen != until)
+                return;
+        if (doing == KILL)
+                hook_die(died);
+        pause_here();
+        until = seen + 1 + random_below(&dice, 200);
+        errno = e;
+}
+
+void hook_access(const volatile void *at) {
+        if (doing != OFF && hook_is_shared(at))
+                hook_point();
+}
+
+/* ---- modes -------------------------------------------------------------------------------------------------- */
+
+void hook_count(void) {
+        seen = until = 0;
+        doing = COUNT;
+}
+
+void hook_kill(uint64_t nth, _Atomic uint64_t *died_ns) {
+        seen = 0;
+        until = nth;
+        died = died_ns;
+        doing = KILL;
+}
+
+void hook_shake(uint64_t seed) {
+        dice.state = seed;
+        seen = 0;
+        until = 1 + random_below(&dice, 200);
+        doing = SHAKE;
+}
+
+uint64_t hook_stop(void) {
+        doing = OFF;
+        return seen;
+}
+
+/* ---- the table of system calls ------------------------------------------------------------------------------ */
+
+#define HOOKED_CALL(type, name, parameters, arguments) \
+        static type hooked_##name parameters { \
+                hook_point(); \
+                return kvd_sys_real.name arguments; \
+        }
+KVD_SYS_CALLS(HOOKED_CALL)
+
+static void *noted_mmap(void *at, size_t n, int prot, int flags, int fd, off_t off) {
+        void *r = hooked_mmap(at, n, prot, flags, fd, off);
+
+        if (r != MAP_FAILED && (flags & MAP_SHARED))
+                remember(r, n);
+        return r;
+}
+
+void hook_install(void) {
+#define HOOKED_MEMBER(type, name, parameters, arguments) .name = hooked_##name,
+        static struct kvd_sys hooked = {KVD_SYS_CALLS(HOOKED_MEMBER)};
+
+        hooked.mmap = noted_mmap;
+        sys = &hooked;
+}

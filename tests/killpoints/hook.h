@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KILLPOINTS_HOOK_H
+#define KVD_TESTS_KILLPOINTS_HOOK_H
+
+/*
+ * The places in libkvd that another process can tell apart: each access to shared memory (index, pin page, pool) and
+ * each system call. Dying anywhere between two of them is dying at the second one, so "killed at any instruction" is a
+ * finite list, and it can be walked.
+ *
+ * The library's sources are compiled with -fsanitize=thread, so that the compiler announces each access, but linked
+ * with the functions in tsan.c instead of a sanitizer's runtime. What libc would do in shared memory (memcpy, memcmp)
+ * goes through libc.c, in pieces, and the table of system calls (ipc/base/sys.h) through hook.c. One thread only.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Before the first kvd_open: learns from now on where shared memory is mapped. */
+void hook_install(void);
+
+/* From here on, and until hook_stop: */
+void hook_count(void);              /* count */
+void hook_kill(uint64_t nth, _Atomic uint64_t *died_ns); /* SIGKILL at the nth point, which leaves the time there */
+void hook_shake(uint64_t seed);     /* pause at a few random points, briefly */
+uint64_t hook_stop(void);           /* returns the number of points since then */
+
+/* SIGKILL for oneself, which leaves the time. */
+_Noreturn void hook_die(_Atomic uint64_t *died_ns);
+
+/* For tsan.c and libc.c. */
+void hook_point(void);
+void hook_access(const volatile void *at);
+int hook_is_shared(const volatile void *at);
+void hook_forget(const void *at, size_t n); /* is not mapped any more */
+
+#endif
