@@ -93,6 +93,7 @@ void view_put(struct view *view);
 int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
 int view_map_segments(struct view *view, uint32_t at_least); /* under kvd.lock */
 int view_make_writable(struct view *view, uint32_t segment); /* under kvd.lock */
+void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);
 bool view_is_current(const struct view *view);
 

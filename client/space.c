@@ -61,6 +61,8 @@ struct kvd_space *kvd_space_close(struct kvd_space *space) {
         view = atomic_load(&space->view);
         detach.space = view->handle;
         epoch = view->epoch;
+        if (forked(handle))
+                view_forget_mappings(space);
         space_free(space);
         if (forked(handle))
                 return NULL;

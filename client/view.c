@@ -305,6 +305,12 @@ int view_attach(struct kvd_space *space, struct view **ret) {
         return 0;
 }
 
+/* In a forked child the mappings are not there, and something else may be at their place by now. */
+void view_forget_mappings(struct kvd_space *space) {
+        for (struct view *view = atomic_load(&space->view); view; view = view->older)
+                view->unmapped = true;
+}
+
 void view_free_all(struct kvd_space *space) {
         struct view *view = atomic_exchange(&space->view, NULL);
 

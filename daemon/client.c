@@ -229,7 +229,12 @@ static void make_error(struct client *c, int error, struct reply *reply) {
         reply->msg.error.code = (uint32_t)-error;
         reply->msg.error.text = plain_text(c->server->scratch->why);
         reply->fds.n = 0;
-        c->server->request_errors++;
+}
+
+/* How a list ends is no failure. */
+static bool is_end_of_list(uint32_t number, int error) {
+        return error == -ENOENT && (number == KVD_MSG_space_info || number == KVD_MSG_client_info ||
+                                    number == KVD_MSG_chain_info);
 }
 
 /* ---- messages -------------------------------------------------------------------------------------------------- */
@@ -292,6 +297,7 @@ static void answer(struct client *c, ssize_t size) {
                 r = call_handler(c, &request, &reply);
         if (r < 0)
                 make_error(c, r, &reply);
+        c->server->request_errors += r < 0 && !is_end_of_list(request.number, r);
         c->server->requests++;
         c->requests++;
         r = send_reply(c, &reply);

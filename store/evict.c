@@ -274,20 +274,24 @@ static uint32_t deepest_first_child(const struct space *space, uint32_t id) {
         return id;
 }
 
-/* Evicts everything behind a block, then the block. False: something of it is in use, or the budget is spent. */
-bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted) {
-        for (;;) {
-                uint32_t leaf = deepest_first_child(space, id);
+/* The next block of a subtree in the order in which children come before their parents. */
+static uint32_t next_upwards(const struct space *space, uint32_t id) {
+        uint32_t sibling = space->blocks[id].sib_next;
 
-                if (*budget == 0)
-                        return false;
+        return sibling == NONE ? space->blocks[id].parent : deepest_first_child(space, sibling);
+}
+
+/* Evicts what nobody uses of a block and everything behind it. False: the block itself is still there. */
+bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted) {
+        for (uint32_t at = deepest_first_child(space, id), next; *budget; at = next) {
+                next = at == id ? NONE : next_upwards(space, at);
                 (*budget)--;
-                if (!evict_leaf(space, leaf))
-                        return false;
-                (*evicted)++;
-                if (leaf == id)
-                        return true;
+                if (space->blocks[at].child == NONE && evict_leaf(space, at))
+                        (*evicted)++;
+                if (next == NONE)
+                        return space->blocks[id].state != KVD_SEALED;
         }
+        return false;
 }
 
 #define EVICT_PIECE 4096u
@@ -298,8 +302,7 @@ static int64_t evict_chain(struct space *space, kvd_ref chain, bool *more) {
         if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED || block_ref(space, id) != chain)
                 return store_refuse(space_store(space), -ENOENT, "block %u of generation %u is not cached (any more)",
                                     id, kvd_ref_generation(chain));
-        if (!evict_subtree(space, id, &budget, &evicted))
-                *more = budget == 0;
+        *more = !evict_subtree(space, id, &budget, &evicted) && budget == 0;
         return evicted;
 }
 

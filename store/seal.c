@@ -13,8 +13,8 @@
 /* A chain as it grows during one seal. */
 struct growth {
         struct kvd_key root;     /* of the chain */
-        struct kvd_desc fields;  /* of the next block: key is that of the block before it */
         uint32_t parent;         /* block before, or NONE */
+        struct kvd_desc fields;  /* of the next block: key is that of the block before it */
 };
 
 /* ---- checks ------------------------------------------------------------------------------------------------- */

@@ -84,14 +84,14 @@ int main(int argc, char **argv) {
         struct kvd_block filling[FILLING_BLOCKS];
         struct kvd_pin held = {0};
         kvd_space *space = NULL;
-        kvd *kvd = NULL;
+        kvd *handle = NULL;
         char byte;
 
         if (argc != 2)
                 return 2;
-        if (kvd_open(NULL, &kvd) < 0)
+        if (kvd_open(NULL, &handle) < 0)
                 die("kvd_open");
-        if (kvd_space_open(kvd, argv[1], &geometry, NULL, &space) < 0)
+        if (kvd_space_open(handle, argv[1], &geometry, NULL, &space) < 0)
                 die("kvd_space_open");
         fill(space, &held);
         take(space, FILLING_BLOCKS, filling);
@@ -102,6 +102,6 @@ int main(int argc, char **argv) {
         kvd_free(space, FILLING_BLOCKS, filling);
         kvd_unpin(space, &held);
         kvd_space_close(space);
-        kvd_close(kvd);
+        kvd_close(handle);
         return 0;
 }

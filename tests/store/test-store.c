@@ -290,6 +290,23 @@ START_TEST(evict_on_request) {
 }
 END_TEST
 
+START_TEST(chain_eviction_leaves_only_what_is_used) {
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space);
+        kvd_ref trunk[4], used[3], unused[5];
+        bool more;
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 4, 1, trunk), 0);
+        ck_assert_int_eq(seal_run(a, trunk[3], 5, 2, unused), 0);
+        ck_assert_int_eq(seal_run(a, trunk[3], 3, 3, used), 0);
+        *pin_counter(a, kvd_ref_id(used[1])) = 1;
+        ck_assert_int_eq(space_evict(space, 0, trunk[0], &more), 6);
+        ck_assert(!more && is_sealed(space, used[1]) && is_sealed(space, trunk[0]));
+        ck_assert(!is_sealed(space, used[2]) && !is_sealed(space, unused[0]));
+        check_clean(space);
+}
+END_TEST
+
 /* ---- quota, several spaces, death ----------------------------------------------------------------------------- */
 
 START_TEST(client_quota_bounds_filling) {
@@ -532,6 +549,7 @@ static Suite *suite(void) {
         tcase_add_loop_test(c, pinned_leaf_keeps_its_whole_chain, 0, 2);
         tcase_add_test(c, full_of_pins_is_refused_not_stalled);
         tcase_add_test(c, evict_on_request);
+        tcase_add_test(c, chain_eviction_leaves_only_what_is_used);
         tcase_add_test(c, client_quota_bounds_filling);
         tcase_add_test(c, domain_quota_bounds_the_space);
         tcase_add_test(c, second_space_takes_memory_from_the_first);
