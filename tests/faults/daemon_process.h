@@ -2,7 +2,7 @@
 #ifndef KVD_TESTS_DAEMON_PROCESS_H
 #define KVD_TESTS_DAEMON_PROCESS_H
 
-/* A daemon in a process of its own whose system fails. */
+/* A daemon in a process of its own whose system fails, or does not: where s->fault.call is N_FAULT_CALLS. */
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -58,9 +58,9 @@ static const int errors[N_FAULT_CALLS][4] = {
         [FAULT_epoll_wait] = {EINTR},
 };
 
-/* EINTR and EAGAIN pass by themselves, and a system whose clock stands still is none that we know. */
-static bool may_last(enum fault_call call, int error) {
-        return error != EINTR && error != EAGAIN && call != FAULT_clock_ns;
+/* The first error of each; but EAGAIN passes by itself, and a system whose clock stands still is none that we know. */
+static bool may_last(enum fault_call call, uint32_t i) {
+        return i == 0 && errors[call][i] != EAGAIN && errors[call][i] != EINTR && call != FAULT_clock_ns;
 }
 
 /* ---- the table ---------------------------------------------------------------------------------------------- */
@@ -143,38 +143,48 @@ struct fault_state *fault_state_new(void) {
         return at == MAP_FAILED ? NULL : at;
 }
 
+/* Processes under AddressSanitizer take their time to start and end: a sample of the places is what fits. */
+#ifdef __SANITIZE_ADDRESS__
+#define STRIDE_FROM 2u
+#define STRIDE 11u
+#else
+#define STRIDE_FROM UINT32_MAX
+#define STRIDE 1u
+#endif
+
 static uint32_t sweep_one(struct fault_state *s, enum fault_call call, int error, bool forever,
                           void (*run)(struct fault_state *, void *), void *arg) {
         struct fault fault = {call, error, 0, forever};
 
         do {
-                fault.nth++;
+                fault.nth += fault.nth < STRIDE_FROM ? 1 : STRIDE;
                 fault_set(s, &fault);
                 run(s, arg);
         } while (s->injected);
-        return fault.nth - 1;
+        return (uint32_t)s->seen;
 }
 
 void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct fault_state *, void *), void *arg) {
         uint32_t total = 0, runs = 0;
 
         printf("%s:", who);
+        fflush(stdout);
         for (uint32_t call = 0; call < N_FAULT_CALLS; call++) {
                 uint32_t most = 0;
 
                 for (uint32_t i = 0; i < ARRAY_SIZE(errors[call]) && errors[call][i]; i++)
-                        for (int forever = 0; forever <= may_last(call, errors[call][i]); forever++) {
+                        for (int forever = 0; forever <= may_last(call, i); forever++) {
                                 uint32_t n = sweep_one(s, call, errors[call][i], forever, run, arg);
 
                                 most = MAX(most, n);
-                                runs += n;
+                                runs += n / STRIDE + 1;
                         }
                 total += most;
                 if (most)
                         printf(" %s %u", names[call], most);
                 fflush(stdout);
         }
-        printf("\n%s: %u call sites x {once, always} x errors = %u runs: all survived\n", who, total, runs);
+        printf("\n%s: %u call sites x {once, always} x errors, %u runs: all survived\n", who, total, runs);
         fflush(stdout);
 }
 
