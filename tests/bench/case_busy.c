@@ -26,7 +26,7 @@
 /* Between us and the writer. */
 struct shared {
         _Atomic int go;
-        _Atomic uint64_t sealed; /* batches */
+        _Atomic uint64_t sealed, refused; /* batches */
 };
 
 struct world {
@@ -47,8 +47,10 @@ static int publish(kvd_space *space, uint64_t batch) {
 
         for (uint32_t i = 0; i < BATCH; i++)
                 block_tokens((UINT64_C(1) << 40) + batch * BATCH + i, tokens + i * BLOCK_TOKENS);
-        if (take_blocks(space, BATCH, blocks) < 0)
-                return -ENOBUFS;
+        int r = take_blocks(space, BATCH, blocks);
+
+        if (r < 0)
+                return r;
         if (kvd_seal(space, &pin, BATCH, blocks, tokens, BATCH * BLOCK_TOKENS) != BATCH)
                 return -EIO;
         kvd_unpin(space, &pin);
@@ -59,16 +61,21 @@ static void write_on(void *ctx) {
         struct world *w = ctx;
         kvd_space *space;
         kvd *handle;
+        int r = 0;
 
         if (kvd_open(w->kvd.socket, &handle) < 0 || kvd_space_open(handle, "bench", &w->kvd.geometry, NULL, &space) < 0)
                 return;
-        for (uint64_t batch = 0;;)
-                if (!atomic_load(&w->shared->go))
+        for (uint64_t batch = 0; r == 0 || r == -ENOBUFS;) {
+                if (!atomic_load(&w->shared->go)) {
                         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-                else if (publish(space, batch) < 0)
-                        return;
-                else
+                        continue;
+                }
+                r = publish(space, batch);
+                if (r == 0)
                         atomic_store(&w->shared->sealed, ++batch);
+                else
+                        atomic_fetch_add(&w->shared->refused, 1);
+        }
 }
 
 /* ---- us ------------------------------------------------------------------------------------------------------ */
@@ -145,7 +152,8 @@ static int run(struct world *w, const struct bench *bench) {
         contest_add(&contest, (struct contender){"kvd", choose_busy, ask, unpin, w});
         contest_add(&contest, (struct contender){"idle", choose_idle, ask, unpin, w});
         r = bench_run(bench, &contest);
-        say("the writer sealed %llu batches meanwhile\n", (unsigned long long)atomic_load(&w->shared->sealed));
+        say("the writer sealed %llu batches meanwhile, and was refused %llu times\n",
+            (unsigned long long)atomic_load(&w->shared->sealed), (unsigned long long)atomic_load(&w->shared->refused));
         return r < 0 ? r : atomic_load(&w->shared->sealed) ? 0 : -ENOMSG;
 }
 
