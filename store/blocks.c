@@ -132,6 +132,8 @@ static int find_room(struct space *space, struct arena *arena, uint32_t want) {
         int r = space_grow(space, arena, bytes);
         uint32_t evicted;
 
+        while (r == 0 && store_bury(space_store(space)))
+                r = space_grow(space, arena, bytes);
         if (r == 0 && (space_reclaim(space) || arena_reclaim(space, arena)))
                 r = space_grow(space, arena, bytes);
         if (r > 0)

@@ -165,8 +165,8 @@ static void check_block(struct walk *w, uint32_t id) {
         const struct block *b = &s->blocks[id];
         uint64_t slot = shm_load(&kvd_index_desc(s->ix, id)->slot);
 
-        expect(w, kvd_slot_state(slot) == b->state || (b->state == KVD_ABSENT && slot == 0),
-               "B1 block %u is in state %u, its slot word says %u", id, b->state, kvd_slot_state(slot));
+        expect(w, kvd_slot_state(slot) == b->state, "B1 block %u is in state %u, its slot word says %u",
+               id, b->state, kvd_slot_state(slot));
         if (b->state != KVD_SEALED) {
                 expect(w, !b->heap && !b->run && !b->indexed, "B16 block %u is indexed and not sealed", id);
                 return;

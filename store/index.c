@@ -214,10 +214,8 @@ int index_new(struct space *space, const struct space_spec *spec) {
 }
 
 void index_free(struct space *space) {
-        if (space->ix) {
-                atomic_store(&space->ix->alive, 0);
+        if (space->ix)
                 munmap(space->ix, space->ix->size);
-        }
         space->ix = NULL;
         closep(&space->index_fd);
         closep(&space->index_fd_ro);

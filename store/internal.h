@@ -27,6 +27,7 @@ struct store {
         uint64_t used;         /* bytes of segments that have memory */
         uint32_t next_number;  /* of spaces */
         struct domain *domains; /* owned */
+        struct space *deleted;  /* owned; their memory is being freed */
         char why[256];
 };
 
@@ -120,7 +121,9 @@ struct space {
         struct kvd_index *ix;      /* owned mapping, writable */
 
         struct segment *segments;  /* owned; max_segments of them */
+        uint32_t n_buried;         /* segments freed, once the space was deleted */
         uint32_t n_with_memory;    /* segments that have memory */
+        uint32_t hand;             /* segment to look at next for memory to give back */
         struct block *blocks;      /* owned; capacity of them */
         uint64_t count[KVD_N_STATES];
         uint32_t n_leaves;
@@ -178,7 +181,7 @@ bool index_holds(const struct space *space, uint32_t id);     /* for check.c: is
 bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
 
 /* segment.c: memory */
-void segment_free(struct segment *segment);
+void segment_free(struct space *space, struct segment *segment);
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes); /* blocks made ready, or an error */
 bool space_reclaim(struct space *space);                      /* takes a segment's memory from a larger space */
 bool arena_reclaim(struct space *space, struct arena *arena); /* ... from arenas of this space that can spare it */
@@ -198,6 +201,9 @@ uint64_t block_last_use(const struct space *space, uint32_t id);
 void block_warm(struct space *space, uint32_t id); /* takes over when clients used it last */
 uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n);
 bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted);
+
+/* space.c */
+bool store_bury(struct store *store);
 
 /* attachment.c */
 int arena_new(struct space *space, struct attachment *writer, struct arena **ret);

@@ -43,17 +43,22 @@ static int make_memfd(struct space *space, struct segment *segment) {
         return 0;
 }
 
-void segment_free(struct segment *segment) {
-        closep(&segment->fd);
-        closep(&segment->fd_ro);
-}
-
 static void charge(struct space *space, int64_t sign) {
         uint64_t bytes = space->ix->segment_bytes;
 
         space_store(space)->used += (uint64_t)sign * bytes;
         space->domain->used += (uint64_t)sign * bytes;
         space->n_with_memory += (uint32_t)sign;
+}
+
+/* Gives it up for good. Clients that have it mapped keep its memory alive, and are the only ones that it costs. */
+void segment_free(struct space *space, struct segment *segment) {
+        if (segment->n_ready)
+                charge(space, -1);
+        segment->n_ready = 0;
+        closep(&segment->fd);
+        closep(&segment->fd_ro);
+        segment->fd = segment->fd_ro = -1;
 }
 
 /* Blocks with memory in the whole space. */
@@ -192,7 +197,7 @@ static bool fill_ahead(struct space *space) {
 }
 
 bool store_idle(struct store *store) {
-        bool more = false;
+        bool more = store_bury(store);
 
         for (struct domain *d = store->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next)
@@ -202,7 +207,7 @@ bool store_idle(struct store *store) {
 
 /* ---- taking memory back -------------------------------------------------------------------------------------- */
 
-#define RECLAIM_TRIES 4u
+#define RECLAIM_LOOKS 32768u /* blocks looked at in one call */
 #define RECLAIM_BUDGET 8192u /* blocks looked at for one segment */
 
 /* Evicts everything in a segment and whatever hangs on it elsewhere. Stops at the first pinned block. */
@@ -235,17 +240,20 @@ static bool wholly_free(const struct segment *segment) {
         return segment->n_ready && segment->n_free == segment->n_ready;
 }
 
-/* Gives one segment's memory back to the pool; of which arenas, the caller says. */
+/*
+ * Gives one segment's memory back to the pool; among which, the caller says. A hand goes round the segments, and a call
+ * looks at a bounded number of blocks, so that one in a large space full of pins does not take long.
+ */
 static bool return_one_segment(struct space *space, bool (*among)(const struct segment *, const void *),
                                const void *arg) {
-        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), tries = RECLAIM_TRIES;
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), looks = RECLAIM_LOOKS;
 
-        for (uint32_t i = n; i-- > 0 && tries;) {
-                struct segment *segment = &space->segments[i];
+        for (uint32_t i = 0; i < n && looks; i++) {
+                struct segment *segment = &space->segments[space->hand++ % n];
 
+                looks -= MIN(looks, segment->n_ready);
                 if (!among(segment, arg) || !worth_emptying(space, segment))
                         continue;
-                tries--;
                 if (wholly_free(segment) || empty_out(space, segment)) {
                         segment_return(space, segment);
                         return true;

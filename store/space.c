@@ -63,10 +63,6 @@ static int compare(struct space *space, const struct space_spec *spec) {
 /* ---- making ------------------------------------------------------------------------------------------------- */
 
 static void space_free(struct space *space) {
-        uint32_t n = space->ix ? space->ix->max_segments : 0;
-
-        for (uint32_t i = 0; space->segments && i < n; i++)
-                segment_free(&space->segments[i]);
         while (space->arenas) {
                 struct arena *arena = space->arenas;
 
@@ -100,8 +96,6 @@ static int make_tables(struct space *space) {
         space->leases = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases);
         if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < ix->capacity; i++)
-                space->blocks[i].state = KVD_ABSENT;
         for (uint32_t i = 0; i < ix->run_capacity; i++)
                 space->free_runs[space->n_free_runs++] = ix->run_capacity - 1 - i;
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
@@ -212,21 +206,40 @@ static void end_attachments(struct space *space) {
                 ;
 }
 
+/* Idle work: frees a piece of a deleted space, since a large pool is not freed in an instant. True: there is more. */
+bool store_bury(struct store *store) {
+        struct space *space = store->deleted;
+
+        if (!space)
+                return false;
+        while (space->n_buried < space->ix->max_segments) {
+                struct segment *segment = &space->segments[space->n_buried++];
+
+                if (segment->fd >= 0) {
+                        segment_free(space, segment);
+                        return true;
+                }
+        }
+        store->deleted = space->next;
+        space_free(space);
+        return store->deleted != NULL;
+}
+
+/* The space is gone at once; its memory goes back to the pool piece by piece. */
 int space_delete(struct space *space, bool force) {
-        uint64_t bytes = space->ix->segment_bytes * space->n_with_memory;
+        struct store *store = space_store(space);
         struct space **at = &space->domain->spaces;
         uint32_t n = live_attachments(space);
 
         if (n && !force)
-                return store_refuse(space_store(space), -EBUSY, "%u clients use space '%s'; end them, or force it",
-                                    n, space->name);
+                return store_refuse(store, -EBUSY, "%u clients use space '%s'; end them, or force it", n, space->name);
         end_attachments(space);
         while (*at != space)
                 at = &(*at)->next;
         *at = space->next;
-        space_store(space)->used -= bytes;
-        space->domain->used -= bytes;
-        space_free(space);
+        atomic_store(&space->ix->alive, 0);
+        space->next = store->deleted;
+        store->deleted = space;
         return 0;
 }
 

@@ -75,11 +75,14 @@ int store_new(const struct store_config *config, struct store **ret) {
 struct store *store_free(struct store *store) {
         if (!store)
                 return NULL;
+        for (struct domain *d = store->domains; d; d = d->next)
+                while (d->spaces)
+                        space_delete(d->spaces, true);
+        while (store_bury(store))
+                ;
         while (store->domains) {
                 struct domain *domain = store->domains;
 
-                while (domain->spaces)
-                        space_delete(domain->spaces, true);
                 store->domains = domain->next;
                 free(domain);
         }

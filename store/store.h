@@ -100,7 +100,10 @@ void space_usage(struct space *space, struct space_usage *ret);
 /* key: "policy" (lru, fifo) or "max_blocks" (number, at most the index's capacity). */
 int space_set(struct space *space, const char *key, const char *value);
 
-/* -EBUSY while it has attachments, unless force: those then end (their mappings stay valid for their owners). */
+/*
+ * -EBUSY while it has attachments, unless force: those then end (their mappings stay valid for their owners). The space
+ * is gone at once; its memory is given back to the pool by store_idle.
+ */
 int space_delete(struct space *space, bool force);
 
 /* Segments: descriptor to hand out, writable for the attachment or read-only. -ENOENT: no such segment. */

@@ -51,12 +51,12 @@
 /* ---- slot word: what a block is, and which incarnation of it ------------------------------------------------ */
 
 enum kvd_state {
-        KVD_FREE = 0,
-        KVD_FILLING = 1,  /* owned by one client, who writes it; invisible to others */
-        KVD_SEALED = 2,   /* in the index; immutable */
-        KVD_RETIRING = 3, /* the daemon asks whether anybody uses it; goes back to SEALED, or on to FREE */
-        KVD_LIMBO = 4,    /* lost its session, but the process that may still write it is not gone yet */
-        KVD_ABSENT = 5,   /* its segment has no memory at the moment */
+        KVD_ABSENT = 0,   /* its segment has no memory at the moment, or it never had any */
+        KVD_FREE = 1,
+        KVD_FILLING = 2,  /* owned by one client, who writes it; invisible to others */
+        KVD_SEALED = 3,   /* in the index; immutable */
+        KVD_RETIRING = 4, /* the daemon asks whether anybody uses it; goes back to SEALED, or on to FREE */
+        KVD_LIMBO = 5,    /* lost its session, but the process that may still write it is not gone yet */
         KVD_N_STATES
 };
 

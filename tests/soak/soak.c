@@ -188,8 +188,12 @@ static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
         expect_clean(conn);
         delete_space(conn, "causal");
         delete_space(conn, "whole");
-        if (conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
-                die("daemon_info: %s", kvd_error());
+        for (int i = 0; i < 200; i++, usleep(5000)) {
+                if (conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
+                        die("daemon_info: %s", kvd_error());
+                if (!info.pool_used)
+                        break;
+        }
         if (info.pool_used)
                 die("%llu bytes of the pool are left over", (unsigned long long)info.pool_used);
         for (int i = 0; i < 200 && daemon_fds(&s->daemon) != fds_before; i++)
