@@ -286,7 +286,8 @@ static void operation(struct worker *w) {
 
 static int open_spaces(struct worker *w) {
         static const struct kvd_space_options options[N_SPACES] = {
-                [CAUSAL] = {.kind = KVD_CAUSAL}, [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 128}};
+                [CAUSAL] = {.kind = KVD_CAUSAL, .max_blocks = 400}, /* a fraction of the universe: eviction never rests */
+                [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 48}};
         static const char *const names[N_SPACES] = {"causal", "whole"};
         int r = kvd_open(w->o->socket, &w->kvd);
 
