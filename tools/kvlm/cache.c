@@ -134,7 +134,7 @@ static void look_up(struct sequence *s) {
                 s->n_blocks++;
         }
         s->n_chained = s->n_blocks;
-        s->n_reused = s->n_blocks * block_tokens(s);
+        s->n_computed = s->n_reused = s->n_blocks * block_tokens(s);
         free(ids);
 }
 
@@ -209,24 +209,51 @@ int sequence_extend(struct sequence *s, uint32_t n_tokens) {
         return 0;
 }
 
-void sequence_publish(struct sequence *s, uint32_t n_tokens) {
-        uint32_t first = s->n_chained, n = 0;
+/* What is behind the pin goes: to the spare private blocks, or back to the daemon. */
+static void drop_unchained(struct sequence *s) {
+        for (uint32_t i = s->n_chained; i < s->n_blocks; i++) {
+                if (s->kinds[i] == BLOCK_PRIVATE)
+                        give_private(s->cache, s->blocks[i]);
+                else
+                        kvd_free(s->cache->space, 1, s->pool + i);
+        }
+        s->n_blocks = s->n_chained;
+        s->n_computed = MIN(s->n_computed, s->n_chained * block_tokens(s));
+}
 
-        while (first + n < n_tokens / block_tokens(s) && s->kinds[first + n] == BLOCK_FILLING)
+/* Who came second gets the first one's block. */
+static void chain(struct sequence *s, uint32_t n) {
+        for (uint32_t end = s->n_chained + n; s->n_chained < end; s->n_chained++) {
+                uint8_t *sealed = s->pool[s->n_chained].data;
+
+                s->kinds[s->n_chained] = s->blocks[s->n_chained] == sealed ? BLOCK_SEALED : BLOCK_REUSED;
+                s->blocks[s->n_chained] = sealed;
+        }
+}
+
+/* Without an answer (data is NULL then) a block may be sealed or not, and evicted or not: it must not be read. */
+static void stop_publishing(struct sequence *s) {
+        let_down(s);
+        s->unpublished = true;
+        if (!s->pool[s->n_chained].data)
+                drop_unchained(s);
+}
+
+void sequence_publish(struct sequence *s, uint32_t n_computed) {
+        uint32_t first = s->n_chained, n = 0;
+        int sealed;
+
+        s->n_computed = n_computed;
+        while (first + n < n_computed / block_tokens(s) && s->kinds[first + n] == BLOCK_FILLING)
                 n++;
         if (n == 0 || s->unpublished)
                 return;
-        if (kvd_seal(s->cache->space, &s->pin, n, s->pool + first, s->tokens + first * block_tokens(s),
-                     n * block_tokens(s)) < 0) {
-                let_down(s);
-                s->unpublished = true;
-                return;
-        }
-        for (uint32_t i = first; i < first + n; i++) { /* who came second gets the first one's block */
-                s->kinds[i] = s->blocks[i] == s->pool[i].data ? BLOCK_SEALED : BLOCK_REUSED;
-                s->blocks[i] = s->pool[i].data;
-        }
-        s->n_chained += n;
+        sealed = kvd_seal(s->cache->space, &s->pin, n, s->pool + first, s->tokens + first * block_tokens(s),
+                          n * block_tokens(s));
+        if (sealed > 0)
+                chain(s, (uint32_t)sealed);
+        if (sealed < (int)n)
+                stop_publishing(s);
 }
 
 uint32_t sequence_shared_blocks(const struct sequence *s) {
@@ -234,20 +261,12 @@ uint32_t sequence_shared_blocks(const struct sequence *s) {
 }
 
 struct sequence *sequence_free(struct sequence *s) {
-        uint32_t filling = 0;
-
         if (!s)
                 return NULL;
         if (s->pin.base)
                 kvd_unpin(s->cache->space, &s->pin);
-        for (uint32_t i = s->n_chained; i < s->n_blocks; i++) {
-                if (s->kinds[i] == BLOCK_PRIVATE)
-                        give_private(s->cache, s->blocks[i]);
-                else
-                        filling++;
-        }
-        if (filling > 0)
-                kvd_free(s->cache->space, filling, s->pool + s->n_chained);
+        if (s->kinds)
+                drop_unchained(s);
         free(s->kinds);
         free(s->pool);
         free(s->blocks);

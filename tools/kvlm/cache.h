@@ -34,6 +34,7 @@ struct sequence {
         struct cache *cache;
         uint32_t *tokens;
         uint32_t n_tokens, capacity; /* of tokens */
+        uint32_t n_computed; /* tokens whose keys and values are in the blocks */
 
         uint8_t **blocks; /* the block table */
         struct kvd_block *pool; /* of blocks that are not private */
@@ -54,7 +55,12 @@ int sequence_new_private(struct cache *, const uint32_t *tokens, uint32_t n_toke
 struct sequence *sequence_free(struct sequence *);
 
 int sequence_extend(struct sequence *, uint32_t n_tokens); /* blocks for so many tokens; -ENOMEM */
-void sequence_publish(struct sequence *, uint32_t n_tokens); /* so many are filled: seals the full blocks */
+
+/*
+ * So many tokens are computed: seals the blocks that are full. If the daemon dies over it, blocks whose fate nobody
+ * knows are given up, and n_computed is less than before: compute them again.
+ */
+void sequence_publish(struct sequence *, uint32_t n_computed);
 uint32_t sequence_shared_blocks(const struct sequence *); /* blocks that other processes can use */
 
 #endif

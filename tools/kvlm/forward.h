@@ -24,7 +24,7 @@ struct step {
         uint8_t *const *blocks; /* of the whole sequence */
         const uint32_t *tokens; /* [n], at positions first and up */
         uint32_t first, n;
-        uint32_t stored; /* positions below this are in the blocks already: read, not written */
+        uint32_t stored; /* keys and values below this position are in the blocks already: read, not written */
         float *logits;   /* NULL: none */
         bool all_logits; /* of every token [n][vocab], not of the last one [vocab] */
 };

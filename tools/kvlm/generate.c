@@ -15,7 +15,6 @@ struct run { /* of one request */
         float *logits;
         double started;
         size_t room; /* of the text */
-        FILE *dump;
 };
 
 static double now_ms(void) {
@@ -30,46 +29,65 @@ static void show_progress(const struct run *run, uint32_t done, uint32_t n) {
                 fprintf(stderr, "\r\033[Kprompt: %u of %u tokens%s", done, n, done == n ? "\n" : "");
 }
 
-/* ---- prompt ---- */
+/* ---- computing ---- */
 
 static int compute(const struct run *run, const struct step *step) {
-        int r = *run->engine->interrupted ? -EINTR : sequence_extend(run->sequence, step->first + step->n);
-
-        if (r < 0)
-                return r;
-        r = forward_step(run->engine->forward, step);
-        if (r == 0)
-                sequence_publish(run->sequence, step->first + step->n);
-        return r;
+        if (*run->engine->interrupted)
+                return -EINTR;
+        return forward_step(run->engine->forward, step);
 }
 
-/*
- * In chunks from the first token that was not found. For a dump of all logits from the very first: what is stored is
- * read like any other, only not written again.
- */
-static int compute_prompt(const struct run *run) {
+static struct step next_step(const struct run *run, uint32_t first) {
         const struct sequence *s = run->sequence;
-        uint32_t n_tokens = s->n_tokens, chunk;
 
-        for (uint32_t first = run->dump ? 0 : s->n_reused; first < n_tokens; first += chunk) {
-                chunk = MIN(run->engine->chunk, n_tokens - first);
-                struct step step = {
-                        .blocks = s->blocks,
-                        .tokens = s->tokens + first,
-                        .first = first,
-                        .n = chunk,
-                        .stored = s->n_reused,
-                        .logits = run->dump || first + chunk == n_tokens ? run->logits : NULL,
-                        .all_logits = run->dump != NULL,
-                };
-                size_t numbers = (size_t)chunk * run->engine->model->config.vocab;
-                int r = compute(run, &step);
+        return (struct step){
+                .blocks = s->blocks,
+                .tokens = s->tokens + first,
+                .first = first,
+                .n = MIN(run->engine->chunk, s->n_tokens - first),
+        };
+}
 
+/* All tokens of the sequence that are not computed yet, in chunks, and the logits of the last one. */
+static int catch_up(const struct run *run) {
+        struct sequence *s = run->sequence;
+
+        while (s->n_computed < s->n_tokens) {
+                struct step step = next_step(run, s->n_computed);
+                uint32_t end = step.first + step.n;
+                int r = sequence_extend(s, end);
+
+                step.logits = end == s->n_tokens ? run->logits : NULL;
+                if (r == 0)
+                        r = compute(run, &step);
                 if (r < 0)
                         return r;
-                if (run->dump && fwrite(run->logits, sizeof(float), numbers, run->dump) != numbers)
+                sequence_publish(s, end);
+                if (end <= run->result->prompt_tokens)
+                        show_progress(run, end, run->result->prompt_tokens);
+        }
+        return 0;
+}
+
+/* The logits of every token, once more from the first: keys and values are only read, from wherever they are. */
+static int dump_logits(const struct run *run, FILE *f) {
+        const struct sequence *s = run->sequence;
+        uint32_t vocab = run->engine->model->config.vocab;
+
+        for (uint32_t first = 0; first < s->n_tokens;) {
+                struct step step = next_step(run, first);
+                size_t numbers = (size_t)step.n * vocab;
+                int r;
+
+                step.stored = s->n_tokens;
+                step.logits = run->logits;
+                step.all_logits = true;
+                r = compute(run, &step);
+                if (r < 0)
+                        return r;
+                if (fwrite(run->logits, sizeof *run->logits, numbers, f) != numbers)
                         return note(-EIO, "cannot write the logits: %s", strerror(errno));
-                show_progress(run, first + chunk, n_tokens);
+                first += step.n;
         }
         return 0;
 }
@@ -109,15 +127,6 @@ static bool stopped(const struct run *run, size_t last) {
         return true;
 }
 
-/* The next token's logits: the token goes to the end of the sequence. */
-static int feed(const struct run *run, uint32_t id) {
-        struct sequence *s = run->sequence;
-        struct step step = {s->blocks, s->tokens + s->n_tokens, s->n_tokens, 1, 0, run->logits, false};
-
-        s->tokens[s->n_tokens++] = id;
-        return compute(run, &step);
-}
-
 static int decode(struct run *run) {
         const struct engine *e = run->engine;
 
@@ -137,7 +146,8 @@ static int decode(struct run *run) {
                 if (stopped(run, size) || run->result->generated_tokens == e->max_tokens ||
                     run->sequence->n_tokens == run->sequence->capacity)
                         return 0;
-                r = feed(run, id);
+                run->sequence->tokens[run->sequence->n_tokens++] = id;
+                r = catch_up(run);
                 if (r < 0)
                         return r;
         }
@@ -163,8 +173,7 @@ static int verify(const struct run *run) {
         r = sequence_new_private(e->cache, s->tokens, n * e->shape.tokens, &again.sequence);
         if (r < 0)
                 return r;
-        again.dump = NULL;
-        r = compute_prompt(&again);
+        r = catch_up(&again);
         for (uint32_t i = 0; r == 0 && i < n; i++) {
                 if (s->kinds[i] != BLOCK_REUSED)
                         continue;
@@ -196,9 +205,9 @@ static int serve(struct run *run, const struct request *request) {
         sampler_restart(e->sampler);
         r = append_text(run, "", 0);
         if (r == 0)
-                r = compute_prompt(run);
-        if (r == 0 && !request->logits)
-                r = decode(run);
+                r = catch_up(run);
+        if (r == 0)
+                r = request->logits ? dump_logits(run, request->logits) : decode(run);
         account(run);
         return r == 0 && e->verify ? verify(run) : r;
 }
@@ -208,7 +217,7 @@ int generate(const struct engine *e, const struct request *request, struct resul
         size_t rows = request->logits ? e->chunk : 1;
         uint32_t capacity = (uint32_t)MIN((uint64_t)request->n_tokens + e->max_tokens, c->max_positions);
         struct result result = {.prompt_tokens = request->n_tokens};
-        struct run run = {.engine = e, .result = &result, .started = now_ms(), .dump = request->logits};
+        struct run run = {.engine = e, .result = &result, .started = now_ms()};
         int r;
 
         if (request->n_tokens == 0)

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * kvlm with a kvd: what is reused is right to the last byte, answers never depend on the cache, and no failure of
+ * the daemon or of another kvlm becomes the user's. The second argument of this program is the daemon.
+ */
+
+#include <check.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "ipc/base/util.h"
+#include "tests/kvlm/folder.h"
+
+static const struct shape small = {3, 24, 6, 2, 10, 37, 283, true, "F32"};
+static const char *daemon_program;
+static pid_t daemon_pid;
+
+enum { PROMPTS = 6, WAIT_MS = 10000 };
+
+static void start_daemon(const char *pool) {
+        int ready[2], status = 0;
+        char number[16], byte;
+
+        ck_assert_int_eq(pipe2(ready, O_CLOEXEC), 0);
+        snprintf(number, sizeof number, "%d", ready[1]);
+        daemon_pid = fork();
+        ck_assert_int_ge(daemon_pid, 0);
+        if (daemon_pid == 0) {
+                fcntl(ready[1], F_SETFD, 0);
+                execl(daemon_program, daemon_program, "--private", folder_path("daemon"), "--pool", pool, "--set",
+                      "daemon.segment=4M", "--ready-fd", number, NULL);
+                _exit(127);
+        }
+        close(ready[1]);
+        ck_assert_int_eq(poll(&(struct pollfd){.fd = ready[0], .events = POLLIN}, 1, WAIT_MS), 1);
+        if (read(ready[0], &byte, 1) != 1) {
+                waitpid(daemon_pid, &status, 0);
+                ck_abort_msg("the daemon ended with %#x before it was ready", (unsigned)status);
+        }
+        close(ready[0]);
+}
+
+static void end_daemon(int signal) {
+        int status;
+
+        ck_assert_int_eq(kill(daemon_pid, signal), 0);
+        ck_assert_int_eq(waitpid(daemon_pid, &status, 0), daemon_pid);
+        daemon_pid = 0;
+}
+
+/* A model, and prompts that share a document of some 600 tokens. */
+static void prepare(void) {
+        char *text = folder_memory(8192), *at = text;
+
+        folder_make();
+        folder_model("model", &small, 11);
+        for (int i = 0; i < 200; i++)
+                at += sprintf(at, "the theory of %d abcd\n", i * i % 97);
+        folder_write_text("document", text);
+        at = text;
+        for (int i = 0; i < PROMPTS; i++)
+                at += sprintf(at, "{\"prompt\": \"question %d?\"}\n", i);
+        folder_write_text("prompts", text);
+}
+
+static void clean_up(void) {
+        if (daemon_pid > 0)
+                end_daemon(SIGKILL);
+        folder_remove();
+}
+
+static struct output ask(const char *option) {
+        return kvlm("--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"), "--document",
+                    folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "", "--max-tokens", "40",
+                    "--json", "--verify", option, NULL);
+}
+
+static uint64_t sum(const char *lines, const char *member) {
+        size_t length = strlen(member);
+        uint64_t total = 0;
+
+        for (const char *at = lines; (at = strstr(at, member)); at += length)
+                total += strtoull(at + length + 3, NULL, 10);
+        return total;
+}
+
+/* The texts alone: each line cut behind its first member. */
+static const char *texts(const char *lines) {
+        char *copy = folder_memory(strlen(lines) + 1), *to = copy;
+
+        for (const char *line = lines; *line; line = strchr(line, '\n') + 1)
+                to = mempcpy(to, line, (size_t)(strstr(line, "\", \"prompt_tokens\"") - line));
+        return copy;
+}
+
+static void check_answers(struct output o, const char *expected) {
+        ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
+        ck_assert_str_eq(texts(o.out), expected);
+        ck_assert_uint_eq(sum(o.out, "wrong_bytes"), 0);
+}
+
+START_TEST(a_second_process_reuses_what_the_first_computed) {
+        const char *expected = texts(ask("--no-share").out);
+        struct output first, second;
+        uint64_t tokens;
+
+        start_daemon("16M");
+        first = ask("--chunk=64");
+        check_answers(first, expected);
+        second = ask("--chunk=7");
+        check_answers(second, expected);
+        tokens = sum(second.out, "\"prompt_tokens");
+        ck_assert_uint_gt(sum(first.out, "reused_tokens"), 0); /* from its own first prompt */
+        ck_assert_uint_ge(sum(second.out, "reused_tokens"), tokens - PROMPTS * 16);
+        ck_assert_uint_gt(sum(second.out, "verified_bytes"), 0);
+        ck_assert_uint_eq(sum(second.out, "refused"), 0);
+}
+END_TEST
+
+/* Tokens that were generated and the prompt of the next turn: all of it is there but the last block. */
+START_TEST(a_conversation_goes_on_where_it_ended) {
+        const char *model = folder_path("model"), *socket;
+        char *ids = folder_memory(4096), *at = ids;
+        struct output o;
+
+        start_daemon("16M");
+        socket = folder_path("daemon/kvd.sock");
+        for (int i = 0; i < 100; i++)
+                at += sprintf(at, "%d ", i == 0 ? 1 : 100 + i);
+        o = kvlm("--model", model, "--socket", socket, "--tokens", folder_write_text("ids", ids), "--stop", "",
+                 "--max-tokens", "61", "--json", NULL);
+        ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
+        ck_assert_uint_eq(sum(o.out, "shared_blocks"), 160 / 16); /* all that the 160 computed tokens fill */
+        ck_assert_uint_eq(sum(o.out, "private_blocks"), 0);
+}
+END_TEST
+
+START_TEST(logits_are_the_same_from_the_pool) {
+        const char *model = folder_path("model"), *socket = folder_path("daemon/kvd.sock"), *tokens;
+        char *ids = folder_memory(4096), *at = ids;
+        const char *names[] = {"private", "computed", "reused"};
+        void *logits[3];
+        size_t size;
+
+        start_daemon("16M");
+        for (int i = 0; i < 300; i++)
+                at += sprintf(at, "%d ", i * i % 283);
+        tokens = folder_write_text("ids", ids);
+        for (int i = 0; i < 3; i++) {
+                struct output o = kvlm("--model", model, "--socket", socket, "--tokens", tokens, "--json", "--logits",
+                                       folder_path(names[i]), i == 0 ? "--no-share" : NULL, NULL);
+
+                ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
+                ck_assert_uint_eq(sum(o.out, "reused_tokens"), i == 2 ? 288 : 0);
+                logits[i] = folder_read(names[i], &size);
+        }
+        ck_assert_int_eq(memcmp(logits[0], logits[1], size), 0);
+        ck_assert_int_eq(memcmp(logits[0], logits[2], size), 0);
+}
+END_TEST
+
+/* A block of this model has 64 KiB: 4 MiB hold 64, and each prompt takes 63 that nobody else has. */
+START_TEST(a_full_pool_is_not_an_error) {
+        static const struct shape deep = {8, 16, 4, 4, 16, 16, 270, true, "F32"};
+        const char *socket = folder_path("daemon/kvd.sock");
+        uint64_t shared = 0, private = 0;
+        char *ids = folder_memory(65536);
+
+        folder_model("deep", &deep, 1);
+        start_daemon("4M");
+        for (int i = 0; i < 4; i++) {
+                char *at = ids;
+                struct output o;
+
+                for (int n = 0; n < (i == 3 ? 1200 : 1000); n++)
+                        at += sprintf(at, "%d ", (n * n + i) % 270);
+                o = kvlm("--model", folder_path("deep"), "--socket", socket, "--tokens", folder_write_text("long", ids),
+                         "--max-tokens", "3", "--json", "--verify", NULL);
+                ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
+                ck_assert_uint_eq(sum(o.out, "wrong_bytes"), 0);
+                ck_assert_uint_eq(sum(o.out, "refused"), i == 3 ? 1 : 0); /* the last is longer than the pool */
+                shared = sum(o.out, "shared_blocks");
+                private = sum(o.out, "private_blocks");
+        }
+        ck_assert_uint_gt(shared, 50);
+        ck_assert_uint_eq(shared + private, 76); /* 1,202 tokens */
+}
+END_TEST
+
+/* The background process writes what kvlm wrote to a file, or else to standard error. */
+static pid_t ask_in_background(const char *name) {
+        pid_t pid = fork();
+
+        ck_assert_int_ge(pid, 0);
+        if (pid == 0) {
+                struct output o = ask("--json");
+
+                if (o.status == 0)
+                        folder_write_text(name, o.out);
+                else
+                        fprintf(stderr, "status %d: %s%s", o.status, o.err, o.out);
+                _exit(o.status == 0 ? 0 : 1);
+        }
+        return pid;
+}
+
+static void check_background(pid_t pid, const char *name, const char *expected) {
+        size_t size;
+        int status;
+
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        check_answers((struct output){0, folder_read(name, &size), ""}, expected);
+}
+
+START_TEST(many_at_once_agree) {
+        const char *expected = texts(ask("--no-share").out), *names[] = {"a", "b", "c", "d"};
+        pid_t all[ARRAY_SIZE(names)];
+
+        start_daemon("16M");
+        for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+                all[i] = ask_in_background(names[i]);
+        for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+                check_background(all[i], names[i], expected);
+}
+END_TEST
+
+/* The daemon dies after a different time in each round, and sometimes comes back. */
+START_TEST(the_daemons_death_is_not_an_error) {
+        const char *expected = texts(ask("--no-share").out);
+
+        for (int round = 0; round < 12; round++) {
+                pid_t pid;
+
+                start_daemon("16M");
+                pid = ask_in_background("out");
+                usleep((useconds_t)round * 4000);
+                end_daemon(SIGKILL);
+                if (round % 2)
+                        start_daemon("16M");
+                check_background(pid, "out", expected);
+                if (round % 2)
+                        end_daemon(SIGTERM);
+        }
+}
+END_TEST
+
+START_TEST(without_a_daemon_it_works_and_says_so) {
+        struct output o = ask("--json");
+
+        check_answers(o, texts(ask("--no-share").out));
+        ck_assert_ptr_nonnull(strstr(o.err, "not sharing"));
+        ck_assert_ptr_eq(strchr(o.err, '\n') + 1, o.err + strlen(o.err));
+        ck_assert_uint_eq(sum(o.out, "refused"), PROMPTS);
+}
+END_TEST
+
+/* Another model of the same name gets neither a block of the first one nor an error. */
+START_TEST(another_model_shares_nothing) {
+        struct output o;
+
+        start_daemon("16M");
+        ck_assert_int_eq(ask("--json").status, 0);
+        remove(folder_path("model/model.safetensors"));
+        remove(folder_path("model/config.json"));
+        remove(folder_path("model/vocab.txt"));
+        remove(folder_path("model"));
+        folder_model("model", &small, 12);
+        o = ask("--json");
+        check_answers(o, texts(ask("--no-share").out));
+        ck_assert_ptr_nonnull(strstr(o.err, "fingerprint"));
+        ck_assert_uint_eq(sum(o.out, "reused_tokens"), 0);
+        o = ask("--space=another");
+        ck_assert_uint_gt(sum(o.out, "reused_tokens"), 0);
+}
+END_TEST
+
+START_TEST(ctrl_c_ends_cleanly) {
+        int status;
+        pid_t pid;
+
+        start_daemon("16M");
+        pid = fork();
+        ck_assert_int_ge(pid, 0);
+        if (pid == 0) {
+                execl(kvlm_program, kvlm_program, "--model", folder_path("model"), "--socket",
+                      folder_path("daemon/kvd.sock"), "--text", folder_path("document"), "--max-tokens", "100000",
+                      "--stop", "", NULL);
+                _exit(127);
+        }
+        usleep(150000);
+        ck_assert_int_eq(kill(pid, SIGINT), 0);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 130, "status %#x", (unsigned)status);
+}
+END_TEST
+
+int main(int argc, char **argv) {
+        Suite *suite = suite_create("kvlm: sharing");
+        TCase *tests = tcase_create("sharing");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        if (argc != 3)
+                return 77;
+        kvlm_program = argv[1];
+        daemon_program = argv[2];
+        tcase_set_timeout(tests, 300);
+        tcase_add_checked_fixture(tests, prepare, clean_up);
+        tcase_add_test(tests, a_second_process_reuses_what_the_first_computed);
+        tcase_add_test(tests, a_conversation_goes_on_where_it_ended);
+        tcase_add_test(tests, logits_are_the_same_from_the_pool);
+        tcase_add_test(tests, a_full_pool_is_not_an_error);
+        tcase_add_test(tests, many_at_once_agree);
+        tcase_add_test(tests, the_daemons_death_is_not_an_error);
+        tcase_add_test(tests, without_a_daemon_it_works_and_says_so);
+        tcase_add_test(tests, another_model_shares_nothing);
+        tcase_add_test(tests, ctrl_c_ends_cleanly);
+        suite_add_tcase(suite, tests);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}
