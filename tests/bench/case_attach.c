@@ -77,12 +77,13 @@ static uint64_t index_resident(const struct process *daemon) {
 }
 
 static void report_memory(const struct bench *bench, const struct world *w) {
-        double n = (double)w->chains.n_blocks;
+        double layout = (double)layout_of(w).size, resident = (double)index_resident(&w->kvd.daemon);
+        uint64_t n = w->chains.n_blocks;
 
         if (bench_wants(bench, "index-layout"))
-                report_value("index-layout", "kvd", w->chains.n_blocks, (double)layout_of(w).size / n, "B/block");
+                report_value("index-layout", "kvd", n, layout / (double)n, "B/block");
         if (bench_wants(bench, "index-resident"))
-                report_value("index-resident", "kvd", w->chains.n_blocks, (double)index_resident(&w->kvd.daemon) / n, "B/block");
+                report_value("index-resident", "kvd", n, resident / (double)n, "B/block");
 }
 
 /* ---- attach ------------------------------------------------------------------------------------------------- */

@@ -110,8 +110,11 @@ static int unpin(void *ctx) {
 
 static int hold_all(struct world *w) {
         for (uint32_t i = 0; i < w->chains.n_chains; i++) {
+                int64_t found;
+
                 chain_tokens(&w->chains, i, w->tokens);
-                if (kvd_lookup(w->kvd.space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS, &w->held[i]) != CHAIN_TOKENS)
+                found = kvd_lookup(w->kvd.space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS, &w->held[i]);
+                if (found != CHAIN_TOKENS)
                         return -ENOMSG;
         }
         return 0;

@@ -200,8 +200,8 @@ static int start(struct floors *f) {
 }
 
 int cases_floors(const struct bench *bench) {
-        static const char *const names[] = {"floor-clock", "floor-fence", "floor-load", "floor-pingpong", "floor-hash-blk",
-                                            "floor-hash-run", "floor-copy-128k", "floor-copy-2m", NULL};
+        static const char *const names[] = {"floor-clock", "floor-fence", "floor-load", "floor-pingpong",
+                                            "floor-hash-blk", "floor-hash-run", "floor-copy-128k", "floor-copy-2m", NULL};
         static struct floors f;
         int r;
 

@@ -124,7 +124,8 @@ static void add_redis(struct contest *contest, struct world *w, struct keys_ques
                                             [REDIS_MGET] = "redis-mget"};
 
         for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-                questions[i] = (struct keys_question){.chains = &w->chains, .redis = w->redis, .form = (enum redis_form)i};
+                questions[i] = (struct keys_question){.chains = &w->chains, .redis = w->redis};
+                questions[i].form = (enum redis_form)i;
                 contest_add(contest, (struct contender){names[i], keys_prepare, ask_redis, NULL, &questions[i]});
         }
 }
@@ -168,7 +169,8 @@ static int run_chain(struct world *w, const char *name, bool hot, struct questio
 static int run_chains(struct world *w) {
         struct question whole = {.n_tokens = CHAIN_TOKENS, .expected = CHAIN_TOKENS};
         struct question tail = {.n_tokens = TAIL_TOKENS, .expected = TAIL_TOKENS};
-        struct question new = {.n_tokens = CHAIN_TOKENS, .expected = TRUNK_BLOCKS * BLOCK_TOKENS, .unknown_suffix = true};
+        struct question new = {.n_tokens = CHAIN_TOKENS, .expected = TRUNK_BLOCKS * BLOCK_TOKENS,
+                               .unknown_suffix = true};
         int r;
 
         r = run_chain(w, "chain-cold", false, whole, true);

@@ -175,7 +175,7 @@ static int run_publish(const struct bench *bench, struct world *w, const char *n
 #define OWNER_BATCHES 2000u
 
 static int measure_owner(const struct bench *bench, struct world *w) {
-        uint64_t before;
+        uint64_t before, ns;
 
         if (!bench_wants(bench, "owner-cpu"))
                 return 0;
@@ -187,7 +187,8 @@ static int measure_owner(const struct bench *bench, struct world *w) {
                         return -EIO;
                 unpin(w);
         }
-        report_value("owner-cpu", "kvd", 0, (double)(process_cpu_ns(&w->kvd.daemon) - before) / (OWNER_BATCHES * w->n), "ns");
+        ns = process_cpu_ns(&w->kvd.daemon) - before;
+        report_value("owner-cpu", "kvd", 0, (double)ns / (OWNER_BATCHES * w->n), "ns");
         return 0;
 }
 
@@ -212,7 +213,9 @@ static int run_all(const struct bench *bench, struct world *w) {
 
 /* Room for all that a run seals, so that it never has to evict. */
 static uint64_t blocks_needed(const struct bench *bench) {
-        return OWNER_BATCHES * 16 + (uint64_t)bench->rounds * MAX(bench->samples / 5, 30u) * 2 * (MOST + 2 * (1 + 16 + 64)) * 9 / 8;
+        uint64_t operations = (uint64_t)bench->rounds * MAX(bench->samples / 5, 30u) * 9 / 8;
+
+        return OWNER_BATCHES * 16 + operations * 2 * (MOST + 2 * (1 + 16 + 64));
 }
 
 static int start(struct world *w, const struct bench *bench, const char *dir) {
@@ -235,8 +238,8 @@ static int start(struct world *w, const struct bench *bench, const char *dir) {
 }
 
 int cases_publish(const struct bench *bench) {
-        static const char *const names[] = {"owner-cpu", "alloc", "seal-1", "seal-16", "seal-64", "publish-1", "publish-16",
-                                            "publish-64", NULL};
+        static const char *const names[] = {"owner-cpu", "alloc", "seal-1", "seal-16", "seal-64", "publish-1",
+                                            "publish-16", "publish-64", NULL};
         static struct world w = {.kvd = {.daemon = NO_PROCESS}};
         char dir[256];
         int r;

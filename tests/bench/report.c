@@ -123,8 +123,8 @@ void report_absent(const char *case_name, const char *peer, const char *why) {
 
         row->verdict = strstr(why, "not installed") ? "not installed" : "not measured";
         row->goal = NULL;
-        printf("{\"case\":\"%s\",\"subject\":\"kvd\",\"peer\":\"%s\",\"verdict\":\"%s\",\"why\":\"%s\"}\n", case_name, peer,
-               row->verdict, why);
+        printf("{\"case\":\"%s\",\"subject\":\"kvd\",\"peer\":\"%s\",\"verdict\":\"%s\",\"why\":\"%s\"}\n", case_name,
+               peer, row->verdict, why);
         fflush(stdout);
 }
 
@@ -181,8 +181,8 @@ static void print_row(const struct row *row) {
                 snprintf(ratio, sizeof ratio, "%.3gx", row->ratio);
         if (row->entries)
                 snprintf(entries, sizeof entries, "%llu", (unsigned long long)row->entries);
-        fprintf(stderr, "%-15s %-16s %9s %12s %8s %-26s %10s %10s  %s\n", row->case_name, row->who, entries, value, ratio,
-                spread, goal, aim, row->verdict);
+        fprintf(stderr, "%-15s %-16s %9s %12s %8s %-26s %10s %10s  %s\n", row->case_name, row->who, entries, value,
+                ratio, spread, goal, aim, row->verdict);
 }
 
 void report_table(void) {
