@@ -70,8 +70,8 @@ int activation_take(int *ret, char *why, size_t why_size) {
                 return -EINVAL;
         }
         if (!is_listening(FIRST_FD + i)) {
-                snprintf(why, why_size, "the descriptor called 'listen' is not a listening seqpacket Unix socket; write "
-                         "ListenSequentialPacket= in the socket unit");
+                snprintf(why, why_size, "the descriptor called 'listen' is not a listening seqpacket Unix socket; "
+                         "write ListenSequentialPacket= in the socket unit");
                 return -EINVAL;
         }
         *ret = FIRST_FD + i;

@@ -53,8 +53,8 @@ int client_open(struct client *c, int fd) {
 }
 
 static void log_end(const struct client *c, bool died) {
-        log_info("client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
-                 died && c->n_spaces ? "died: its memory is taken back" : "left");
+        log_info("client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name, c->peer.pid, c->peer.uid,
+                 domain_config(c->domain)->name, died && c->n_spaces ? "died: its memory is taken back" : "left");
 }
 
 void client_end(struct client *c, bool died) {

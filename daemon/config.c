@@ -78,7 +78,7 @@ static int check_name(const char *name, char why[static CONFIG_WHY]) {
         if (!name[0] || strlen(name) > KVD_NAME_MAX || name[strspn(name, letters)])
                 return refuse(why, "'%s' cannot name a domain; use 1 to %d of A-Z a-z 0-9 . _ -", name, KVD_NAME_MAX);
         if (strncmp(name, "uid-", 4) == 0)
-                return refuse(why, "'%s': names that begin with uid- are those of unlisted users; choose another", name);
+                return refuse(why, "'%s': names with uid- in front are those of unlisted users; choose another", name);
         return 0;
 }
 

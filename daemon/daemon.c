@@ -243,6 +243,8 @@ int daemon_run(struct daemon *d) {
         notify_send(&d->notify, "STOPPING=1", NOTIFY_WAIT_MS);
         if (r < 0)
                 log_error("waiting for events failed: %s", strerror(-r));
+        server_shut(d->server);
+        listener_close(&d->listener);
         return r;
 }
 

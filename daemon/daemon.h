@@ -15,7 +15,7 @@ struct options;
 
 /* Everything but the socket. Takes over *config. The reason of a failure is in why, in one line. */
 int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMON_WHY]);
-struct daemon *daemon_free(struct daemon *daemon); /* removes its socket */
+struct daemon *daemon_free(struct daemon *daemon);
 void daemon_freep(struct daemon **daemon);
 
 /* Accepts clients at the configured socket, or at fd, which is taken over, if it is not negative. */
@@ -24,7 +24,10 @@ int daemon_listen(struct daemon *daemon, int fd, char why[static DAEMON_WHY]);
 /* SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked them. */
 int daemon_handle_signals(struct daemon *daemon, const struct options *options);
 
-/* Tells the service manager that we are ready, and runs until daemon_stop or a signal. */
+/*
+ * Tells the service manager that we are ready, and runs until daemon_stop or a signal. Every connection and the
+ * socket are closed when it returns. Negative errno: waiting for events failed.
+ */
 int daemon_run(struct daemon *daemon);
 /* May be called from another thread. */
 void daemon_stop(struct daemon *daemon);

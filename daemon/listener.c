@@ -116,8 +116,8 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
         if (is_file)
                 memcpy(l->path, path, strlen(path));
         if (is_file && group != UINT32_MAX && sys->lchown(path, (uid_t)-1, group) < 0)
-                return refuse(why, -errno, "%s: cannot be given to group %u: %s; put the daemon's user in it", path, group,
-                              strerror(errno));
+                return refuse(why, -errno, "%s: cannot be given to group %u: %s; put the daemon's user in it", path,
+                              group, strerror(errno));
         if (sys->listen(l->fd, BACKLOG) < 0)
                 return refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
         return 0;

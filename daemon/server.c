@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "daemon/client.h"
@@ -38,7 +39,8 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         server = sys->calloc(1, sizeof *server);
         if (!server)
                 return -ENOMEM;
-        *server = (struct server){.config = config, .loop = loop, .store = store, .started_ns = sys_now_ns()};
+        *server = (struct server){
+                .config = config, .loop = loop, .store = store, .started_ns = sys_now_ns(), .spare = -1};
         server->retry.fire = accept_again;
         server->deadline.fire = deadline_passed;
         server->scratch = sys->calloc(1, sizeof *server->scratch);
@@ -54,19 +56,27 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         r = make_instance(server);
         if (r < 0)
                 return r;
+        server->spare = sys->eventfd(0, EFD_CLOEXEC);
+        if (server->spare < 0)
+                return -errno;
         *ret = STEAL(server);
         return 0;
 }
 
-struct server *server_free(struct server *server) {
-        if (!server)
-                return NULL;
+void server_shut(struct server *server) {
         for (uint32_t i = 0; i < server->n_slots; i++)
                 if (server->clients[i].state != CLIENT_UNUSED)
                         client_end(&server->clients[i], false);
         loop_timer_stop(&server->retry);
         loop_timer_stop(&server->deadline);
         loop_remove(&server->listening);
+}
+
+struct server *server_free(struct server *server) {
+        if (!server)
+                return NULL;
+        server_shut(server);
+        closep(&server->spare);
         kvd_decoder_free(server->decoder);
         free(server->scratch);
         free(server->clients);
@@ -185,7 +195,20 @@ static void accept_again(struct loop_timer *timer) {
                 loop_timer_set(server->loop, &server->retry, sys_now_ns() + ACCEPT_RETRY_NS);
 }
 
-/* Out of descriptors or memory: the connection stays in the backlog, and the socket stays readable. Look away. */
+/* Without a descriptor for the connection: takes it with the spare one and closes it, so that its peer knows. */
+static bool shed(struct server *server) {
+        int fd;
+
+        closep(&server->spare);
+        fd = sys->accept(server->listening.fd, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        closep(&fd);
+        server->spare = sys->eventfd(0, EFD_CLOEXEC);
+        if (fd >= 0)
+                log_limited(LOG_WARNING, "out of descriptors: a connection was refused; raise LimitNOFILE (ulimit -n)");
+        return fd >= 0;
+}
+
+/* The connection stays in the backlog, and the socket stays readable. Look away for a while. */
 static void pause_accepting(struct server *server, int error) {
         log_limited(LOG_WARNING, "cannot accept connections: %s; trying again every 0.1 s", strerror(error));
         loop_remove(&server->listening);
@@ -194,13 +217,18 @@ static void pause_accepting(struct server *server, int error) {
 
 static void accept_one(struct loop_source *source, short revents) {
         struct server *server = container_of(source, struct server, listening);
-        int fd;
+        int fd, error;
 
         fd = sys->accept(source->fd, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0)
+        if (fd >= 0) {
                 welcome(server, fd);
-        else if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-                pause_accepting(server, errno);
+                return;
+        }
+        error = errno;
+        if (error == EAGAIN || error == EINTR || error == ECONNABORTED)
+                return;
+        if ((error != EMFILE && error != ENFILE) || !shed(server))
+                pause_accepting(server, error);
 }
 
 int server_listen(struct server *server, int fd) {

@@ -43,6 +43,7 @@ struct server {
 
         struct loop_source listening;
         struct loop_timer retry;     /* accept failed: try again then */
+        int spare;                   /* owned; given up to refuse a connection when there are no descriptors left */
 
         struct client *clients;      /* owned; n_slots of them, used or not */
         uint32_t n_slots;
@@ -60,11 +61,14 @@ struct server {
 uint32_t server_max_sources(const struct config *config);
 
 int server_new(const struct config *config, struct loop *loop, struct store *store, struct server **ret);
-struct server *server_free(struct server *server); /* ends all clients */
+struct server *server_free(struct server *server);
 void server_freep(struct server **server);
 
 /* Starts to accept. The socket stays the caller's. */
 int server_listen(struct server *server, int fd);
+
+/* Stops accepting and ends all clients. */
+void server_shut(struct server *server);
 
 /* ---- for client.c ---------------------------------------------------------------------------------------------- */
 

@@ -67,7 +67,7 @@ static const struct {
         {"[domain]\n", ":1: there is no section [domain]; there are [daemon] and [domain NAME]"},
         {"[tenant a]\n", ":1: there is no section [tenant a]; there are [daemon] and [domain NAME]"},
         {"[domain a/b]\n", ":1: 'a/b' cannot name a domain; use 1 to 63 of A-Z a-z 0-9 . _ -"},
-        {"[domain uid-5]\n", ":1: 'uid-5': names that begin with uid- are those of unlisted users; choose another"},
+        {"[domain uid-5]\n", ":1: 'uid-5': names with uid- in front are those of unlisted users; choose another"},
         {"[domain a]\nisolation = none\n", ":2: isolation: 'none' is not known; write one of shared|arena"},
 };
 

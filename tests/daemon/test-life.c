@@ -306,6 +306,7 @@ END_TEST
 
 START_TEST(out_of_descriptors) {
         struct peer_end *p[20], *waiting[3];
+        struct kvd_msg reply;
         struct rlimit limit;
         double cpu;
         unsigned fds;
@@ -317,7 +318,7 @@ START_TEST(out_of_descriptors) {
         limit = (struct rlimit){fds + 41, fds + 41};
         ck_assert_int_eq(prlimit(in.pid, RLIMIT_NOFILE, &limit, NULL), 0);
         for (int i = 0; i < 3; i++)
-                waiting[i] = peer_connect(in.socket); /* in the backlog, or dropped for want of a second descriptor */
+                waiting[i] = peer_connect(in.socket);
         usleep(50000);
         cpu = instance_cpu(&in);
         usleep(500000);
@@ -325,8 +326,10 @@ START_TEST(out_of_descriptors) {
         ck_assert_uint_eq(clients(), 21); /* those who are in are served */
         for (int i = 0; i < 20; i++)
                 peer_close(p[i]);
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 3; i++) {
+                ck_assert(!peer_receive(waiting[i], &reply)); /* refused at once */
                 peer_close(waiting[i]);
+        }
         peer_close(peer_attach(in.socket));
         stop();
 }
