@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_HOSTILE_H
+#define KVD_TESTS_HOSTILE_H
+
+#include "tests/hostile/victim.h"
+#include "tests/lib/daemon.h"
+
+struct hostile {
+        struct daemon daemon;
+        struct victim victim;
+        struct conn *conn; /* of the one who checks */
+        uint32_t fds;      /* of the daemon, with victim and checker */
+        uint64_t rss_kib;
+};
+
+/* An attack runs in a process of its own, which die() or exit() ends. */
+typedef void attack(const struct hostile *h);
+
+struct attack_row {
+        const char *name;
+        attack *run;
+        uint32_t bad_connections; /* the daemon may keep 64 KiB for each */
+};
+
+extern const struct attack_row frame_attacks[], session_attacks[], block_attacks[], memory_attacks[];
+
+/* What every open of the victim's space by others says. */
+struct kvd_msg victim_space_message(void);
+
+#endif

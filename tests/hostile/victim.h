@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_VICTIM_H
+#define KVD_TESTS_VICTIM_H
+
+/*
+ * A well-behaved client in a process of its own, which works all the time in the space "victim": looks up, checks every
+ * byte, fills, seals, lets go. It may be refused blocks; anything else that goes wrong is counted.
+ */
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "client/kvd.h"
+
+#define VICTIM_BT 4u
+#define VICTIM_BLOCKS 24u
+
+extern const struct kvd_geometry victim_geometry;
+
+struct victim_facts {
+        _Atomic uint64_t operations, hits, bytes_checked, bytes_wrong, errors, refusals, longest_ns;
+        _Atomic bool stop;
+};
+
+struct victim {
+        pid_t pid;
+        struct victim_facts *facts; /* shared */
+};
+
+void victim_start(struct victim *v, const char *socket);
+void victim_stop(struct victim *v);
+
+/* Tokens and content of its chains, for attackers who use its space. */
+void victim_tokens(uint32_t chain, uint32_t *ret); /* VICTIM_BLOCKS * VICTIM_BT of them */
+bool victim_block_is_right(const uint8_t *data, uint32_t chain, uint32_t nth);
+void victim_block_fill(uint8_t *data, uint32_t chain, uint32_t nth);
+
+#endif
