@@ -11,9 +11,6 @@
  * A block's generation moves whenever it becomes FREE again.
  */
 
-#include <errno.h>
-#include <string.h>
-
 #include "store/internal.h"
 
 /* ---- states ------------------------------------------------------------------------------------------------- */
@@ -67,7 +64,7 @@ void block_to_free(struct space *space, uint32_t id) {
                 arena_list(segment);
 }
 
-static uint32_t pop_free(struct space *space, struct arena *arena) {
+uint32_t block_pop_free(struct space *space, struct arena *arena) {
         struct segment *segment = arena->avail;
         uint32_t id;
 
@@ -84,7 +81,7 @@ static uint32_t pop_free(struct space *space, struct arena *arena) {
 
 /* ---- filling lists ------------------------------------------------------------------------------------------ */
 
-static void fill_begin(struct space *space, uint32_t id, struct attachment *a) {
+void block_fill_begin(struct space *space, uint32_t id, struct attachment *a) {
         struct block *b = &space->blocks[id];
 
         b->owner = a->slot;
@@ -109,97 +106,6 @@ void block_fill_end(struct space *space, uint32_t id) {
                 space->blocks[b->next].prev = b->prev;
         b->owner = NONE;
         a->n_filling--;
-}
-
-/* ---- allocate ----------------------------------------------------------------------------------------------- */
-
-/* Blocks that a client may be filling at once in this space. */
-static uint32_t fill_limit(const struct space *space) {
-        uint64_t quota = space->domain->config.client_quota;
-        uint64_t limit = quota ? quota / space->ix->block_bytes : space->max_blocks / 2;
-
-        return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
-}
-
-static void tick(struct space *space) {
-        space->clock++;
-        atomic_store_explicit(&space->ix->clock, (uint32_t)space->clock, memory_order_relaxed);
-}
-
-/* Makes at least one block free for the arena, by the means that costs least. 0 or an error: there is none. */
-static int find_room(struct space *space, struct arena *arena, uint32_t want) {
-        uint64_t bytes = want * space->ix->block_bytes;
-        int r = space_grow(space, arena, bytes);
-        uint32_t evicted;
-
-        while (r == 0 && store_bury(space_store(space)))
-                r = space_grow(space, arena, bytes);
-        if (r == 0 && (space_reclaim(space) || arena_reclaim(space, arena)))
-                r = space_grow(space, arena, bytes);
-        if (r > 0)
-                return r;
-        evicted = evict_coldest(space, arena, want);
-        return evicted ? (int)evicted : r;
-}
-
-static int refuse_quota(struct space *space, uint32_t limit) {
-        space_count(space, KVD_SPACE_REFUSED_QUOTA, 1);
-        return store_refuse(space_store(space), -EDQUOT, "this client is filling %u blocks of space '%s', all that "
-                            "client_quota allows; seal or free some", limit, space->name);
-}
-
-static int refuse_full(struct space *space, int error) {
-        space_count(space, KVD_SPACE_REFUSED_FULL, 1);
-        if (error < 0)
-                return store_refuse(space_store(space), -ENOBUFS, "the system gives no memory for the pool (%s); set "
-                                    "pool below what is free", strerror(-error));
-        return store_refuse(space_store(space), -ENOBUFS, "space '%s' has no block left: %llu are being filled, %llu "
-                            "are sealed and in use; let some go, or raise pool or quota", space->name,
-                            (unsigned long long)(space->count[KVD_FILLING] + space->count[KVD_LIMBO]),
-                            (unsigned long long)space->count[KVD_SEALED]);
-}
-
-int space_allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
-        struct space *space = a->space;
-        uint32_t limit = fill_limit(space), got = 0, id;
-        int tries = 2, r = 0;
-
-        tick(space);
-        if (a->n_filling >= limit)
-                return refuse_quota(space, limit);
-        n = MIN(n, limit - a->n_filling);
-        while (got < n) {
-                id = pop_free(space, a->arena);
-                if (id == NONE) {
-                        r = tries-- ? find_room(space, a->arena, n - got) : 0;
-                        if (r <= 0)
-                                break;
-                        continue;
-                }
-                fill_begin(space, id, a);
-                ret[got++] = block_ref(space, id);
-        }
-        if (!got)
-                return refuse_full(space, r);
-        space_count(space, KVD_SPACE_ALLOCATED, got);
-        return (int)got;
-}
-
-uint32_t space_release(struct attachment *a, const kvd_ref *blocks, uint32_t n) {
-        struct space *space = a->space;
-        uint32_t released = 0;
-
-        for (uint32_t i = 0; i < n; i++) {
-                uint32_t id = kvd_ref_id(blocks[i]);
-
-                if (!block_filled_by(a, blocks[i]))
-                        continue;
-                block_fill_end(space, id);
-                block_to_free(space, id);
-                released++;
-        }
-        space_count(space, KVD_SPACE_RELEASED, released);
-        return released;
 }
 
 /* Is it a block that this attachment is filling, in this incarnation? Everything in ref comes from a client. */

@@ -201,7 +201,7 @@ static bool evict_leaf(struct space *space, uint32_t id) {
                 space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 return false;
         }
-        index_unpublish(space, id);
+        index_leave(space, id);
         block_unlink(space, id);
         block_to_free(space, id);
         space_count(space, KVD_SPACE_EVICTED, 1);

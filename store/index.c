@@ -314,20 +314,23 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         space_count(space, KVD_SPACE_RUNS_MADE, 1);
 }
 
-void index_publish(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens,
-                   struct kvd_key root) {
-        struct kvd_index *ix = space->ix;
-        struct kvd_desc *desc = kvd_index_desc(ix, id);
-        struct table table = block_table(ix);
-        uint32_t generation = block_generation(space, id);
+/* Into the descriptor of a block that is being filled: nobody believes it yet. */
+void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens) {
+        struct kvd_desc *desc = kvd_index_desc(space->ix, id);
 
-        shm_write_begin(&desc->slot, kvd_slot_make(KVD_FILLING, generation));
-        write_desc(desc, fields, tokens, ix->geometry.block_tokens);
-        block_set_state(space, id, KVD_SEALED, generation);
-        space->blocks[id].indexed = table_insert(&table, fields->key, id);
+        shm_write_begin(&desc->slot, kvd_slot_make(KVD_FILLING, block_generation(space, id)));
+        write_desc(desc, fields, tokens, space->ix->geometry.block_tokens);
+}
+
+/* Makes a block that is sealed by now findable, and the run that it completes. root: key of its chain's root. */
+void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        struct table table = block_table(space->ix);
+
+        space->blocks[id].indexed = table_insert(&table, desc->key, id);
         if (!space->blocks[id].indexed)
                 space_count(space, KVD_SPACE_UNINDEXED, 1);
-        if (fields->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 && fields->n_tokens == ix->geometry.block_tokens)
+        if (desc->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 && desc->n_tokens == space->ix->geometry.block_tokens)
                 publish_run(space, id, root);
 }
 
@@ -341,7 +344,7 @@ static void unpublish_run(struct space *space, uint32_t id) {
         space->blocks[id].run = 0;
 }
 
-void index_unpublish(struct space *space, uint32_t id) {
+void index_leave(struct space *space, uint32_t id) {
         struct table table = block_table(space->ix);
 
         if (space->blocks[id].run)

@@ -39,7 +39,6 @@ struct domain {
         struct space *spaces;  /* owned */
 };
 
-_printf_(3, 4) int store_refuse(struct store *store, int error, const char *format, ...); /* returns error */
 
 /* ---- segment ------------------------------------------------------------------------------------------------ */
 
@@ -169,13 +168,16 @@ static inline void space_count(struct space *s, enum kvd_space_counter which, ui
         atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
+/* why.c */
+_printf_(3, 4) int store_refuse(struct store *store, int error, const char *format, ...); /* returns error */
+
 /* index.c: the shared side of a block */
 int index_new(struct space *space, const struct space_spec *spec);
 void index_free(struct space *space);
 void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
-void index_publish(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens,
-                   struct kvd_key root);
-void index_unpublish(struct space *space, uint32_t id);
+void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens);
+void index_enter(struct space *space, uint32_t id, struct kvd_key root);
+void index_leave(struct space *space, uint32_t id);
 uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens); /* or NONE */
 bool index_holds(const struct space *space, uint32_t id);     /* for check.c: is the block found by its key? */
 bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
@@ -190,6 +192,8 @@ bool space_trim(struct space *space);                         /* gives one back 
 /* blocks.c: states and lists */
 void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
 void block_to_free(struct space *space, uint32_t id);
+uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
+void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 void block_fill_end(struct space *space, uint32_t id); /* takes it off its owner's list */
 bool block_filled_by(const struct attachment *a, kvd_ref ref);
 void arena_unlist(struct segment *segment);

@@ -129,7 +129,9 @@ static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, co
         }
         block_fill_end(space, id);
         space->blocks[id].parent = g->parent; /* the run looks back along it */
-        index_publish(space, id, &g->fields, tokens, g->root);
+        index_write(space, id, &g->fields, tokens);
+        block_set_state(space, id, KVD_SEALED, kvd_ref_generation(block));
+        index_enter(space, id, g->root);
         block_link(space, id, g->parent);
         space_count(space, KVD_SPACE_SEALED, 1);
         step(space, g, id);

@@ -1,26 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/sys.h"
 #include "store/internal.h"
-
-/* ---- refusals in words -------------------------------------------------------------------------------------- */
-
-int store_refuse(struct store *store, int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(store->why, sizeof store->why, format, args);
-        va_end(args);
-        return error;
-}
-
-const char *store_why(const struct store *store) {
-        return store->why;
-}
 
 /* ---- pages -------------------------------------------------------------------------------------------------- */
 
