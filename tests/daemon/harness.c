@@ -139,7 +139,8 @@ struct peer_end *peer_connect(const char *socket_path) {
         ck_assert_int_eq(kvd_address_make(socket_path, &address), 0);
         p->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         ck_assert_int_ge(p->fd, 0);
-        ck_assert_msg(connect(p->fd, kvd_address_of(&address), address.size) == 0, "%s: %s", socket_path, strerror(errno));
+        ck_assert_msg(connect(p->fd, kvd_address_of(&address), address.size) == 0, "%s: %s", socket_path,
+                      strerror(errno));
         ck_assert_int_eq(kvd_decoder_new(&p->decoder), 0);
         return p;
 }
@@ -214,8 +215,8 @@ uint32_t peer_open_space(struct peer_end *p, const char *name) {
 
         reply = peer_ok(p, (struct kvd_msg){
                 .number = KVD_MSG_space,
-                .space = {.name = kvd_slice_of(name), .create = 1, .layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = 4,
-                          .dtype = 2, .vocab = 1000}});
+                .space = {.name = kvd_slice_of(name), .create = 1, .layers = 1, .kv_heads = 1, .head_dim = 8,
+                          .block_tokens = 4, .dtype = 2, .vocab = 1000}});
         ck_assert_uint_eq(p->fds.n, 2);
         return reply.space_reply.space;
 }

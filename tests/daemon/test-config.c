@@ -38,20 +38,20 @@ static int read_text(const char *text) {
         return r < 0 ? r : config_check(&config, why);
 }
 
+#define NO_BYTES " is not a size; write bytes, with K, M, G or T, such as 512M or 8G"
+#define NO_MEMORY " is not a size; write bytes, with K, M, G or T, or % of memory, such as 512M or 8G"
+
 static const struct {
         const char *text, *why; /* why behind the file's name */
 } mistakes[] = {
         {"pool = 1G\n", ":1: 'pool = 1G' stands before the first section; write [daemon] above it"},
         {"[daemon]\n\npoll = 1G\n", ":3: [daemon] has no option 'poll'; see kvd --print-config"},
         {"[daemon]\npool\n", ":2: 'pool' is neither a section nor an assignment; write key = value"},
-        {"[daemon]\npool = lots\n", ":2: pool: 'lots' is not a size; write bytes, with K, M, G or T, or % of memory, such "
-                                    "as 512M or 8G"},
-        {"[daemon]\npool = 101%\n", ":2: pool: '101%' is not a size; write bytes, with K, M, G or T, or % of memory, such "
-                                    "as 512M or 8G"},
+        {"[daemon]\npool = lots\n", ":2: pool: 'lots'" NO_MEMORY},
+        {"[daemon]\npool = 101%\n", ":2: pool: '101%'" NO_MEMORY},
         {"[daemon]\npool = 1K\n", ":2: pool: '1K' is out of range; at least 4096K, at most 262144G"},
-        {"[daemon]\npool = 99999999999T\n", ":2: pool: '99999999999T' is not a size; write bytes, with K, M, G or T, or % "
-                                            "of memory, such as 512M or 8G"},
-        {"[daemon]\nsegment = 10%\n", ":2: segment: '10%' is not a size; write bytes, with K, M, G or T, such as 512M or 8G"},
+        {"[daemon]\npool = 99999999999T\n", ":2: pool: '99999999999T'" NO_MEMORY},
+        {"[daemon]\nsegment = 10%\n", ":2: segment: '10%'" NO_BYTES},
         {"[daemon]\npages = large\n", ":2: pages: 'large' is not known; write one of auto|small|huge"},
         {"[daemon]\npages = aut\n", ":2: pages: 'aut' is not known; write one of auto|small|huge"},
         {"[daemon]\nsocket = kvd.sock\n", ":2: socket: 'kvd.sock' is not a path; write one that begins with / or, if "
@@ -59,8 +59,8 @@ static const struct {
         {"[daemon]\nsocket_mode = 0888\n", ":2: socket_mode: '0888' is not a mode; write octal digits, such as 0660"},
         {"[daemon]\nmax_clients = 0\n", ":2: max_clients: '0' is not a number from 1 to 4096"},
         {"[daemon]\nmax_clients = -1\n", ":2: max_clients: '-1' is not a number from 1 to 4096"},
-        {"[daemon]\nadmins = root, no-such-user\n", ":2: admins: there is no user 'no-such-user' on this machine; create "
-                                                   "it or write its number"},
+        {"[daemon]\nadmins = root, no-such-user\n",
+         ":2: admins: there is no user 'no-such-user' on this machine; create it or write its number"},
         {"[daemon\n", ":1: '[daemon' lacks its closing bracket"},
         {"[daemon]\n[daemon]\n", ":2: [daemon] was opened before; put everything about it in one section"},
         {"[domain a]\n[domain a]\n", ":2: domain 'a' was described before; put everything about it in one section"},
@@ -81,7 +81,8 @@ END_TEST
 static const struct {
         const char *text, *why;
 } contradictions[] = {
-        {"[domain a]\nusers=7\n[domain b]\nusers=6,7\n", "user 7 is in domain 'a' and in domain 'b'; take it out of one"},
+        {"[domain a]\nusers=7\n[domain b]\nusers=6,7\n",
+         "user 7 is in domain 'a' and in domain 'b'; take it out of one"},
         {"[domain a]\nquota=1M\nguarantee=2M\n", "the guarantee of domain 'a' is larger than its quota; lower it"},
         {"[daemon]\npool=64M\n[domain a]\nguarantee=40M\n[domain b]\nguarantee=40M\n",
          "all guarantees together are larger than the pool (64 MiB); lower them"},
@@ -95,8 +96,9 @@ START_TEST(a_contradiction_is_named) {
 END_TEST
 
 START_TEST(a_good_file) {
-        ck_assert_int_eq(read_text("# comment\n; another\n[daemon]\npool=1G\n  segment = 2M  \npages=huge\nloop = epoll\n"
-                                   "admins = 5 6,7\r\n\n[domain red]\nusers=10\ngroups = 20, 21\nquota=512M\n"
+        ck_assert_int_eq(read_text("# comment\n; another\n[daemon]\npool=1G\n  segment = 2M  \npages=huge\n"
+                                   "loop = epoll\nadmins = 5 6,7\r\n\n[domain red]\nusers=10\ngroups = 20, 21\n"
+                                   "quota=512M\n"
                                    "[domain blue]\ngroups=21\nisolation=arena\n[domain last]"), 0);
         ck_assert_uint_eq(config.pool, 1u << 30);
         ck_assert_uint_eq(config.segment, 2u << 20);
@@ -123,7 +125,8 @@ START_TEST(a_missing_file) {
         unlink(path);
         ck_assert_int_eq(config_read(&config, path, true, why), 0);
         ck_assert_int_lt(config_read(&config, path, false, why), 0);
-        ck_assert_str_eq(why + strlen(path), ": cannot be opened: No such file or directory; give another with --config");
+        ck_assert_str_eq(why + strlen(path),
+                         ": cannot be opened: No such file or directory; give another with --config");
 }
 END_TEST
 
@@ -190,8 +193,7 @@ static const struct {
         {{"kvd", "--set", "pool=1G"}, "--set pool=1G: write section.key=value, such as daemon.pool=4G"},
         {{"kvd", "--set", "daemon.x=1"}, "--set daemon.x=1: [daemon] has no option 'x'; see kvd --print-config"},
         {{"kvd", "--set", "x.y=1"}, "--set x.y=1: there is no section [x]; there are [daemon] and [domain NAME]"},
-        {{"kvd", "--pool", "x"}, "--set daemon.pool=x: pool: 'x' is not a size; write bytes, with K, M, G or T, or % of "
-                                 "memory, such as 512M or 8G"},
+        {{"kvd", "--pool", "x"}, "--set daemon.pool=x: pool: 'x'" NO_MEMORY},
 };
 
 START_TEST(bad_command_lines) {

@@ -35,7 +35,7 @@ static void write_seed(const char *folder, const char *sub, const char *name, co
 }
 
 static void write_messages(const char *folder, uint32_t number) {
-        static const char *const kinds[] = {[SAMPLE_EMPTY] = "empty", [SAMPLE_LARGEST] = "largest", [SAMPLE_RANDOM] = "random"};
+        static const char *const kinds[] = {"empty", "largest", "random"}; /* enum sample_kind */
         static uint8_t frame[KVD_FRAME_MAX];
         uint64_t seed = number;
         struct kvd_msg msg;
@@ -53,7 +53,8 @@ static void write_messages(const char *folder, uint32_t number) {
 }
 
 static void write_bombs(const char *folder) {
-        static const char *const bombs[] = {"\xdd\x1f\0\0\0", "\xdf\x1f\0\0\0", "\xc6\xff\xff\xff\xff", "\xdb\xff\xff\xff\xff"};
+        static const char *const bombs[] = {"\xdd\x1f\0\0\0", "\xdf\x1f\0\0\0", "\xc6\xff\xff\xff\xff",
+                                            "\xdb\xff\xff\xff\xff"};
         char name[16];
 
         for (size_t i = 0; i < ARRAY_SIZE(bombs); i++) {
