@@ -16,8 +16,10 @@
 
 #define MAX_RANGES 128
 
-static enum { OFF, COUNT, KILL, SHAKE } doing;
-static uint64_t seen, until; /* points so far; the one at which something happens */
+#define BETWEEN_PAUSES 200u /* points, at most: about once in a lookup */
+
+static bool on;
+static uint64_t seen, kill_at, pause_at; /* points so far; those at which something happens, 0: none */
 static _Atomic uint64_t *died;
 static struct random dice;
 
@@ -79,43 +81,43 @@ static void pause_here(void) {
 void hook_point(void) {
         int e = errno;
 
-        if (doing == OFF || ++seen != until)
+        if (!on)
                 return;
-        if (doing == KILL)
+        seen++;
+        if (seen == kill_at)
                 hook_die(died);
+        if (seen != pause_at)
+                return;
         pause_here();
-        until = seen + 1 + random_below(&dice, 200);
+        pause_at = seen + 1 + random_below(&dice, BETWEEN_PAUSES);
         errno = e;
 }
 
 void hook_access(const volatile void *at) {
-        if (doing != OFF && hook_is_shared(at))
+        if (on && hook_is_shared(at))
                 hook_point();
 }
 
-/* ---- modes -------------------------------------------------------------------------------------------------- */
+/* ---- what is to happen -------------------------------------------------------------------------------------- */
 
-void hook_count(void) {
-        seen = until = 0;
-        doing = COUNT;
-}
-
-void hook_kill(uint64_t nth, _Atomic uint64_t *died_ns) {
-        seen = 0;
-        until = nth;
+void hook_kill_at(uint64_t nth, _Atomic uint64_t *died_ns) {
+        kill_at = nth;
         died = died_ns;
-        doing = KILL;
 }
 
 void hook_shake(uint64_t seed) {
         dice.state = seed;
+        pause_at = 1 + random_below(&dice, BETWEEN_PAUSES);
+}
+
+void hook_start(void) {
         seen = 0;
-        until = 1 + random_below(&dice, 200);
-        doing = SHAKE;
+        on = true;
 }
 
 uint64_t hook_stop(void) {
-        doing = OFF;
+        on = false;
+        kill_at = pause_at = 0;
         return seen;
 }
 

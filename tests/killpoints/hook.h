@@ -18,11 +18,11 @@
 /* Before the first kvd_open: learns from now on where shared memory is mapped. */
 void hook_install(void);
 
-/* From here on, and until hook_stop: */
-void hook_count(void);              /* count */
-void hook_kill(uint64_t nth, _Atomic uint64_t *died_ns); /* SIGKILL at the nth point, which leaves the time there */
-void hook_shake(uint64_t seed);     /* pause at a few random points, briefly */
-uint64_t hook_stop(void);           /* returns the number of points since then */
+/* From here on, and until hook_stop, points are counted. What else happens there is said before: */
+void hook_kill_at(uint64_t nth, _Atomic uint64_t *died_ns); /* SIGKILL at the nth point, which leaves the time there */
+void hook_shake(uint64_t seed);                             /* short pauses at some points */
+void hook_start(void);
+uint64_t hook_stop(void); /* number of points since hook_start; forgets what was said */
 
 /* SIGKILL for oneself, which leaves the time. */
 _Noreturn void hook_die(_Atomic uint64_t *died_ns);

@@ -138,6 +138,7 @@ static void read_rounds(struct litmus *l) {
         round_tokens(1, tokens[1]);
         if (l->shake)
                 hook_shake(l->seed);
+        hook_start();
         for (uint32_t i = 0; !l->tally->stop; i++)
                 look(l, space, tokens[i % 2], &random);
         hook_stop();

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KILLPOINTS_ACTOR_H
+#define KVD_TESTS_KILLPOINTS_ACTOR_H
+
+/*
+ * Who dies: one operation of libkvd in a process of its own, after the preparations that it needs. operations[] in
+ * actor.c is the list of what is killed.
+ */
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/* Shared by the test, its actors and its observer. */
+struct stage {
+        _Atomic uint64_t points;    /* of the operation, as counted */
+        _Atomic uint64_t died_ns;
+        _Atomic uint64_t survived;  /* operations that had fewer points this time */
+        _Atomic bool prepared;      /* the operation begins now */
+        _Atomic uint32_t daemon;    /* which daemon it is: 1, 2, ... */
+        _Atomic uint32_t settled;   /* the daemon with which the observer has its chain in the cache */
+        _Atomic uint64_t looks, bytes_checked, bytes_wrong; /* the observer's */
+        _Atomic bool stop;
+};
+
+#define CAUSAL_SPACE "causal"
+#define WHOLE_SPACE "whole" /* bidirectional */
+#define OPERATION_CHAIN 0u  /* what operations look up and publish: this chain and its family */
+#define WHOLE_CHAIN 8u
+#define OBSERVER_CHAIN 40u
+#define OBSERVER_BLOCKS 32u /* as many as the library takes at once: none are left over in its stock */
+#define WHOLE_TOKENS 80u
+#define CAUSAL_BLOCKS 1024u /* four segments: in arenas each client here has one */
+
+struct actor;
+
+struct operation {
+        const char *name;
+        int (*prepare)(struct actor *);
+        int (*run)(struct actor *);    /* negative: failed, as kvd.h says */
+        void (*partner)(const char *socket, struct stage *, int ready); /* another process; writes a byte when ready */
+        bool restart;                  /* a new daemon between prepare and run */
+};
+
+extern const struct operation operations[]; /* ends with a name of NULL */
+
+/* Opens both spaces; ends the process with a line if that fails. */
+struct kvd_space;
+struct kvd;
+struct kvd *open_spaces(const char *socket, struct kvd_space **causal, struct kvd_space **whole);
+
+/*
+ * Starts a process that prepares, runs the operation and is dead at its nth point, or at the end of it. nth = 0 counts
+ * into stage->points. turn: -1, or a socket on which a byte goes out when all is prepared, and one comes back to go on.
+ * shake: 0, or a seed for pauses at random points.
+ */
+pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth, int turn,
+                  uint64_t shake);
+
+/* Watches as another client of the same spaces, until stage->stop. */
+pid_t observer_start(const char *socket, struct stage *stage);
+
+#endif
