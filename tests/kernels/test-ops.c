@@ -200,6 +200,22 @@ START_TEST(softmax_equals_the_reference) {
 }
 END_TEST
 
+START_TEST(softmax_has_the_same_edges) {
+        static const float edges[] = {0.0f, -0.0f, -86.99999f, -87.0f, -87.00001f, -88.0f, -104.0f, -1e30f, -INFINITY,
+                                      -1e-30f, -0.34657359f, -0.34657362f, 0.0f, -1.0f, -87.0f, -20.5f, -87.0f};
+        enum { N_EDGES = ARRAY_SIZE(edges) };
+
+        for (size_t v = 0; v < n_variants; v++) {
+                float *expected = copy_floats(edges, N_EDGES), *got = copy_floats(edges, N_EDGES);
+
+                scalar->softmax(expected, N_EDGES, 1.0f);
+                variants[v]->softmax(got, N_EDGES, 1.0f);
+                assert_same_bits(expected, got, N_EDGES, variants[v]->name);
+                buffers_free();
+        }
+}
+END_TEST
+
 /* The reference itself: e^x to 3e-7, and 0 instead of a subnormal. */
 START_TEST(softmax_is_the_exponential) {
         for (double x = 0.0; x > -100.0; x -= 0.00173) {
@@ -331,6 +347,7 @@ int main(void) {
         tcase_add_test(tests, vectors_equal_the_reference);
         tcase_add_test(tests, rope_equals_the_reference);
         tcase_add_test(tests, softmax_equals_the_reference);
+        tcase_add_test(tests, softmax_has_the_same_edges);
         tcase_add_test(tests, softmax_is_the_exponential);
         tcase_add_test(tests, swiglu_keeps_its_ends);
         tcase_add_test(tests, sixteen_bit_numbers_convert_alike);

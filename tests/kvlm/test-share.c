@@ -125,7 +125,7 @@ END_TEST
 /* Tokens that were generated and the prompt of the next turn: all of it is there but the last block. */
 START_TEST(a_conversation_goes_on_where_it_ended) {
         const char *model = folder_path("model"), *socket;
-        char *ids = folder_memory(4096), *at = ids;
+        char ids[4096], *at = ids;
         struct output o;
 
         start_daemon("16M");
@@ -142,7 +142,7 @@ END_TEST
 
 START_TEST(logits_are_the_same_from_the_pool) {
         const char *model = folder_path("model"), *socket = folder_path("daemon/kvd.sock"), *tokens;
-        char *ids = folder_memory(4096), *at = ids;
+        char ids[4096], *at = ids;
         const char *names[] = {"private", "computed", "reused"};
         void *logits[3];
         size_t size;
@@ -169,7 +169,7 @@ START_TEST(a_full_pool_is_not_an_error) {
         static const struct shape deep = {8, 16, 4, 4, 16, 16, 270, true, "F32"};
         const char *socket = folder_path("daemon/kvd.sock");
         uint64_t shared = 0, private = 0;
-        char *ids = folder_memory(65536);
+        char ids[8192];
 
         folder_model("deep", &deep, 1);
         start_daemon("4M");
