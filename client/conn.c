@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 
 #include "client/error.h"
 #include "ipc/address.h"
@@ -51,6 +52,8 @@ static int connect_failed(const char *path, int error) {
                 return client_fail(-ECONNREFUSED, "no kvd listens at %s any more: start it again", path);
         case EACCES:
                 return client_fail(-EACCES, "not allowed to use %s: become a member of its group", path);
+        case EAGAIN: /* as many wait for it as the kernel lets wait */
+                return client_fail(-ETIMEDOUT, "the kvd at %s takes no connections (stopped?)", path);
         case EPROTOTYPE:
                 return client_fail(-EPROTO, "%s is not a kvd socket (it is of another type)", path);
         default:
@@ -59,6 +62,7 @@ static int connect_failed(const char *path, int error) {
 }
 
 static int connect_socket(struct conn *c) {
+        const struct timeval deadline = {.tv_sec = DEADLINE_MS / 1000}; /* of connect: other calls do not wait */
         struct kvd_address address;
         int r = kvd_address_make(c->path, &address);
 
@@ -67,6 +71,7 @@ static int connect_socket(struct conn *c) {
         c->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (c->fd < 0)
                 return client_fail(-errno, "cannot make a socket: %s", strerror(errno));
+        setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof deadline);
         if (sys->connect(c->fd, kvd_address_of(&address), address.size) < 0)
                 return connect_failed(c->path, errno);
         return 0;

@@ -84,6 +84,7 @@ static int refill(struct view *view, uint32_t n, kvd_ref *to, uint32_t room) {
 }
 
 #define FETCH_MAX 256u
+#define FREE_MAX 256u
 
 /* n blocks at most from stock or daemon; -ESTALE: the view was replaced. */
 static int take(struct view *view, uint32_t n, kvd_ref *to) {
@@ -158,20 +159,31 @@ int kvd_alloc(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         return r;
 }
 
+/* As many as can go back with one message: of one view, and all or none of them perhaps sealed. */
+static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
+        struct view *view = blocks[0].view;
+        bool in_doubt = !blocks[0].data;
+        kvd_ref refs[FREE_MAX];
+        uint32_t k = 0;
+
+        for (; k < MIN(n, FREE_MAX) && blocks[k].view == view && !blocks[k].data == in_doubt; k++) {
+                refs[k] = kvd_ref_make(blocks[k].id, blocks[k].generation);
+                blocks[k] = (struct kvd_block){0};
+        }
+        if (!view)
+                return k;
+        if (in_doubt)
+                send_back(view, refs, k); /* see seal.c: the daemon knows what they are */
+        else
+                give_back(view, refs, k);
+        for (uint32_t i = 0; i < k; i++)
+                view_put(view);
+        return k;
+}
+
 void kvd_free(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         if (forked(space->handle))
                 return;
-        for (uint32_t i = 0; i < n; i++) {
-                struct view *view = blocks[i].view;
-                kvd_ref ref = kvd_ref_make(blocks[i].id, blocks[i].generation);
-
-                if (!view)
-                        continue;
-                if (blocks[i].data)
-                        give_back(view, &ref, 1);
-                else
-                        send_back(view, &ref, 1); /* it may be sealed (see seal.c): the daemon knows */
-                blocks[i] = (struct kvd_block){0};
-                view_put(view);
-        }
+        for (uint32_t i = 0; i < n;)
+                i += free_some(n - i, blocks + i);
 }

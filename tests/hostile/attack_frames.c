@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/util.h"
@@ -112,23 +113,40 @@ static void try_frame(struct attacker *a, const uint8_t *frame, size_t n) {
         begin(a);
 }
 
-static void mutated(const struct hostile *h) {
+static void mutate_each_byte(const struct hostile *h, uint32_t number, uint32_t seed) {
         static uint8_t frame[KVD_FRAME_MAX], spoilt[KVD_FRAME_MAX];
         struct attacker a = {.socket = h->daemon.socket};
-        struct random random = {20261121};
+        struct random random = {seed};
+        size_t n;
 
         begin(&a);
-        for (uint32_t number = 1; number <= N_SAMPLES; number++) {
-                size_t n = sample(number, a.space, frame);
-
-                for (size_t i = 0; i < n; i++)
-                        for (int k = 0; k < 10; k++) {
-                                memcpy(spoilt, frame, n);
-                                spoilt[i] ^= (uint8_t)(k == 0 ? 1u << random_below(&random, 8) :
-                                                                1 + random_below(&random, 255));
-                                try_frame(&a, spoilt, n);
-                        }
+        n = sample(number, a.space, frame);
+        for (size_t i = 0; i < n; i++) {
+                memcpy(spoilt, frame, n);
+                spoilt[i] ^= (uint8_t)(seed % 2 ? 1u << random_below(&random, 8) : 1 + random_below(&random, 255));
+                try_frame(&a, spoilt, n);
         }
+}
+
+/* In processes of their own: what a lost connection held is kept until its process ends. */
+static void in_a_process(const struct hostile *h, void (*run)(const struct hostile *, uint32_t, uint32_t), uint32_t a,
+                         uint32_t b) {
+        pid_t pid = fork();
+        int status;
+
+        if (pid == 0) {
+                run(h, a, b);
+                _exit(0);
+        }
+        waitpid(pid, &status, 0);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+                die("request %u, seed %u: the attacker ended with status %#x", a, b, status);
+}
+
+static void mutated(const struct hostile *h) {
+        for (uint32_t number = 1; number <= N_SAMPLES; number++)
+                for (uint32_t seed = 1; seed <= 8; seed++)
+                        in_a_process(h, mutate_each_byte, number, seed);
 }
 
 static void cut_and_extended(const struct hostile *h) {
