@@ -30,6 +30,16 @@ void *folder_memory(size_t bytes) {
         return piece->data;
 }
 
+char *print_to(char *at, const char *format, ...) {
+        va_list args;
+        int n;
+
+        va_start(args, format);
+        n = vsprintf(at, format, args);
+        va_end(args);
+        return at + n;
+}
+
 void folder_make(void) {
         strcpy(folder, "/tmp/kvlm-test-XXXXXX");
         ck_assert_ptr_nonnull(mkdtemp(folder));

@@ -15,7 +15,8 @@ const char *folder_path(const char *name);
 const char *folder_write(const char *name, const void *data, size_t size); /* returns its path */
 const char *folder_write_text(const char *name, const char *text);
 void *folder_read(const char *name, size_t *size);
-void *folder_memory(size_t bytes) __attribute__((returns_nonnull)); /* zeroed */
+void *folder_memory(size_t bytes); /* zeroed */
+char *print_to(char *at, const char *format, ...) __attribute__((format(printf, 2, 3))); /* returns its end */
 
 /* ---- models ---- */
 

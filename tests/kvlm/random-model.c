@@ -102,11 +102,12 @@ void folder_vocabulary(const char *name, uint32_t n) {
                                              "abcd", "\\xc3\\xa9", " theory", "\\x00", "\\xFF\\xfe", "0"};
         char path[128], *text = folder_memory(n * 16 + 64), *at = text;
 
-        at += sprintf(at, "<pad>\n<bos>\n<eos>\n<unk>\n");
+        at = print_to(at, "<pad>\n<bos>\n<eos>\n<unk>\n");
         for (uint32_t byte = 0; byte < 256; byte++)
-                at += sprintf(at, "<0x%02X>\n", byte);
+                at = print_to(at, "<0x%02X>\n", byte);
         for (uint32_t i = 260; i < n; i++)
-                at += i - 260 < ARRAY_SIZE(pieces) ? sprintf(at, "%s\n", pieces[i - 260]) : sprintf(at, "piece%u\n", i);
+                at = i < 260 + ARRAY_SIZE(pieces) ? print_to(at, "%s\n", pieces[i - 260]) :
+                                                    print_to(at, "piece%u\n", i);
         snprintf(path, sizeof path, "%s/vocab.txt", name);
         folder_write_text(path, text);
 }
@@ -121,17 +122,17 @@ static void write_safetensors(const struct random_model *m, const char *path) {
         uint64_t size;
 
         ck_assert_ptr_nonnull(f);
-        at += sprintf(at, "{\"__metadata__\": {\"format\": \"pt\"}");
+        at = print_to(at, "{\"__metadata__\": {\"format\": \"pt\"}");
         for (uint32_t i = 0; i < m->n; i++) {
                 const struct weights *w = m->weights + i;
                 size_t bytes = (size_t)MAX(w->rows, 1) * w->columns * element;
 
-                at += sprintf(at, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", w->name, m->shape.type);
-                at += w->rows ? sprintf(at, "%u,%u]", w->rows, w->columns) : sprintf(at, "%u]", w->columns);
-                at += sprintf(at, ",\"data_offsets\":[%zu,%zu]}", offset, offset + bytes);
+                at = print_to(at, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", w->name, m->shape.type);
+                at = w->rows ? print_to(at, "%u,%u]", w->rows, w->columns) : print_to(at, "%u]", w->columns);
+                at = print_to(at, ",\"data_offsets\":[%zu,%zu]}", offset, offset + bytes);
                 offset += bytes;
         }
-        at += sprintf(at, "}");
+        at = print_to(at, "}");
         size = (uint64_t)(at - header);
         fwrite(&size, sizeof size, 1, f);
         fwrite(header, 1, size, f);

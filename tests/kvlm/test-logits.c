@@ -21,7 +21,7 @@ static const char *write_tokens(uint32_t vocab) {
 
         for (uint32_t i = 0; i < N; i++) {
                 tokens[i] = i == 0 ? 1 : (i * 7919u + i / 40) % vocab;
-                at += sprintf(at, "%u%c", tokens[i], i % 10 == 9 ? '\n' : ' ');
+                at = print_to(at, "%u%c", tokens[i], i % 10 == 9 ? '\n' : ' ');
         }
         return folder_write_text("tokens.txt", text);
 }

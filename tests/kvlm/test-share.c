@@ -60,11 +60,11 @@ static void prepare(void) {
         folder_make();
         folder_model("model", &small, 11);
         for (int i = 0; i < 200; i++)
-                at += sprintf(at, "the theory of %d abcd\n", i * i % 97);
+                at = print_to(at, "the theory of %d abcd\n", i * i % 97);
         folder_write_text("document", text);
         at = text;
         for (int i = 0; i < PROMPTS; i++)
-                at += sprintf(at, "{\"prompt\": \"question %d?\"}\n", i);
+                at = print_to(at, "{\"prompt\": \"question %d?\"}\n", i);
         folder_write_text("prompts", text);
 }
 
@@ -131,7 +131,7 @@ START_TEST(a_conversation_goes_on_where_it_ended) {
         start_daemon("16M");
         socket = folder_path("daemon/kvd.sock");
         for (int i = 0; i < 100; i++)
-                at += sprintf(at, "%d ", i == 0 ? 1 : 100 + i);
+                at = print_to(at, "%d ", i == 0 ? 1 : 100 + i);
         o = kvlm("--model", model, "--socket", socket, "--tokens", folder_write_text("ids", ids), "--stop", "",
                  "--max-tokens", "61", "--json", NULL);
         ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
@@ -149,7 +149,7 @@ START_TEST(logits_are_the_same_from_the_pool) {
 
         start_daemon("16M");
         for (int i = 0; i < 300; i++)
-                at += sprintf(at, "%d ", i * i % 283);
+                at = print_to(at, "%d ", i * i % 283);
         tokens = folder_write_text("ids", ids);
         for (int i = 0; i < 3; i++) {
                 struct output o = kvlm("--model", model, "--socket", socket, "--tokens", tokens, "--json", "--logits",
@@ -178,7 +178,7 @@ START_TEST(a_full_pool_is_not_an_error) {
                 struct output o;
 
                 for (int n = 0; n < (i == 3 ? 1200 : 1000); n++)
-                        at += sprintf(at, "%d ", (n * n + i) % 270);
+                        at = print_to(at, "%d ", (n * n + i) % 270);
                 o = kvlm("--model", folder_path("deep"), "--socket", socket, "--tokens", folder_write_text("long", ids),
                          "--max-tokens", "3", "--json", "--verify", NULL);
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
