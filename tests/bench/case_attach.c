@@ -149,7 +149,7 @@ static int run_attach(const struct bench *bench, struct world *w) {
         r = make_memory(w);
         if (r < 0)
                 return r;
-        contest.samples = 3;
+        contest.samples = bench->quick ? 1 : 3;
         contest_add(&contest, (struct contender){"kvd", choose, attach, detach, w});
         contest_add(&contest, (struct contender){"populate", NULL, populate, unmap, w});
         r = bench_run(bench, &contest);

@@ -165,7 +165,9 @@ static int run_put(const struct bench *bench, struct world *w, const char *name,
         if (!bench_wants(bench, name))
                 return 0;
         w->n = contest.divide = n;
-        contest.samples = w->bytes > (1u << 20) && n > 1 ? 8 : 30;
+        contest.samples = MIN(contest.samples / 10, 30u);
+        if (w->bytes > (1u << 20) && n > 1)
+                contest.samples = 4;
         contest_add(&contest, (struct contender){"kvd", prepare_put, put_kvd, unpin, w});
         if (w->lmdb)
                 contest_add(&contest, (struct contender){"lmdb", prepare_keys, put_lmdb, NULL, w});

@@ -105,7 +105,7 @@ static double sample(const struct contest *c, const struct contender *who, uint3
 
 static double round_of(const struct contest *c, size_t contender, uint32_t round, double *samples, uint64_t *wrong) {
         const struct contender *who = &c->contenders[contender];
-        uint32_t warm = MAX(c->samples / 8, 2u);
+        uint32_t warm = MAX(c->samples / 8, 1u);
         uint64_t random = mix64(round * MAX_CONTENDERS + contender + 1);
         uint32_t item = (uint32_t)(next_random(&random) % c->n_items);
 
