@@ -284,6 +284,19 @@ static void write_run(struct kvd_run *run, const struct kvd_run *fields, const u
         shm_write_end(&run->leaf, leaf);
 }
 
+/* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
+static uint32_t free_run(const struct space *space) {
+        uint32_t i = space->n_free_runs - 1;
+
+        return space->free_runs[i] + (space->ix->run_capacity - 1 - i);
+}
+
+static void put_free_run(struct space *space, uint32_t run) {
+        uint32_t i = space->n_free_runs++;
+
+        space->free_runs[i] = run - (space->ix->run_capacity - 1 - i);
+}
+
 /* Enters the run that ends with a block just sealed, where there is one and there is room for it. */
 static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         struct kvd_index *ix = space->ix;
@@ -302,7 +315,7 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         }
         fields.key = kvd_key_run(ix, key, tokens, n_tokens);
         fields.parent = before == NONE ? KVD_ROOT : block_ref(space, before);
-        run = space->free_runs[space->n_free_runs - 1];
+        run = free_run(space);
         write_run(kvd_index_run(ix, run), &fields, tokens, n_tokens, block_ref(space, id));
         if (!table_insert(&table, fields.key, run)) {
                 shm_write_end(&kvd_index_run(ix, run)->leaf, 0);
@@ -340,7 +353,7 @@ static void unpublish_run(struct space *space, uint32_t id) {
 
         table_remove(&table, space->ix, run_key(space->ix, run), run);
         shm_write_end(&kvd_index_run(space->ix, run)->leaf, 0);
-        space->free_runs[space->n_free_runs++] = run;
+        put_free_run(space, run);
         space->blocks[id].run = 0;
 }
 

@@ -128,7 +128,7 @@ struct space {
         uint32_t n_leaves;
         uint32_t max_blocks;       /* blocks that may have memory */
 
-        uint32_t *free_runs;       /* owned; stack of unused run ids */
+        uint32_t *free_runs;       /* owned; stack of unused run ids, see free_run */
         uint32_t n_free_runs;
 
         struct arena *arenas;      /* owned */

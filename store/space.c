@@ -96,8 +96,7 @@ static int make_tables(struct space *space) {
         space->leases = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases);
         if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < ix->run_capacity; i++)
-                space->free_runs[space->n_free_runs++] = ix->run_capacity - 1 - i;
+        space->n_free_runs = ix->run_capacity;
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
                 space->leases[i].holder = NONE;
         space->count[KVD_ABSENT] = ix->capacity;
