@@ -52,9 +52,13 @@ int client_open(struct client *c, int fd) {
         return r;
 }
 
+/* Coming and going is everyday; dying with something in hand is not. */
 static void log_end(const struct client *c, bool died) {
-        log_info("client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name, c->peer.pid, c->peer.uid,
-                 domain_config(c->domain)->name, died && c->n_spaces ? "died: its memory is taken back" : "left");
+        bool lost = died && c->n_spaces;
+
+        log_line(lost ? LOG_INFO : LOG_DEBUG, "client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name,
+                 c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
+                 lost ? "died: its memory is taken back" : "left");
 }
 
 void client_end(struct client *c, bool died) {

@@ -66,8 +66,8 @@ static void begin_session(struct client *c, struct domain *domain, struct kvd_sl
         c->number = choose_number(c);
         c->admin = c->peer.uid == 0 || c->peer.uid == getuid() || id_list_has(&config->admins, c->peer.uid);
         kvd_slice_copy(name.size ? name : kvd_slice_of("unnamed"), c->name, sizeof c->name);
-        log_info("client %u (%s, process %d, user %u) of domain %s attached", c->number, c->name, c->peer.pid,
-                 c->peer.uid, domain_config(domain)->name);
+        log_debug("client %u (%s, process %d, user %u) of domain %s attached", c->number, c->name, c->peer.pid,
+                  c->peer.uid, domain_config(domain)->name);
 }
 
 static int admit(struct client *c, const struct kvd_msg *request, struct domain **ret) {
