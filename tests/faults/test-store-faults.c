@@ -118,6 +118,8 @@ static void expect_full_service(const struct fault_state *s, struct store *store
 
         while (store_next_space(store, 0))
                 space_delete(store_next_space(store, 0), true);
+        while (store_idle(store)) /* it takes deleted spaces apart when there is nothing else to do */
+                ;
         if (store_pool_used(store))
                 wrong(s, "bytes of the pool are left over");
         fresh = make_space(domain, "fresh", KVD_CAUSAL);
