@@ -117,6 +117,16 @@ unsigned instance_fds(const struct instance *in) {
         return n - 2;
 }
 
+unsigned instance_free_fd(const struct instance *in) {
+        char path[64], target[256];
+        unsigned fd = 0;
+
+        do
+                snprintf(path, sizeof path, "/proc/%d/fd/%u", in->pid, fd++);
+        while (readlink(path, target, sizeof target) > 0);
+        return fd - 1;
+}
+
 double instance_cpu(const struct instance *in) {
         unsigned long user, system;
         char path[64];

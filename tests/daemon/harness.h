@@ -27,8 +27,9 @@ void instance_stop(struct instance *in);
 void instance_remove_dir(struct instance *in);
 int wait_status(pid_t pid); /* exit status; 128 + signal */
 
-unsigned instance_fds(const struct instance *in);    /* open in the daemon */
-double instance_cpu(const struct instance *in);      /* seconds used by the daemon */
+unsigned instance_fds(const struct instance *in);      /* open in the daemon */
+unsigned instance_free_fd(const struct instance *in);  /* the number that it would open next */
+double instance_cpu(const struct instance *in);        /* seconds used by the daemon */
 
 /* ---- a connection ---------------------------------------------------------------------------------------------- */
 

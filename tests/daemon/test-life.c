@@ -304,33 +304,60 @@ START_TEST(a_flood_of_connections) {
 }
 END_TEST
 
-START_TEST(out_of_descriptors) {
-        struct peer_end *p[20], *waiting[3];
-        struct kvd_msg reply;
-        struct rlimit limit;
-        double cpu;
-        unsigned fds;
+static void limit_descriptors(unsigned n) {
+        struct rlimit limit = {n, 4096};
 
-        start(_i);
-        fds = instance_fds(&in);
-        for (int i = 0; i < 20; i++)
-                p[i] = peer_attach(in.socket);
-        limit = (struct rlimit){fds + 41, fds + 41};
         ck_assert_int_eq(prlimit(in.pid, RLIMIT_NOFILE, &limit, NULL), 0);
-        for (int i = 0; i < 3; i++)
-                waiting[i] = peer_connect(in.socket);
-        usleep(50000);
-        cpu = instance_cpu(&in);
-        usleep(500000);
+}
+
+static void check_calm(void) {
+        double cpu = instance_cpu(&in);
+
+        usleep(300000);
         ck_assert(instance_cpu(&in) - cpu < 0.1);
         ck_assert_uint_eq(clients(), 21); /* those who are in are served */
-        for (int i = 0; i < 20; i++)
-                peer_close(p[i]);
+}
+
+/* With no descriptor left for a connection, or with one, where it needs two. */
+static void refused_at_once(unsigned limit) {
+        struct peer_end *waiting[3];
+        struct kvd_msg reply;
+
+        limit_descriptors(limit);
+        for (int i = 0; i < 3; i++)
+                waiting[i] = peer_connect(in.socket);
         for (int i = 0; i < 3; i++) {
-                ck_assert(!peer_receive(waiting[i], &reply)); /* refused at once */
+                ck_assert(!peer_receive(waiting[i], &reply));
                 peer_close(waiting[i]);
         }
+        check_calm();
+        limit_descriptors(1024);
+}
+
+/* With not even the spare one, which the limit has overtaken. */
+static void wait_for_better_times(void) {
+        struct peer_end *waiting;
+
+        limit_descriptors(3);
+        waiting = peer_connect(in.socket);
+        check_calm();
+        limit_descriptors(1024);
+        peer_ok(waiting, MSG(attach, .protocol = KVD_PROTOCOL));
+        peer_close(waiting);
+}
+
+START_TEST(out_of_descriptors) {
+        struct peer_end *p[20];
+
+        start(_i);
+        for (int i = 0; i < 20; i++)
+                p[i] = peer_attach(in.socket);
+        refused_at_once(instance_free_fd(&in));
+        refused_at_once(instance_free_fd(&in) + 1);
+        wait_for_better_times();
         peer_close(peer_attach(in.socket));
+        for (int i = 0; i < 20; i++)
+                peer_close(p[i]);
         stop();
 }
 END_TEST

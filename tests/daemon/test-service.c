@@ -5,6 +5,8 @@
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,6 +14,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "ipc/address.h"
@@ -63,6 +66,37 @@ START_TEST(ends_cleanly) {
         kill(in.pid, signals[_i]);
         ck_assert_int_eq(wait_status(in.pid), 0);
         ck_assert_int_eq(access(in.socket, F_OK), -1);
+}
+END_TEST
+
+/* As containers do. The filter stays with this test's process and its children. */
+static void forbid_io_uring(void) {
+        struct sock_filter code[] = {
+                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        };
+        struct sock_fprog program = {ARRAY_SIZE(code), code};
+
+        ck_assert_int_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        ck_assert_int_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+START_TEST(io_uring_is_forbidden) {
+        struct peer_end *p;
+        struct kvd_msg r;
+
+        forbid_io_uring();
+        RUN(false, "--private", in.dir, "--pool", "64M", "--set", "daemon.loop=io_uring");
+        ck_assert_int_eq(wait_status(in.pid), 2);
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        p = peer_attach(in.socket);
+        r = peer_ok(p, (struct kvd_msg){.number = KVD_MSG_daemon_info});
+        ck_assert(kvd_slice_is(r.daemon_info_reply.loop, "epoll"));
+        peer_close(p);
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
 }
 END_TEST
 
@@ -341,6 +375,7 @@ int main(void) {
         tcase_set_timeout(tc, 60);
         tcase_add_test(tc, answers_and_exits);
         tcase_add_loop_test(tc, ends_cleanly, 0, 2);
+        tcase_add_test(tc, io_uring_is_forbidden);
         tcase_add_test(tc, a_dead_daemons_socket_is_replaced);
         tcase_add_test(tc, a_living_daemons_socket_is_not);
         tcase_add_test(tc, a_file_is_not_a_socket);
