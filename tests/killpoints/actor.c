@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -108,9 +110,9 @@ static int one_taken(struct actor *a) { /* and some in stock */
         return take(a, a->causal, 1);
 }
 
-static int many_taken(struct actor *a) {
+static int many_taken(struct actor *a) { /* more than fit in the stock again */
         opened(a);
-        return take(a, a->causal, 20);
+        return take(a, a->causal, CHAIN_BLOCKS);
 }
 
 /* Blocks of the chain from `first` on are filled, to be sealed. */
@@ -292,6 +294,27 @@ static int run_session(struct actor *a) {
         return run_close(a);
 }
 
+/* ---- what is held after it ---------------------------------------------------------------------------------- */
+
+static size_t wrong_found(struct actor *a) {
+        return chain_wrong(&a->pin, a->ids, a->tokens, false);
+}
+
+static size_t wrong_found_whole(struct actor *a) {
+        return chain_wrong(&a->pin, a->ids, a->whole_tokens, true);
+}
+
+static size_t wrong_filled(struct actor *a) { /* and sealed, perhaps: these or others' blocks of that content */
+        uint32_t before = a->pin.n_blocks > a->n_blocks ? a->pin.n_blocks - a->n_blocks : 0;
+
+        return blocks_wrong(a->tokens, a->pin.n_tokens ? a->pin.n_tokens : CHAIN_TOKENS, false, before, a->n_blocks,
+                            a->blocks);
+}
+
+static size_t wrong_filled_whole(struct actor *a) {
+        return blocks_wrong(a->whole_tokens, WHOLE_TOKENS, true, 0, a->n_blocks, a->blocks);
+}
+
 /* ---- partners ----------------------------------------------------------------------------------------------- */
 
 #define HELD_FOR_US 1500 /* after the operation has begun */
@@ -329,30 +352,48 @@ static void gives_up(const char *socket, struct stage *stage, int ready) {
         hold_lease(socket, stage, ready, false);
 }
 
+#define SCRIBBLED 300u
+
+_Noreturn void rewrite_all(const char *socket) {
+        struct actor a = {.socket = socket};
+        struct kvd_block blocks[SCRIBBLED];
+
+        opened(&a);
+        if (take_blocks(a.causal, SCRIBBLED, blocks) < 0)
+                die("rewrite: %s", kvd_error());
+        for (uint32_t i = 0; i < SCRIBBLED; i++)
+                memset(blocks[i].data, 0xee, kvd_block_bytes(&chain_geometry));
+        kvd_free(a.causal, SCRIBBLED, blocks);
+        for (uint32_t chain = OPERATION_CHAIN + 1; chain < OPERATION_CHAIN + 4; chain++)
+                if (publish_elsewhere(&a, chain, CHAIN_TOKENS) < 0)
+                        die("rewrite: %s", kvd_error());
+        _exit(0);
+}
+
 /* ---- the list ----------------------------------------------------------------------------------------------- */
 
 const struct operation operations[] = {
         {.name = "open", .run = connected},
         {.name = "space open", .prepare = connected, .run = run_space_open},
-        {.name = "lookup, hit, first time", .prepare = findable, .run = run_lookup},
-        {.name = "lookup, hit", .prepare = warm, .run = run_lookup},
-        {.name = "lookup, partial", .prepare = partly_there, .run = run_lookup},
-        {.name = "lookup, miss", .prepare = opened, .run = run_lookup},
-        {.name = "lookup, bidirectional", .prepare = whole_there, .run = run_lookup_whole},
+        {.name = "lookup, hit, first time", .prepare = findable, .run = run_lookup, .wrong = wrong_found},
+        {.name = "lookup, hit", .prepare = warm, .run = run_lookup, .wrong = wrong_found},
+        {.name = "lookup, partial", .prepare = partly_there, .run = run_lookup, .wrong = wrong_found},
+        {.name = "lookup, miss", .prepare = opened, .run = run_lookup, .wrong = wrong_found},
+        {.name = "lookup, bidirectional", .prepare = whole_there, .run = run_lookup_whole, .wrong = wrong_found_whole},
         {.name = "match", .prepare = warm, .run = run_match},
-        {.name = "use in place", .prepare = pinned, .run = run_use},
+        {.name = "use in place", .prepare = pinned, .run = run_use, .wrong = wrong_found},
         {.name = "unpin", .prepare = pinned, .run = run_unpin},
         {.name = "alloc, from the daemon", .prepare = opened, .run = run_alloc},
         {.name = "alloc, evicting", .prepare = crowded, .run = run_alloc},
         {.name = "alloc, from stock", .prepare = one_taken, .run = run_alloc},
         {.name = "fill", .prepare = many_taken, .run = run_fill},
         {.name = "free", .prepare = many_taken, .run = run_free},
-        {.name = "seal, new", .prepare = filled_new, .run = run_seal},
-        {.name = "seal, behind a pin", .prepare = filled_behind_pin, .run = run_seal},
-        {.name = "seal, all duplicates", .prepare = filled_duplicates, .run = run_seal},
-        {.name = "seal, mixed", .prepare = filled_mixed, .run = run_seal},
+        {.name = "seal, new", .prepare = filled_new, .run = run_seal, .wrong = wrong_filled},
+        {.name = "seal, behind a pin", .prepare = filled_behind_pin, .run = run_seal, .wrong = wrong_filled},
+        {.name = "seal, all duplicates", .prepare = filled_duplicates, .run = run_seal, .wrong = wrong_filled},
+        {.name = "seal, mixed", .prepare = filled_mixed, .run = run_seal, .wrong = wrong_filled},
         {.name = "seal, tail", .prepare = filled_new, .run = run_seal_tail},
-        {.name = "seal, bidirectional", .prepare = filled_whole, .run = run_seal_whole},
+        {.name = "seal, bidirectional", .prepare = filled_whole, .run = run_seal_whole, .wrong = wrong_filled_whole},
         {.name = "lease", .prepare = opened, .run = run_lease},
         {.name = "lease, refused", .prepare = opened, .run = run_lease_refused, .partner = gives_up},
         {.name = "lease, wait, given up", .prepare = opened, .run = run_lease_wait, .partner = gives_up},
@@ -382,11 +423,11 @@ static void prepare(const struct operation *op, struct actor *a, int turn) {
         take_turn(turn);
 }
 
-_Noreturn static void act(const struct operation *op, struct actor *a, struct stage *stage, uint64_t nth) {
+_Noreturn static void act(const struct operation *op, struct actor *a, struct stage *stage, uint64_t nth, int signal) {
         uint64_t points;
         int r;
 
-        hook_kill_at(nth, &stage->died_ns);
+        hook_signal_at(nth, signal);
         stage->prepared = true;
         hook_start();
         r = op->run(a);
@@ -397,20 +438,22 @@ _Noreturn static void act(const struct operation *op, struct actor *a, struct st
                 stage->survived++;
         else
                 stage->points = points;
-        hook_die(&stage->died_ns);
+        if (op->wrong)
+                stage->bytes_wrong += op->wrong(a);
+        hook_signal(SIGKILL);
+        abort();
 }
 
-pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth, int turn,
-                  uint64_t shake) {
+pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth, int signal,
+                  int turn, uint64_t shake) {
         struct actor a = {.socket = socket};
-        pid_t pid;
+        pid_t pid = fork();
 
-        pid = fork();
         if (pid)
                 return pid;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         prepare(op, &a, turn);
         if (shake)
                 hook_shake(shake);
-        act(op, &a, stage, nth);
+        act(op, &a, stage, nth, signal);
 }

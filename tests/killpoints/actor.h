@@ -3,24 +3,25 @@
 #define KVD_TESTS_KILLPOINTS_ACTOR_H
 
 /*
- * Who dies: one operation of libkvd in a process of its own, after the preparations that it needs. operations[] in
- * actor.c is the list of what is killed.
+ * Who dies, or is stopped: one operation of libkvd in a process of its own, after the preparations that it needs. The
+ * list is operations[] in actor.c.
  */
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 /* Shared by the test, its actors and its observer. */
 struct stage {
         _Atomic uint64_t points;    /* of the operation, as counted */
-        _Atomic uint64_t died_ns;
         _Atomic uint64_t survived;  /* operations that had fewer points this time */
         _Atomic bool prepared;      /* the operation begins now */
         _Atomic uint32_t daemon;    /* which daemon it is: 1, 2, ... */
         _Atomic uint32_t settled;   /* the daemon with which the observer has its chain in the cache */
-        _Atomic uint64_t looks, bytes_checked, bytes_wrong; /* the observer's */
+        _Atomic uint64_t looks, bytes_checked; /* the observer's */
+        _Atomic uint64_t bytes_wrong;          /* anybody's */
         _Atomic bool stop;
 };
 
@@ -39,6 +40,7 @@ struct operation {
         const char *name;
         int (*prepare)(struct actor *);
         int (*run)(struct actor *);    /* negative: failed, as kvd.h says */
+        size_t (*wrong)(struct actor *); /* bytes that it holds afterwards and that are not what they must be */
         void (*partner)(const char *socket, struct stage *, int ready); /* another process; writes a byte when ready */
         bool restart;                  /* a new daemon between prepare and run */
 };
@@ -51,12 +53,18 @@ struct kvd;
 struct kvd *open_spaces(const char *socket, struct kvd_space **causal, struct kvd_space **whole);
 
 /*
- * Starts a process that prepares, runs the operation and is dead at its nth point, or at the end of it. nth = 0 counts
- * into stage->points. turn: -1, or a socket on which a byte goes out when all is prepared, and one comes back to go on.
- * shake: 0, or a seed for pauses at random points.
+ * Starts a process that prepares, runs the operation, gets the signal at its nth point, and is dead at the end of it at
+ * the latest. nth = 0 counts into stage->points. turn: -1, or a socket on which a byte goes out when all is prepared,
+ * and one comes back to go on. shake: 0, or a seed for pauses at random points.
  */
-pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth, int turn,
-                  uint64_t shake);
+pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth, int signal,
+                  int turn, uint64_t shake);
+
+/*
+ * Another client: writes over blocks that are free, publishes relatives of what operations look up, and leaves.
+ * Ends the process.
+ */
+_Noreturn void rewrite_all(const char *socket);
 
 /* Watches as another client of the same spaces, until stage->stop. */
 pid_t observer_start(const char *socket, struct stage *stage);

@@ -41,6 +41,15 @@ size_t chain_wrong(const struct kvd_pin *pin, const uint32_t *ids, const uint32_
         return wrong;
 }
 
+size_t blocks_wrong(const uint32_t *tokens, uint32_t n_tokens, bool whole, uint32_t first, uint32_t n,
+                    const struct kvd_block *blocks) {
+        size_t wrong = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                wrong += oracle_wrong(blocks[i].data, BLOCK_BYTES, seed_of(tokens, n_tokens, whole, first + i));
+        return wrong;
+}
+
 int take_blocks(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         uint32_t got = 0;
 

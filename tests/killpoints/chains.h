@@ -30,6 +30,10 @@ void chain_fill(const uint32_t *tokens, uint32_t n_tokens, bool whole, uint32_t 
 /* Bytes that are not what they must be in the chain that a pin holds. */
 size_t chain_wrong(const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens, bool whole);
 
+/* Bytes of blocks being filled, or just sealed, that are not what chain_fill made them. */
+size_t blocks_wrong(const uint32_t *tokens, uint32_t n_tokens, bool whole, uint32_t first, uint32_t n,
+                    const struct kvd_block *blocks);
+
 /* All n blocks, or none and a negative errno. */
 int take_blocks(struct kvd_space *space, uint32_t n, struct kvd_block *blocks);
 

@@ -19,8 +19,8 @@
 #define BETWEEN_PAUSES 200u /* points, at most: about once in a lookup */
 
 static bool on;
-static uint64_t seen, kill_at, pause_at; /* points so far; those at which something happens, 0: none */
-static _Atomic uint64_t *died;
+static uint64_t seen, signal_at, pause_at; /* points so far; those at which something happens, 0: none */
+static int the_signal;
 static struct random dice;
 
 static struct range {
@@ -58,13 +58,8 @@ static void remember(const void *at, size_t n) {
 
 /* ---- what happens at a point -------------------------------------------------------------------------------- */
 
-_Noreturn void hook_die(_Atomic uint64_t *died_ns) {
-        struct timespec t;
-
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        *died_ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-        for (;;)
-                syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+void hook_signal(int signal) {
+        syscall(SYS_kill, syscall(SYS_getpid), signal);
 }
 
 /* Long enough for others to evict, fill and seal; now and then for a few of these in a row. */
@@ -84,8 +79,8 @@ void hook_point(void) {
         if (!on)
                 return;
         seen++;
-        if (seen == kill_at)
-                hook_die(died);
+        if (seen == signal_at)
+                hook_signal(the_signal);
         if (seen != pause_at)
                 return;
         pause_here();
@@ -100,9 +95,9 @@ void hook_access(const volatile void *at) {
 
 /* ---- what is to happen -------------------------------------------------------------------------------------- */
 
-void hook_kill_at(uint64_t nth, _Atomic uint64_t *died_ns) {
-        kill_at = nth;
-        died = died_ns;
+void hook_signal_at(uint64_t nth, int signal) {
+        signal_at = nth;
+        the_signal = signal;
 }
 
 void hook_shake(uint64_t seed) {
@@ -117,7 +112,7 @@ void hook_start(void) {
 
 uint64_t hook_stop(void) {
         on = false;
-        kill_at = pause_at = 0;
+        signal_at = pause_at = 0;
         return seen;
 }
 

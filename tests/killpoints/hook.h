@@ -19,13 +19,13 @@
 void hook_install(void);
 
 /* From here on, and until hook_stop, points are counted. What else happens there is said before: */
-void hook_kill_at(uint64_t nth, _Atomic uint64_t *died_ns); /* SIGKILL at the nth point, which leaves the time there */
-void hook_shake(uint64_t seed);                             /* short pauses at some points */
+void hook_signal_at(uint64_t nth, int signal); /* SIGKILL or SIGSTOP at the nth point; 0: at none */
+void hook_shake(uint64_t seed);                /* short pauses at some points */
 void hook_start(void);
 uint64_t hook_stop(void); /* number of points since hook_start; forgets what was said */
 
-/* SIGKILL for oneself, which leaves the time. */
-_Noreturn void hook_die(_Atomic uint64_t *died_ns);
+/* A signal for oneself, which has had its effect when this returns. */
+void hook_signal(int signal);
 
 /* For tsan.c and libc.c. */
 void hook_point(void);

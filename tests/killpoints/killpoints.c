@@ -5,11 +5,15 @@
  * of them in turn. After every death the daemon must have taken everything back within 100 ms, its invariants must
  * hold, no block may be lost, and a client that goes on reading must not have seen a wrong byte.
  *
- *      killpoints [--seconds N] [--limit N | --all] [--seed N] [--operation NAME] [--churn] [--arena] [--epoll]
+ *      killpoints [--seconds N] [--limit N | --all] [--seed N] [--operation NAME] [--churn | --stop] [--arena]
+ *                 [--epoll] [--mutant]
  *
  * An operation of more than --limit points dies at the first and last tenth of that many, and at others by the seed.
  * --seconds repeats all that, with other seeds, until the time is up. --churn evicts everything all the while, and
  * lets the operations pause at random points, so that they die in the middle of losing what they work on.
+ * --stop stops them at each point instead, long enough to evict all that nobody holds, write over it, and publish
+ * chains of the same beginning in its place: they go on, and what they hold in the end must be right.
+ * --mutant: this binary is linked with a library that was broken on purpose, and passes if a wrong byte was read.
  */
 
 #include <errno.h>
@@ -39,7 +43,7 @@ struct test {
         uint32_t seconds, limit;
         uint64_t seed;
         const char *only;
-        bool churn, arena, epoll;
+        bool churn, stop, arena, epoll, mutant;
         struct daemon daemon;
         struct stage *stage;
         struct conn *conn;
@@ -72,17 +76,37 @@ static const char *const *daemon_arguments(const struct test *t) {
         return a;
 }
 
-/* Until it is dead; with --churn, what it works on is evicted meanwhile. */
-static void expect_killed(const struct test *t, const struct operation *op, uint64_t nth, pid_t pid) {
+/* The world is another one before it goes on. */
+static void go_on(const struct test *t, pid_t stopped) {
+        pid_t pid;
+        int status;
+
+        evict_all(t->conn);
+        pid = fork();
+        if (pid == 0)
+                rewrite_all(t->daemon.socket);
+        if (waitpid(pid, &status, 0) != pid || status != 0)
+                die("rewriting ended with status %#x", status);
+        kill(stopped, SIGCONT);
+}
+
+/* Until it is dead; with --churn, what it works on is evicted meanwhile. Returns when it was last seen alive. */
+static uint64_t expect_killed(const struct test *t, const struct operation *op, uint64_t nth, pid_t pid) {
+        uint64_t alive = now_ns(), now;
         int status = 0, r;
 
-        while ((r = waitpid(pid, &status, t->churn && nth ? WNOHANG : 0)) == 0)
-                if (t->stage->prepared)
+        while (now = now_ns(), (r = waitpid(pid, &status, WNOHANG | WUNTRACED)) == 0 || WIFSTOPPED(status)) {
+                alive = now;
+                if (r)
+                        go_on(t, pid);
+                else if (t->churn && nth && t->stage->prepared)
                         evict_all(t->conn);
                 else
                         usleep(20);
+        }
         if (r != pid || !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
                 die("%s, point %llu: ended with status %#x", op->name, (unsigned long long)nth, status);
+        return alive;
 }
 
 static pid_t partner_start(const struct test *t, const struct operation *op) {
@@ -145,7 +169,8 @@ static pid_t start_across_restart(struct test *t, const struct operation *op, ui
 
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, turn) < 0)
                 die("socketpair: %s", strerror(errno));
-        pid = actor_start(op, t->daemon.socket, t->stage, nth, turn[1], shake_seed(t, nth));
+        pid = actor_start(op, t->daemon.socket, t->stage, nth, t->stop ? SIGSTOP : SIGKILL, turn[1],
+                          shake_seed(t, nth));
         close(turn[1]);
         if (read(turn[0], &byte, 1) != 1)
                 die("%s: not prepared", op->name);
@@ -163,8 +188,8 @@ static void note_time(struct test *t, const struct operation *op, uint64_t nth, 
                 return;
         t->late++;
         if (ns - MIN(ns, waited) > RECLAIM_LIMIT_MS * UINT64_C(1000000))
-                die("%s, point %llu: taken back after %llu ms", op->name, (unsigned long long)nth,
-                    (unsigned long long)ns / 1000000);
+                die("%s, point %llu: taken back after %llu ms, of which %llu without a processor", op->name,
+                    (unsigned long long)nth, (unsigned long long)ns / 1000000, (unsigned long long)waited / 1000000);
 }
 
 static uint64_t waits(const struct test *t) {
@@ -178,18 +203,18 @@ static void die_once(struct test *t, const struct operation *op, uint64_t nth) {
         t->stage->prepared = false;
         partner = partner_start(t, op);
         pid = op->restart ? start_across_restart(t, op, nth) :
-                            actor_start(op, t->daemon.socket, t->stage, nth, -1, shake_seed(t, nth));
+                            actor_start(op, t->daemon.socket, t->stage, nth, t->stop ? SIGSTOP : SIGKILL, -1,
+                                        shake_seed(t, nth));
         waited = waits(t);
-        expect_killed(t, op, nth, pid);
-        since = t->stage->died_ns;
+        since = expect_killed(t, op, nth, pid);
         if (partner) {
                 partner_end(op, partner);
                 since = now_ns();
         }
         note_time(t, op, nth, wait_reclaimed(t->conn, since), waits(t) - waited);
         expect_clean(t->conn);
-        if (t->stage->bytes_wrong)
-                die("%s, point %llu: the observer read %llu wrong bytes", op->name, (unsigned long long)nth,
+        if (t->stage->bytes_wrong && !t->mutant)
+                die("%s, point %llu: %llu wrong bytes were read", op->name, (unsigned long long)nth,
                     (unsigned long long)t->stage->bytes_wrong);
         t->kills++;
 }
@@ -268,6 +293,8 @@ static void end(struct test *t, uint32_t fds) {
                "\"wrong_bytes\": %llu, \"seed\": %llu}\n", (unsigned long long)t->kills, (unsigned long long)t->late,
                (unsigned long long)s->survived, (unsigned long long)s->looks, (unsigned long long)s->bytes_checked,
                (unsigned long long)s->bytes_wrong, (unsigned long long)t->seed);
+        if (t->mutant && !s->bytes_wrong)
+                die("the mutant was not caught");
         if (!t->kills)
                 die("nobody was killed: is there an operation of that name?");
         conn_close(t->conn);
@@ -280,6 +307,7 @@ static void parse(struct test *t, int argc, char **argv) {
                 {"seconds", required_argument, NULL, 's'}, {"limit", required_argument, NULL, 'l'},
                 {"all", no_argument, NULL, 'a'},           {"seed", required_argument, NULL, 'r'},
                 {"operation", required_argument, NULL, 'o'}, {"churn", no_argument, NULL, 'c'},
+                {"stop", no_argument, NULL, 'S'},          {"mutant", no_argument, NULL, 'm'},
                 {"arena", no_argument, NULL, 'A'},         {"epoll", no_argument, NULL, 'e'},
                 {0}};
         int c;
@@ -292,6 +320,8 @@ static void parse(struct test *t, int argc, char **argv) {
                 case 'r': t->seed = strtoull(optarg, NULL, 10); break;
                 case 'o': t->only = optarg; break;
                 case 'c': t->churn = true; break;
+                case 'S': t->stop = true; break;
+                case 'm': t->mutant = true; break;
                 case 'A': t->arena = true; break;
                 case 'e': t->epoll = true; break;
                 default: exit(2);

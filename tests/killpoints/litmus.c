@@ -4,9 +4,10 @@
  * Recycled blocks must not fool a reader. A writer publishes two chains in turn, in a space so small that both use the
  * same blocks, and evicts each at once: as fast as the daemon answers, the blocks under the same ids hold other content
  * of a higher generation. The chains have the same tokens in their second block, so that only the link to the first
- * one tells these apart. A reader on another processor looks both up and checks every byte.
+ * one tells these apart. A reader on another processor looks both up and checks every byte. With --runs the chains are
+ * of two runs each, and it is the second run that is the same.
  *
- *      litmus [--seconds N] [--seed N] [--shake] [--mutant]
+ *      litmus [--seconds N] [--seed N] [--runs] [--shake] [--mutant]
  *
  * --shake lets the reader's library pause at random points (hook.h). --mutant: this binary is linked with a library
  * that was broken on purpose, and passes if a wrong byte is seen before the time is up.
@@ -25,15 +26,12 @@
 #include <unistd.h>
 
 #include "client/conn.h"
+#include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/killpoints/chains.h"
 #include "tests/killpoints/hook.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/oracle.h"
-
-#define SPACE_BLOCKS 16u
-#define ROUND_BLOCKS 2u
-#define ROUND_TOKENS (ROUND_BLOCKS * BT)
 
 struct tally { /* shared by all processes */
         _Atomic uint64_t lookups, hits, wrong, retries, rewritten;
@@ -44,6 +42,7 @@ struct litmus {
         uint32_t seconds;
         uint64_t seed;
         bool shake, mutant;
+        uint32_t n_blocks, n_tokens; /* of a chain */
         struct daemon daemon;
         struct tally *tally;
 };
@@ -62,7 +61,7 @@ static void on_processor(int n) {
 }
 
 static struct kvd_space *open_space(const struct litmus *l) {
-        struct kvd_space_options options = {.max_blocks = SPACE_BLOCKS};
+        struct kvd_space_options options = {.max_blocks = MAX(2 * l->n_blocks, 16)}; /* half may be filled */
         struct kvd_space *space;
         struct kvd *handle;
 
@@ -73,8 +72,8 @@ static struct kvd_space *open_space(const struct litmus *l) {
 }
 
 /* Two chains that differ in their first block only. */
-static void round_tokens(uint32_t which, uint32_t *ret) {
-        for (uint32_t i = 0; i < ROUND_TOKENS; i++)
+static void chain_of(uint32_t which, uint32_t *ret) {
+        for (uint32_t i = 0; i < CHAIN_TOKENS; i++)
                 ret[i] = i < BT ? 10 + which : 100 + i;
 }
 
@@ -90,13 +89,13 @@ static void evict_all(struct conn *conn) {
 static void write_rounds(struct litmus *l) {
         struct conn *conn = daemon_connect(&l->daemon);
         struct kvd_space *space = open_space(l);
-        uint32_t tokens[2][ROUND_TOKENS];
+        uint32_t tokens[2][CHAIN_TOKENS];
 
-        round_tokens(0, tokens[0]);
-        round_tokens(1, tokens[1]);
+        chain_of(0, tokens[0]);
+        chain_of(1, tokens[1]);
         for (uint32_t i = 0; !l->tally->stop; i = !i) {
                 struct kvd_pin pin = {0};
-                int r = chain_publish(space, &pin, tokens[i], ROUND_TOKENS, false);
+                int r = chain_publish(space, &pin, tokens[i], l->n_tokens, false);
 
                 if (r < 0 && r != -ENOBUFS)
                         die("publish: %s", kvd_error());
@@ -116,10 +115,10 @@ static void dwell(struct random *random) {
 
 static void look(struct litmus *l, struct kvd_space *space, const uint32_t *tokens, struct random *random) {
         struct kvd_pin pin = {0};
-        uint32_t ids[ROUND_BLOCKS];
+        uint32_t ids[CHAIN_BLOCKS];
 
         l->tally->lookups++;
-        if (kvd_lookup(space, 0, tokens, ROUND_TOKENS, ids, ROUND_BLOCKS, &pin) <= 0)
+        if (kvd_lookup(space, 0, tokens, l->n_tokens, ids, CHAIN_BLOCKS, &pin) <= 0)
                 return;
         l->tally->hits++;
         if (random_below(random, 4) == 0)
@@ -131,11 +130,11 @@ static void look(struct litmus *l, struct kvd_space *space, const uint32_t *toke
 static void read_rounds(struct litmus *l) {
         struct kvd_space *space = open_space(l);
         struct random random = {l->seed};
-        uint32_t tokens[2][ROUND_TOKENS];
+        uint32_t tokens[2][CHAIN_TOKENS];
         struct kvd_counters counters;
 
-        round_tokens(0, tokens[0]);
-        round_tokens(1, tokens[1]);
+        chain_of(0, tokens[0]);
+        chain_of(1, tokens[1]);
         if (l->shake)
                 hook_shake(l->seed);
         hook_start();
@@ -196,6 +195,7 @@ static int verdict(const struct litmus *l) {
 static void parse(struct litmus *l, int argc, char **argv) {
         static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
                                               {"seed", required_argument, NULL, 'r'},
+                                              {"runs", no_argument, NULL, 'u'},
                                               {"shake", no_argument, NULL, 'k'},
                                               {"mutant", no_argument, NULL, 'm'},
                                               {0}};
@@ -205,6 +205,7 @@ static void parse(struct litmus *l, int argc, char **argv) {
                 switch (c) {
                 case 's': l->seconds = (uint32_t)atoi(optarg); break;
                 case 'r': l->seed = strtoull(optarg, NULL, 10); break;
+                case 'u': l->n_blocks = 2 * KVD_RUN_BLOCKS; break;
                 case 'k': l->shake = true; break;
                 case 'm': l->mutant = true; break;
                 default: exit(2);
@@ -213,10 +214,11 @@ static void parse(struct litmus *l, int argc, char **argv) {
 
 int main(int argc, char **argv) {
         static const char *const arguments[] = {"--pool", "4M", "--set", "daemon.segment=256K", "--set",
-                                              "daemon.pages=small", NULL};
-        struct litmus l = {.seconds = 5, .seed = (uint64_t)time(NULL)};
+                                              "daemon.pages=small", "--set", "daemon.log=error", NULL};
+        struct litmus l = {.seconds = 5, .seed = (uint64_t)time(NULL), .n_blocks = 2};
 
         parse(&l, argc, argv);
+        l.n_tokens = l.n_blocks * BT;
         hook_install();
         l.tally = mmap(NULL, sizeof *l.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         daemon_start(&l.daemon, arguments);

@@ -84,11 +84,11 @@ static _Noreturn void complain(struct conn *conn) {
         die("a dead process still holds something");
 }
 
-uint64_t wait_reclaimed(struct conn *conn, uint64_t died_ns) {
+uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns) {
         while (!at_rest(conn)) {
-                if (now_ns() - died_ns > GIVE_UP_NS)
+                if (now_ns() - since_ns > GIVE_UP_NS)
                         complain(conn);
                 usleep(100);
         }
-        return now_ns() - died_ns;
+        return now_ns() - since_ns;
 }

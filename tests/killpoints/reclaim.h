@@ -14,9 +14,9 @@ struct daemon;
 
 /*
  * Waits until all blocks but the observer's can be evicted and nothing is filled, in limbo or leased, and until the
- * observer is the only client. Returns the nanoseconds since `died_ns`. Ends the test if that is not so after 10 s.
+ * observer is the only client. Returns the nanoseconds since then. Ends the test if that is not so after 10 s.
  */
-uint64_t wait_reclaimed(struct conn *conn, uint64_t died_ns);
+uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns);
 
 /* Nanoseconds that a process (0: this one) was ready to run and had no processor, since it began. */
 uint64_t waited_for_processor(pid_t pid);
