@@ -15,6 +15,7 @@
 #include "client/kvd.h"
 #include "tests/faults/fault.h"
 #include "tests/inproc/inproc.h"
+#include "tests/inproc/sanitized.h"
 #include "tests/lib/oracle.h"
 
 #define BT 4u
@@ -25,7 +26,7 @@ static struct inproc daemon_thread;
 static _Atomic bool watching;
 static _Atomic uint64_t daemon_mallocs;
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SANITIZED
 void *__libc_malloc(size_t n);
 void *__libc_calloc(size_t n, size_t size);
 void *__libc_realloc(void *p, size_t n);
