@@ -118,24 +118,37 @@ static void let_down(struct sequence *s) {
         s->alone = true;
 }
 
-static void look_up(struct sequence *s) {
-        struct cache *c = s->cache;
-        uint32_t whole = s->n_tokens > 0 ? (s->n_tokens - 1) / block_tokens(s) : 0;
-        uint32_t *ids = calloc(MAX(whole, 1), sizeof *ids);
-        int64_t found = 0;
+/* The table's first n blocks are what the new pin holds. */
+static void adopt(struct sequence *s, const struct kvd_pin *pin, const uint32_t *ids, uint32_t n) {
+        kvd_unpin(s->cache->space, &s->pin);
+        s->pin = *pin;
+        for (uint32_t i = 0; i < n; i++) {
+                s->blocks[i] = kvd_pin_block(pin, ids[i]);
+                s->kinds[i] = i < s->n_chained ? s->kinds[i] : BLOCK_REUSED;
+        }
+        s->n_reused += (n - s->n_chained) * block_tokens(s);
+        s->n_blocks = s->n_chained = n;
+        s->n_computed = n * block_tokens(s);
+}
 
-        if (ids && whole > 0)
-                found = kvd_lookup(c->space, 0, s->tokens, whole * block_tokens(s), ids, whole, &s->pin);
+void sequence_find(struct sequence *s) {
+        uint32_t whole = s->n_tokens > 0 ? (s->n_tokens - 1) / block_tokens(s) : 0;
+        _cleanup_(freep) uint32_t *ids = NULL;
+        struct kvd_pin pin = {0};
+        int64_t found;
+
+        if (s->alone || whole <= s->n_chained || s->n_blocks > s->n_chained)
+                return;
+        ids = calloc(whole, sizeof *ids);
+        if (!ids)
+                return;
+        found = kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole, &pin);
+        if (found > s->n_computed)
+                adopt(s, &pin, ids, (uint32_t)(found / block_tokens(s)));
+        else
+                kvd_unpin(s->cache->space, &pin);
         if (found < 0)
                 let_down(s);
-        for (int64_t i = 0; i < found / block_tokens(s); i++) {
-                s->blocks[i] = kvd_pin_block(&s->pin, ids[i]);
-                s->kinds[i] = BLOCK_REUSED;
-                s->n_blocks++;
-        }
-        s->n_chained = s->n_blocks;
-        s->n_computed = s->n_reused = s->n_blocks * block_tokens(s);
-        free(ids);
 }
 
 static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity,
@@ -165,12 +178,10 @@ int sequence_new(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, uin
 
         if (r < 0 || !c->options.space)
                 return r;
-        if (connected(c)) {
+        if (connected(c))
                 (*ret)->alone = false;
-                look_up(*ret);
-        } else {
+        else
                 let_down(*ret);
-        }
         return 0;
 }
 

@@ -49,10 +49,16 @@ struct sequence {
         bool unpublished;  /* and blocks that were not sealed stay so */
 };
 
-/* Takes the tokens of a prompt and finds its stored prefix: whole blocks, and never the last token. */
+/* Takes the tokens of a prompt. */
 int sequence_new(struct cache *, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity, struct sequence **ret);
 int sequence_new_private(struct cache *, const uint32_t *tokens, uint32_t n_tokens, struct sequence **ret);
 struct sequence *sequence_free(struct sequence *);
+
+/*
+ * Finds what is stored of the tokens that are not computed yet: whole blocks, and never the last token, whose logits
+ * somebody wants. Worth a try before each chunk: another process may be ahead with the same text.
+ */
+void sequence_find(struct sequence *);
 
 int sequence_extend(struct sequence *, uint32_t n_tokens); /* blocks for so many tokens; -ENOMEM */
 

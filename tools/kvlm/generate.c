@@ -53,11 +53,15 @@ static int catch_up(const struct run *run) {
         struct sequence *s = run->sequence;
 
         while (s->n_computed < s->n_tokens) {
-                struct step step = next_step(run, s->n_computed);
-                uint32_t end = step.first + step.n;
-                int r = sequence_extend(s, end);
+                struct step step;
+                uint32_t end;
+                int r;
 
+                sequence_find(s);
+                step = next_step(run, s->n_computed);
+                end = step.first + step.n;
                 step.logits = end == s->n_tokens ? run->logits : NULL;
+                r = sequence_extend(s, end);
                 if (r == 0)
                         r = compute(run, &step);
                 if (r < 0)
