@@ -62,7 +62,7 @@ static int connect_failed(const char *path, int error) {
 }
 
 static int connect_socket(struct conn *c) {
-        const struct timeval deadline = {.tv_sec = DEADLINE_MS / 1000}; /* of connect: other calls do not wait */
+        const struct timeval deadline = {.tv_sec = DEADLINE_MS / 1000}; /* of connect, and of waiting for a reply */
         struct kvd_address address;
         int r = kvd_address_make(c->path, &address);
 
@@ -71,7 +71,9 @@ static int connect_socket(struct conn *c) {
         c->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (c->fd < 0)
                 return client_fail(-errno, "cannot make a socket: %s", strerror(errno));
-        setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof deadline);
+        if (sys->setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof deadline) < 0 ||
+            sys->setsockopt(c->fd, SOL_SOCKET, SO_RCVTIMEO, &deadline, sizeof deadline) < 0)
+                return client_fail(-errno, "cannot give a socket a deadline: %s", strerror(errno));
         if (sys->connect(c->fd, kvd_address_of(&address), address.size) < 0)
                 return connect_failed(c->path, errno);
         return 0;
@@ -269,11 +271,9 @@ static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uin
         int r;
 
         fds->n = 0;
-        while ((n = kvd_frame_receive(c->fd, c->in, fds, MSG_DONTWAIT)) == -EAGAIN) {
-                r = wait_for(c->fd, POLLIN, deadline_ns);
-                if (r < 0)
-                        return client_fail(r, "the kvd at %s does not answer (stopped?)", c->path);
-        }
+        while ((n = kvd_frame_receive(c->fd, c->in, fds, 0)) == -EAGAIN)
+                if (sys_now_ns() >= deadline_ns)
+                        return client_fail(-ETIMEDOUT, "the kvd at %s does not answer (stopped?)", c->path);
         if (n <= 0)
                 return lost(c);
         r = kvd_msg_decode(c->decoder, c->in, (size_t)n, ret);

@@ -1,7 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdatomic.h>
+#include <string.h>
+
 #include "client/kvd.h"
+#include "ipc/base/util.h"
 #include "kernels/ops.h"
 
+#define LARGE_BYTES (64u << 10) /* below, what is copied is likely to be read from the cache soon */
+
+/* Picking asks the processor, which a hypervisor answers in microseconds: once. */
+static const struct kvd_ops *ops(void) {
+        static _Atomic(const struct kvd_ops *) picked;
+        const struct kvd_ops *now = atomic_load_explicit(&picked, memory_order_relaxed);
+
+        if (unlikely(!now)) {
+                now = kvd_ops_pick(NULL);
+                atomic_store_explicit(&picked, now, memory_order_relaxed);
+        }
+        return now;
+}
+
 void kvd_copy(void *to, const void *from, size_t bytes) {
-        kvd_ops_pick(NULL)->copy_nt(to, from, bytes);
+        if (bytes < LARGE_BYTES)
+                memcpy(to, from, bytes);
+        else
+                ops()->copy_nt(to, from, bytes);
 }

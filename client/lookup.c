@@ -28,6 +28,8 @@
 #include "ipc/base/key.h"
 
 #define WINDOW 16u    /* pieces handled at once: of a prompt of 4,096 tokens all runs, of a tail all blocks */
+#define RUN_LAG 3u    /* runs hashed before the first one's table slot is read: it has come by then */
+#define BLOCK_LAG 4u
 #define TRIES 4u      /* searches that met an eviction before we call it a miss */
 #define NO_CANDIDATE UINT32_MAX
 
@@ -44,7 +46,6 @@ struct search {
 
         uint32_t n_found;     /* blocks */
         uint32_t n_covered;   /* tokens */
-        uint32_t top;         /* largest id found */
         kvd_ref leaf;
         struct kvd_key key;   /* of the run before, while runs are searched; of the block before, then */
 };
@@ -68,26 +69,11 @@ static uint32_t next_candidate(const shm_u64 *table, uint32_t mask, struct kvd_k
 /* ---- runs --------------------------------------------------------------------------------------------------- */
 
 static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
-        uint32_t top = s->top;
-
-        for (uint32_t i = 0; i < KVD_RUN_BLOCKS; i++)
-                top = MAX(top, ids[i]);
-        s->top = top;
         if (s->blocks)
                 memcpy(s->blocks + s->n_found, ids, KVD_RUN_BLOCKS * sizeof *ids);
         s->n_found += KVD_RUN_BLOCKS;
         s->n_covered += KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
         s->leaf = leaf;
-}
-
-/* The deepest block's slot word and pin are needed at the very end: fetched while the last run is compared. */
-static void prefetch_leaf(const struct search *s, uint32_t id) {
-        uint32_t run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
-
-        if (!s->pins || id >= s->ix->capacity || s->n_tokens - s->n_covered >= 2 * run_tokens)
-                return;
-        __builtin_prefetch(kvd_index_desc(s->ix, id));
-        __builtin_prefetch(&s->pins[id], 1);
 }
 
 /* Is this run the continuation of what we have? Then its ids are copied while its leaf word vouches for them. */
@@ -100,7 +86,6 @@ static bool try_run(struct search *s, uint32_t id) {
                 return false;
         run = kvd_index_run(s->ix, id);
         leaf = shm_load(&run->leaf);
-        prefetch_leaf(s, kvd_ref_id(leaf));
         if (!leaf || shm_get64(&run->parent) != s->leaf || shm_get32(&run->group) != s->group ||
             shm_get32(&run->prefix_tokens) != s->prefix_tokens ||
             !shm_equal_words(run->tokens, s->tokens + s->n_covered, KVD_RUN_BLOCKS * s->ix->geometry.block_tokens))
@@ -127,16 +112,27 @@ static void prefetch_lines(const void *from, uint32_t bytes) {
                 __builtin_prefetch((const uint8_t *)from + i);
 }
 
-static void prefetch_runs(const struct search *s, const struct kvd_key *keys, uint32_t n) {
-        const shm_u64 *table = kvd_index_run_table(s->ix);
+/* What a key may name, with its lines on their way to us. */
+static uint32_t seek_run(const struct search *s, struct kvd_key key) {
+        uint32_t at = 0, id = next_candidate(kvd_index_run_table(s->ix), s->ix->run_table_slots - 1, key, &at);
 
-        for (uint32_t i = 0; i < n; i++) {
-                uint32_t at = 0, id = next_candidate(table, s->ix->run_table_slots - 1, keys[i], &at);
+        if (id == NO_CANDIDATE || id >= s->ix->run_capacity)
+                return NO_CANDIDATE;
+        prefetch_lines(kvd_index_run(s->ix, id), s->ix->run_stride);
+        return id;
+}
 
-                if (id == NO_CANDIDATE || id >= s->ix->run_capacity)
-                        return; /* the chain ends before this run: what is behind it is not needed */
-                prefetch_lines(kvd_index_run(s->ix, id), s->ix->run_stride);
-        }
+/* The deepest block's slot word and pin are needed at the very end: they come while tokens are compared. */
+static void prefetch_leaf(const struct search *s, uint32_t run) {
+        uint32_t id;
+
+        if (!s->pins || run == NO_CANDIDATE)
+                return;
+        id = shm_get32(&kvd_index_run(s->ix, run)->ids[KVD_RUN_BLOCKS - 1]);
+        if (id >= s->ix->capacity)
+                return;
+        __builtin_prefetch(kvd_index_desc(s->ix, id));
+        __builtin_prefetch(&s->pins[id], 1);
 }
 
 static uint32_t runs_left(const struct search *s) {
@@ -145,18 +141,36 @@ static uint32_t runs_left(const struct search *s) {
         return MIN(by_tokens, (s->max_blocks - s->n_found) / KVD_RUN_BLOCKS);
 }
 
+/* Keys of the next runs; what they name is fetched while later ones are hashed. Returns how many may be there. */
+static uint32_t seek_runs(const struct search *s, struct kvd_key *keys, uint32_t n) {
+        uint32_t run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens, last = NO_CANDIDATE, seeked = 0;
+        const shm_u64 *table = kvd_index_run_table(s->ix);
+        struct kvd_key key = s->key;
+
+        for (uint32_t i = 0; i < n + RUN_LAG; i++) {
+                uint32_t id;
+
+                if (i < n) {
+                        key = keys[i] = kvd_key_run(s->ix, key, s->tokens + s->n_covered + i * run_tokens, run_tokens);
+                        __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->run_table_slots - 1)]);
+                }
+                if (i < RUN_LAG)
+                        continue;
+                id = seek_run(s, keys[seeked]);
+                if (id == NO_CANDIDATE)
+                        break;
+                last = id;
+                seeked++;
+        }
+        prefetch_leaf(s, last);
+        return seeked;
+}
+
 /* One window of runs; false when the chain of runs has ended. */
 static bool search_runs(struct search *s) {
-        uint32_t n = MIN(runs_left(s), WINDOW), run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
-        const shm_u64 *table = kvd_index_run_table(s->ix);
-        struct kvd_key keys[WINDOW], key = s->key;
+        struct kvd_key keys[WINDOW];
+        uint32_t n = seek_runs(s, keys, MIN(runs_left(s), WINDOW));
 
-        for (uint32_t i = 0; i < n; i++) {
-                key = kvd_key_run(s->ix, key, s->tokens + s->n_covered + i * run_tokens, run_tokens);
-                keys[i] = key;
-                __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->run_table_slots - 1)]);
-        }
-        prefetch_runs(s, keys, n);
         for (uint32_t i = 0; i < n; i++) {
                 if (!find_run(s, keys[i]))
                         return false;
@@ -189,7 +203,6 @@ static bool try_block(struct search *s, uint32_t id, uint32_t n) {
                 s->blocks[s->n_found] = id;
         s->n_found++;
         s->n_covered += n;
-        s->top = MAX(s->top, id);
         s->leaf = kvd_ref_make(id, kvd_slot_generation(slot));
         return true;
 }
@@ -204,16 +217,15 @@ static bool find_block(struct search *s, struct kvd_key key, uint32_t n) {
         return false;
 }
 
-static void prefetch_blocks(const struct search *s, const struct kvd_key *keys, uint32_t n) {
-        const shm_u64 *table = kvd_index_table(s->ix);
+static bool seek_block(const struct search *s, struct kvd_key key) {
+        uint32_t at = 0, id = next_candidate(kvd_index_table(s->ix), s->ix->table_slots - 1, key, &at);
 
-        for (uint32_t i = 0; i < n; i++) {
-                uint32_t at = 0, id = next_candidate(table, s->ix->table_slots - 1, keys[i], &at);
-
-                if (id == NO_CANDIDATE || id >= s->ix->capacity)
-                        return;
-                prefetch_lines(kvd_index_desc(s->ix, id), s->ix->desc_stride);
-        }
+        if (id == NO_CANDIDATE || id >= s->ix->capacity)
+                return false;
+        prefetch_lines(kvd_index_desc(s->ix, id), s->ix->desc_stride);
+        if (s->pins)
+                __builtin_prefetch(&s->pins[id], 1);
+        return true;
 }
 
 static uint32_t blocks_left(const struct search *s) {
@@ -222,19 +234,33 @@ static uint32_t blocks_left(const struct search *s) {
         return MIN(by_tokens, s->max_blocks - s->n_found);
 }
 
+/* As seek_runs. Where the first ones are missing nothing further is hashed: most prompts end in something new. */
+static uint32_t seek_blocks(const struct search *s, struct kvd_key *keys, uint32_t n) {
+        uint32_t bt = s->ix->geometry.block_tokens, left = s->n_tokens - s->n_covered, seeked = 0;
+        const shm_u64 *table = kvd_index_table(s->ix);
+        struct kvd_key key = s->key;
+
+        for (uint32_t i = 0; i < n + BLOCK_LAG; i++) {
+                if (i < n) {
+                        key = kvd_key_block(s->ix, key, s->tokens + s->n_covered + i * bt, MIN(bt, left - i * bt));
+                        keys[i] = key;
+                        __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->table_slots - 1)]);
+                }
+                if (i < BLOCK_LAG)
+                        continue;
+                if (!seek_block(s, keys[seeked]))
+                        break;
+                seeked++;
+        }
+        return seeked;
+}
+
 /* One window of blocks; false when the chain has ended. */
 static bool search_blocks(struct search *s) {
         uint32_t n = MIN(blocks_left(s), WINDOW), bt = s->ix->geometry.block_tokens;
-        uint32_t left = s->n_tokens - s->n_covered;
-        const shm_u64 *table = kvd_index_table(s->ix);
-        struct kvd_key keys[WINDOW], key = s->key;
+        struct kvd_key keys[WINDOW];
 
-        for (uint32_t i = 0; i < n; i++) {
-                key = kvd_key_block(s->ix, key, s->tokens + s->n_covered + i * bt, MIN(bt, left - i * bt));
-                keys[i] = key;
-                __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->table_slots - 1)]);
-        }
-        prefetch_blocks(s, keys, n);
+        n = seek_blocks(s, keys, n);
         for (uint32_t i = 0; i < n; i++) {
                 if (!find_block(s, keys[i], MIN(bt, s->n_tokens - s->n_covered)))
                         return false;
@@ -247,7 +273,7 @@ static bool search_blocks(struct search *s) {
 static void continue_from_leaf(struct search *s) {
         const struct kvd_desc *desc;
 
-        if (s->leaf == KVD_ROOT || kvd_ref_id(s->leaf) >= s->ix->capacity)
+        if (s->leaf == KVD_ROOT || kvd_ref_id(s->leaf) >= s->ix->capacity || s->n_covered == s->n_tokens)
                 return;
         desc = kvd_index_desc(s->ix, kvd_ref_id(s->leaf));
         s->key = (struct kvd_key){shm_get64(&desc->key.lo), shm_get64(&desc->key.hi)};
@@ -258,7 +284,7 @@ static void continue_from_leaf(struct search *s) {
 static void begin(struct search *s) {
         bool whole = s->ix->kind == KVD_BIDIRECTIONAL;
 
-        s->n_found = s->n_covered = s->top = 0;
+        s->n_found = s->n_covered = 0;
         s->leaf = KVD_ROOT;
         s->prefix_tokens = whole ? s->n_tokens : 0;
         s->key = whole ? kvd_key_prefix_root(s->ix, kvd_key_prefix(s->ix, s->tokens, s->n_tokens), s->group) :
@@ -306,17 +332,31 @@ static void touch(struct view *view, uint32_t id) {
 
 /* ---- the calls ---------------------------------------------------------------------------------------------- */
 
+/* For show: threads that count at once may lose one, which is cheaper than five locked adds. */
 static void count_lookup(struct view *view, enum kvd_client_counter which, uint64_t n) {
-        atomic_fetch_add_explicit(&view->page->counters[which], n, memory_order_relaxed);
+        shm_u64 *counter = &view->page->counters[which];
+
+        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
-/* The pool has grown since this view last looked: fetches the new segments. The only system calls of a lookup. */
-static bool map_up_to(struct view *view, uint32_t id) {
-        uint32_t need = id / view->ix->segment_blocks + 1;
+static uint32_t top_segment(const struct view *view, const struct search *s) {
+        uint32_t top = kvd_ref_id(s->leaf);
+
+        for (uint32_t i = 0; i < s->n_found; i++)
+                top = MAX(top, s->blocks[i]);
+        return top / view->ix->segment_blocks;
+}
+
+/* Where the pool has grown into what was found: fetches the new segments. The only system calls of a lookup. */
+static bool map_found(struct view *view, const struct search *s) {
+        uint32_t mapped = atomic_load_explicit(&view->n_mapped, memory_order_acquire), need;
         struct kvd *handle = view->space->handle;
         int r;
 
-        if (likely(need <= atomic_load_explicit(&view->n_mapped, memory_order_acquire)))
+        if (likely(mapped >= atomic_load_explicit(&((struct kvd_index *)view->ix)->n_segments, memory_order_acquire)))
+                return true;
+        need = top_segment(view, s) + 1;
+        if (need <= mapped)
                 return true;
         pthread_mutex_lock(&handle->lock);
         r = view_map_segments(view, need);
@@ -331,7 +371,7 @@ static bool search_and_pin(struct view *view, struct search *s) {
                 if (s->leaf == KVD_ROOT)
                         return false;
                 if (pin_block(view, s->leaf)) {
-                        if (map_up_to(view, s->top))
+                        if (map_found(view, s))
                                 return true;
                         unpin_block(view, kvd_ref_id(s->leaf));
                         return false;

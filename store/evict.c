@@ -210,7 +210,7 @@ static bool evict_leaf(struct space *space, uint32_t id) {
 
 #define SET_ASIDE 256u /* pinned or filling leaves passed over in one call */
 #define LOOKS_PER_VICTIM 32u
-#define LOOKS_EXTRA 512u
+#define LOOKS_EXTRA 8192u /* leaves in use that are passed over: about a millisecond at worst */
 
 struct aside {
         uint32_t n;

@@ -378,6 +378,14 @@ static bool same_child(const struct space *space, uint32_t id, const struct kvd_
                memcmp(have->tokens, tokens, want->n_tokens * sizeof *tokens) == 0;
 }
 
+void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id) {
+        struct table t = block_table(space->ix);
+
+        __builtin_prefetch(&t.slots[(uint32_t)key.lo & t.mask], 1);
+        __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
+        __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
+}
+
 uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens) {
         struct table t = block_table(space->ix);
 

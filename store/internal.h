@@ -178,6 +178,7 @@ void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
 void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens);
 void index_enter(struct space *space, uint32_t id, struct kvd_key root);
 void index_leave(struct space *space, uint32_t id);
+void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id); /* what sealing id will touch */
 uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens); /* or NONE */
 bool index_holds(const struct space *space, uint32_t id);     /* for check.c: is the block found by its key? */
 bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */

@@ -116,10 +116,11 @@ static uint32_t find_duplicate(struct space *space, const struct growth *g, cons
         return space->ix->kind == KVD_CAUSAL ? index_find(space, &g->fields, tokens) : NONE;
 }
 
-static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, const uint32_t *tokens, uint32_t n) {
+static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, struct kvd_key key,
+                        const uint32_t *tokens, uint32_t n) {
         uint32_t id = kvd_ref_id(block), duplicate;
 
-        g->fields.key = kvd_key_block(space->ix, g->fields.key, tokens, n);
+        g->fields.key = key;
         g->fields.n_tokens = (uint16_t)n;
         duplicate = find_duplicate(space, g, tokens);
         if (duplicate != NONE) {
@@ -138,8 +139,37 @@ static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, co
         return block;
 }
 
+#define WINDOW 32u
+
+/* Keys of the next blocks. Their places in the table, cold as hashing makes them, are all on their way at once. */
+static void look_ahead(struct space *space, const struct growth *g, const struct seal_request *q, uint32_t first,
+                       uint32_t n, struct kvd_key *ret) {
+        uint32_t bt = space->ix->geometry.block_tokens;
+        struct kvd_key key = g->fields.key;
+
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t at = (first + i) * bt;
+
+                key = ret[i] = kvd_key_block(space->ix, key, q->tokens + at, MIN(bt, q->n_tokens - at));
+                index_prefetch(space, key, kvd_ref_id(q->blocks[first + i]));
+        }
+}
+
+static void seal_window(struct attachment *a, struct growth *g, const struct seal_request *q, uint32_t first,
+                        kvd_ref *ret) {
+        uint32_t bt = a->space->ix->geometry.block_tokens, n = MIN(q->n_blocks - first, WINDOW);
+        struct kvd_key keys[WINDOW];
+
+        look_ahead(a->space, g, q, first, n, keys);
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t at = (first + i) * bt;
+
+                ret[first + i] = seal_one(a->space, g, q->blocks[first + i], keys[i], q->tokens + at,
+                                          MIN(bt, q->n_tokens - at));
+        }
+}
+
 int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
-        uint32_t bt = a->space->ix->geometry.block_tokens;
         struct growth growth;
         int r = check_counts(a, q);
 
@@ -151,8 +181,7 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
                 r = check_prefix_end(a, q, growth.fields.depth);
         if (r < 0)
                 return r;
-        for (uint32_t i = 0; i < q->n_blocks; i++)
-                ret[i] = seal_one(a->space, &growth, q->blocks[i], q->tokens + (size_t)i * bt,
-                                  MIN(bt, q->n_tokens - i * bt));
+        for (uint32_t first = 0; first < q->n_blocks; first += WINDOW)
+                seal_window(a, &growth, q, first, ret);
         return 0;
 }

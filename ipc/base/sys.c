@@ -82,6 +82,7 @@ const struct kvd_sys kvd_sys_real = {
         .listen = listen,
         .accept = real_accept,
         .getsockopt = getsockopt,
+        .setsockopt = setsockopt,
         .pidfd_open = real_pidfd_open,
         .sendmsg = sendmsg,
         .recvmsg = recvmsg,

@@ -38,6 +38,7 @@ struct pollfd;
         CALL(int, listen, (int fd, int backlog), (fd, backlog)) \
         CALL(int, accept, (int fd, int flags), (fd, flags)) \
         CALL(int, getsockopt, (int fd, int level, int name, void *to, unsigned *n), (fd, level, name, to, n)) \
+        CALL(int, setsockopt, (int fd, int level, int name, const void *from, unsigned n), (fd, level, name, from, n)) \
         CALL(int, pidfd_open, (pid_t pid), (pid)) \
         CALL(ssize_t, sendmsg, (int fd, const struct msghdr *msg, int flags), (fd, msg, flags)) \
         CALL(ssize_t, recvmsg, (int fd, struct msghdr *msg, int flags), (fd, msg, flags)) \

@@ -62,6 +62,8 @@ void daemon_again(struct daemon *d, const char *const *arguments) {
         p.fd = ready[0];
         if (poll(&p, 1, START_MS) != 1 || read(ready[0], &byte, 1) != 1)
                 die("kvd did not become ready");
+        while (read(ready[0], &byte, 1) > 0)
+                ; /* until it has closed its end, for who counts descriptors */
         close(ready[0]);
 }
 
