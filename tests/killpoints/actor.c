@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include "ipc/base/util.h"
 #include "tests/killpoints/chains.h"
+#include "tests/killpoints/elsewhere.h"
 #include "tests/killpoints/hook.h"
 #include "tests/lib/daemon.h"
 
@@ -23,19 +23,6 @@ struct actor {
         uint32_t n_blocks;
 };
 
-static const struct kvd_space_options chains = {.max_blocks = CAUSAL_BLOCKS};
-
-struct kvd *open_spaces(const char *socket, struct kvd_space **causal, struct kvd_space **whole) {
-        static const struct kvd_space_options prefixes = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 256};
-        struct kvd *handle;
-
-        if (kvd_open(socket, &handle) < 0 ||
-            kvd_space_open(handle, CAUSAL_SPACE, &chain_geometry, &chains, causal) < 0 ||
-            kvd_space_open(handle, WHOLE_SPACE, &chain_geometry, &prefixes, whole) < 0)
-                die("open: %s", kvd_error());
-        return handle;
-}
-
 /* ---- preparations ------------------------------------------------------------------------------------------- */
 
 static int opened(struct actor *a) {
@@ -47,31 +34,13 @@ static int connected(struct actor *a) {
         return kvd_open(a->socket, &a->handle);
 }
 
-/* Another client publishes a chain's first n tokens and leaves. */
-static int publish_elsewhere(const struct actor *a, uint32_t chain, uint32_t n_tokens) {
-        uint32_t tokens[CHAIN_TOKENS];
-        struct kvd_space *causal, *whole;
-        struct kvd *handle = open_spaces(a->socket, &causal, &whole);
-        struct kvd_pin pin = {0};
-        bool is_whole = chain == WHOLE_CHAIN;
-        int r;
-
-        chain_tokens(chain, n_tokens, tokens);
-        r = chain_publish(is_whole ? whole : causal, &pin, tokens, n_tokens, is_whole);
-        kvd_unpin(is_whole ? whole : causal, &pin);
-        kvd_space_close(causal);
-        kvd_space_close(whole);
-        kvd_close(handle);
-        return r;
-}
-
 static int run_lookup(struct actor *a) {
         return (int)kvd_lookup(a->causal, 0, a->tokens, CHAIN_TOKENS, a->ids, CHAIN_BLOCKS, &a->pin);
 }
 
 static int findable(struct actor *a) {
         opened(a);
-        return publish_elsewhere(a, OPERATION_CHAIN, CHAIN_TOKENS);
+        return publish_elsewhere(a->socket, OPERATION_CHAIN, CHAIN_TOKENS);
 }
 
 /* As before, and the segments are mapped: from then on a lookup makes no system call. */
@@ -86,12 +55,12 @@ static int warm(struct actor *a) {
 
 static int partly_there(struct actor *a) {
         opened(a);
-        return publish_elsewhere(a, OPERATION_CHAIN, 22 * BT + 2);
+        return publish_elsewhere(a->socket, OPERATION_CHAIN, 22 * BT + 2);
 }
 
 static int whole_there(struct actor *a) {
         opened(a);
-        return publish_elsewhere(a, WHOLE_CHAIN, WHOLE_TOKENS);
+        return publish_elsewhere(a->socket, WHOLE_CHAIN, WHOLE_TOKENS);
 }
 
 static int pinned(struct actor *a) {
@@ -143,7 +112,7 @@ static int filled_duplicates(struct actor *a) {
 
 static int filled_mixed(struct actor *a) {
         opened(a);
-        return publish_elsewhere(a, OPERATION_CHAIN + 1, CHAIN_TOKENS) < 0 ? -EIO : filled(a, 0, 20);
+        return publish_elsewhere(a->socket, OPERATION_CHAIN + 1, CHAIN_TOKENS) < 0 ? -EIO : filled(a, 0, 20);
 }
 
 static int leased(struct actor *a) {
@@ -166,7 +135,7 @@ static int crowded(struct actor *a) {
 
         opened(a);
         for (uint32_t chain = 100; chain < 100 + 4 * CAUSAL_BLOCKS / CHAIN_BLOCKS && r >= 0; chain += 4)
-                r = publish_elsewhere(a, chain, CHAIN_TOKENS);
+                r = publish_elsewhere(a->socket, chain, CHAIN_TOKENS);
         return r;
 }
 
@@ -179,7 +148,7 @@ static int busy(struct actor *a) { /* something of everything */
 /* ---- operations --------------------------------------------------------------------------------------------- */
 
 static int run_space_open(struct actor *a) {
-        return kvd_space_open(a->handle, CAUSAL_SPACE, &chain_geometry, &chains, &a->causal);
+        return kvd_space_open(a->handle, CAUSAL_SPACE, &chain_geometry, &causal_options, &a->causal);
 }
 
 static int run_lookup_whole(struct actor *a) {
@@ -313,61 +282,6 @@ static size_t wrong_filled(struct actor *a) { /* and sealed, perhaps: these or o
 
 static size_t wrong_filled_whole(struct actor *a) {
         return blocks_wrong(a->whole_tokens, WHOLE_TOKENS, true, 0, a->n_blocks, a->blocks);
-}
-
-/* ---- partners ----------------------------------------------------------------------------------------------- */
-
-#define HELD_FOR_US 1500 /* after the operation has begun */
-
-static void tell_ready(int fd) {
-        if (write(fd, "r", 1) != 1)
-                die("pipe: ready");
-}
-
-/* Computes the prefix that others want, or gives up. */
-static void hold_lease(const char *socket, struct stage *stage, int ready, bool finish) {
-        uint32_t tokens[WHOLE_TOKENS];
-        struct kvd_space *causal, *whole;
-        struct kvd_pin pin = {0};
-
-        open_spaces(socket, &causal, &whole);
-        chain_tokens(WHOLE_CHAIN, WHOLE_TOKENS, tokens);
-        if (kvd_lease(whole, tokens, WHOLE_TOKENS, 0) != 1)
-                die("the partner's lease: %s", kvd_error());
-        tell_ready(ready);
-        while (!stage->prepared)
-                usleep(50);
-        usleep(HELD_FOR_US);
-        if (finish && chain_publish(whole, &pin, tokens, WHOLE_TOKENS, true) < 0)
-                die("the partner's prefix: %s", kvd_error());
-        if (kvd_lease_end(whole, tokens, WHOLE_TOKENS) < 0)
-                die("the partner's lease: %s", kvd_error());
-}
-
-static void finishes(const char *socket, struct stage *stage, int ready) {
-        hold_lease(socket, stage, ready, true);
-}
-
-static void gives_up(const char *socket, struct stage *stage, int ready) {
-        hold_lease(socket, stage, ready, false);
-}
-
-#define SCRIBBLED 300u
-
-_Noreturn void rewrite_all(const char *socket) {
-        struct actor a = {.socket = socket};
-        struct kvd_block blocks[SCRIBBLED];
-
-        opened(&a);
-        if (take_blocks(a.causal, SCRIBBLED, blocks) < 0)
-                die("rewrite: %s", kvd_error());
-        for (uint32_t i = 0; i < SCRIBBLED; i++)
-                memset(blocks[i].data, 0xee, kvd_block_bytes(&chain_geometry));
-        kvd_free(a.causal, SCRIBBLED, blocks);
-        for (uint32_t chain = OPERATION_CHAIN + 1; chain < OPERATION_CHAIN + 4; chain++)
-                if (publish_elsewhere(&a, chain, CHAIN_TOKENS) < 0)
-                        die("rewrite: %s", kvd_error());
-        _exit(0);
 }
 
 /* ---- the list ----------------------------------------------------------------------------------------------- */

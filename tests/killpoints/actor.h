@@ -47,11 +47,6 @@ struct operation {
 
 extern const struct operation operations[]; /* ends with a name of NULL */
 
-/* Opens both spaces; ends the process with a line if that fails. */
-struct kvd_space;
-struct kvd;
-struct kvd *open_spaces(const char *socket, struct kvd_space **causal, struct kvd_space **whole);
-
 /*
  * Starts a process that prepares, runs the operation, gets the signal at its nth point, and is dead at the end of it at
  * the latest. nth = 0 counts into stage->points. turn: -1, or a socket on which a byte goes out when all is prepared,
@@ -59,12 +54,6 @@ struct kvd *open_spaces(const char *socket, struct kvd_space **causal, struct kv
  */
 pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth, int signal,
                   int turn, uint64_t shake);
-
-/*
- * Another client: writes over blocks that are free, publishes relatives of what operations look up, and leaves.
- * Ends the process.
- */
-_Noreturn void rewrite_all(const char *socket);
 
 /* Watches as another client of the same spaces, until stage->stop. */
 pid_t observer_start(const char *socket, struct stage *stage);

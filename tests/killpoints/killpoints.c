@@ -30,8 +30,10 @@
 #include <unistd.h>
 
 #include "client/conn.h"
+#include "ipc/address.h"
 #include "ipc/base/util.h"
 #include "tests/killpoints/actor.h"
+#include "tests/killpoints/elsewhere.h"
 #include "tests/killpoints/hook.h"
 #include "tests/killpoints/reclaim.h"
 #include "tests/lib/daemon.h"
@@ -146,9 +148,27 @@ static void wait_settled(const struct test *t) {
         }
 }
 
+/*
+ * With io_uring, the kernel closes the socket of a killed daemon some time after it is gone, on a loaded machine some
+ * seconds; a daemon that starts waits one second for that. Here nothing is to be learnt from it.
+ */
+static void wait_closed(const char *path) {
+        struct kvd_address address;
+        int r = kvd_address_make(path, &address), fd;
+
+        for (int i = 0; r == 0 && i < 1000; i++) {
+                fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+                r = connect(fd, kvd_address_of(&address), address.size);
+                close(fd);
+                if (r == 0)
+                        usleep(10000);
+        }
+}
+
 static void renew_daemon(struct test *t) {
         conn_close(t->conn);
         daemon_kill(&t->daemon);
+        wait_closed(t->daemon.socket);
         daemon_again(&t->daemon, daemon_arguments(t));
         t->stage->daemon++;
         t->conn = daemon_connect(&t->daemon);
@@ -157,8 +177,9 @@ static void renew_daemon(struct test *t) {
 
 /* ---- one death ---------------------------------------------------------------------------------------------- */
 
-static uint64_t shake_seed(const struct test *t, uint64_t nth) {
-        return t->churn && nth ? t->seed + t->kills + 1 : 0;
+static pid_t start(const struct test *t, const struct operation *op, uint64_t nth, int turn) {
+        return actor_start(op, t->daemon.socket, t->stage, nth, t->stop ? SIGSTOP : SIGKILL, turn,
+                           t->churn && nth ? t->seed + t->kills + 1 : 0);
 }
 
 /* The actor waits before the operation while there is a new daemon. */
@@ -169,8 +190,7 @@ static pid_t start_across_restart(struct test *t, const struct operation *op, ui
 
         if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, turn) < 0)
                 die("socketpair: %s", strerror(errno));
-        pid = actor_start(op, t->daemon.socket, t->stage, nth, t->stop ? SIGSTOP : SIGKILL, turn[1],
-                          shake_seed(t, nth));
+        pid = start(t, op, nth, turn[1]);
         close(turn[1]);
         if (read(turn[0], &byte, 1) != 1)
                 die("%s: not prepared", op->name);
@@ -181,42 +201,43 @@ static pid_t start_across_restart(struct test *t, const struct operation *op, ui
         return pid;
 }
 
-/* A machine without a free processor is not the daemon's fault: what it and we waited for one does not count. */
-static void note_time(struct test *t, const struct operation *op, uint64_t nth, uint64_t ns, uint64_t waited) {
-        t->ns[t->n_ns++] = ns;
-        if (ns < RECLAIM_LIMIT_MS * UINT64_C(1000000))
-                return;
-        t->late++;
-        if (ns - MIN(ns, waited) > RECLAIM_LIMIT_MS * UINT64_C(1000000))
-                die("%s, point %llu: taken back after %llu ms, of which %llu without a processor", op->name,
-                    (unsigned long long)nth, (unsigned long long)ns / 1000000, (unsigned long long)waited / 1000000);
-}
-
-static uint64_t waits(const struct test *t) {
-        return waited_for_processor(0) + waited_for_processor(t->daemon.pid) + waited_for_processor(t->observer);
-}
-
-static void die_once(struct test *t, const struct operation *op, uint64_t nth) {
-        uint64_t waited, since;
+/* How long it took until the daemon had everything back. */
+static uint64_t die_once(struct test *t, const struct operation *op, uint64_t nth) {
+        uint64_t since, ns;
         pid_t partner, pid;
 
         t->stage->prepared = false;
         partner = partner_start(t, op);
-        pid = op->restart ? start_across_restart(t, op, nth) :
-                            actor_start(op, t->daemon.socket, t->stage, nth, t->stop ? SIGSTOP : SIGKILL, -1,
-                                        shake_seed(t, nth));
-        waited = waits(t);
+        pid = op->restart ? start_across_restart(t, op, nth) : start(t, op, nth, -1);
         since = expect_killed(t, op, nth, pid);
         if (partner) {
                 partner_end(op, partner);
                 since = now_ns();
         }
-        note_time(t, op, nth, wait_reclaimed(t->conn, since), waits(t) - waited);
+        ns = wait_reclaimed(t->conn, since);
         expect_clean(t->conn);
         if (t->stage->bytes_wrong && !t->mutant)
                 die("%s, point %llu: %llu wrong bytes were read", op->name, (unsigned long long)nth,
                     (unsigned long long)t->stage->bytes_wrong);
         t->kills++;
+        return ns;
+}
+
+/*
+ * A loaded or virtual machine stands still for a tenth of a second now and then, whatever the daemon does: what was
+ * late must be late again to be its fault.
+ */
+static void die_in_time(struct test *t, const struct operation *op, uint64_t nth) {
+        uint64_t limit = RECLAIM_LIMIT_MS * UINT64_C(1000000), ns = die_once(t, op, nth);
+
+        t->ns[t->n_ns++] = ns;
+        for (int i = 0; ns > limit; i++) {
+                t->late++;
+                if (i == 2 || t->late > 2 + t->kills / 500)
+                        die("%s, point %llu: taken back after %llu ms, again", op->name, (unsigned long long)nth,
+                            (unsigned long long)ns / 1000000);
+                ns = die_once(t, op, nth);
+        }
 }
 
 /* ---- one operation ------------------------------------------------------------------------------------------ */
@@ -248,14 +269,14 @@ static void die_everywhere(struct test *t, const struct operation *op) {
 
         t->n_ns = 0;
         t->ns = calloc(1, sizeof *t->ns);
-        die_once(t, op, 0);
+        die_in_time(t, op, 0);
         points = t->stage->points;
         t->ns = reallocarray(t->ns, points + 2, sizeof *t->ns);
         if (!points || !t->ns)
                 die("%s has no point", op->name);
         for (uint64_t nth = 1; nth <= points + 1; nth++)
                 if (chosen(t, nth, points + 1, limit))
-                        die_once(t, op, nth);
+                        die_in_time(t, op, nth);
         report(t, op, points);
         free(t->ns);
 }

@@ -9,6 +9,7 @@
 
 #include "tests/killpoints/actor.h"
 #include "tests/killpoints/chains.h"
+#include "tests/killpoints/elsewhere.h"
 #include "tests/lib/daemon.h"
 
 struct observer {

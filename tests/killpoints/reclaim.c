@@ -20,21 +20,6 @@ uint64_t now_ns(void) {
         return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-uint64_t waited_for_processor(pid_t pid) {
-        unsigned long long ran, waited = 0;
-        char path[64];
-        FILE *f;
-
-        snprintf(path, sizeof path, "/proc/%d/schedstat", pid ? pid : getpid());
-        f = fopen(path, "re");
-        if (!f)
-                return 0;
-        if (fscanf(f, "%llu %llu", &ran, &waited) != 2)
-                waited = 0;
-        fclose(f);
-        return waited;
-}
-
 uint32_t fds_beside_segments(const struct daemon *d, struct conn *conn) {
         struct kvd_msg_space_info_reply info;
         uint32_t segments = 0;

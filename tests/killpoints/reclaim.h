@@ -5,7 +5,6 @@
 /* How long the daemon takes until nothing is left of a process that died. */
 
 #include <stdint.h>
-#include <sys/types.h>
 
 struct conn;
 struct daemon;
@@ -17,9 +16,6 @@ struct daemon;
  * observer is the only client. Returns the nanoseconds since then. Ends the test if that is not so after 10 s.
  */
 uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns);
-
-/* Nanoseconds that a process (0: this one) was ready to run and had no processor, since it began. */
-uint64_t waited_for_processor(pid_t pid);
 
 /* The daemon's, without those of segments: the pool may have grown. */
 uint32_t fds_beside_segments(const struct daemon *d, struct conn *conn);
