@@ -213,6 +213,7 @@ static void look_around(const char *socket, char *t) {
         space = open_space(socket);
         publish(space);
         note(t, "found %u\n", find(space));
+        usleep(200000); /* the daemon prepares memory ahead of need, but when it does is a matter of time */
         note_daemon(conn, t);
         note_spaces(conn, t);
         note_clients(conn, t);
