@@ -21,7 +21,7 @@
 #include "client/kvd.h"
 #include "ipc/base/layout.h"
 
-#define STOCK_ROOM 64u
+#define STOCK_ROOM 256u
 
 struct kvd {
         const uint32_t *not_forked; /* owned page, wiped in children: 1 here, 0 there */
