@@ -185,8 +185,9 @@ void kvd_free(kvd_space *space, uint32_t n, struct kvd_block *blocks);
  * slots). On success the pin holds the longer chain and every block is sealed. Where the same content was sealed
  * by somebody else before, blocks[i] becomes that block (its id, data and generation) and the caller's own is
  * freed: use the new one. In a bidirectional space the pin must be empty and the tokens are the whole prefix.
- * Returns n. A call of more than 8,192 tokens (or 2,048 blocks) goes to the daemon in pieces: if a later piece fails, the result is the
- * number of blocks that are sealed and in the pin (the rest are still the caller's), and the next call says why.
+ * Returns n. A call of more than 8,192 tokens (or 2,048 blocks) goes to the daemon in pieces: if a later piece fails,
+ * the result is the number of blocks that are sealed and in the pin (the rest are still the caller's), and the next
+ * call says why.
  * On a negative result the pin and the blocks are as before, and still the caller's. Where the daemon did not answer
  * (-ETIMEDOUT, -ECONNRESET, -EPROTO) or its answer cannot be used, nobody knows whether the blocks were sealed: their
  * data is NULL then, and all that can be done with them is kvd_free.
@@ -205,7 +206,7 @@ void kvd_copy(void *to, const void *from, size_t bytes);
 /*
  * Before computing a prefix that kvd_lookup did not find: asks for the right to compute it.
  * Returns 1: the caller computes it, seals it, and ends the lease; others wait meanwhile.
- *         0: another process finished or gave up while we waited: look up again.
+ *         0: another process finished it while we waited: look up again.
  * -EBUSY: another process still computes it after timeout_ms milliseconds (0: do not wait): compute privately.
  * The lease dies with its holder: who waits is woken.
  */
