@@ -93,8 +93,8 @@ static int greet(struct conn *c, const char *name) {
         if (r < 0)
                 return r;
         if (peer.protocol != KVD_PROTOCOL)
-                return client_fail(-EPROTO, "the kvd at %s speaks protocol %u, this library %u: use the same version", c->path,
-                            peer.protocol, KVD_PROTOCOL);
+                return client_fail(-EPROTO, "the kvd at %s speaks protocol %u, this library %u: use the same version",
+                                   c->path, peer.protocol, KVD_PROTOCOL);
         keep_peer(c, &peer);
         return 0;
 }
@@ -297,7 +297,8 @@ static int take_reply(struct conn *c, uint32_t number, const struct kvd_msg *msg
         if (msg->number == KVD_MSG_error)
                 return refused(&msg->error);
         if (msg->number != number + KVD_REPLY)
-                return client_fail(-EPROTO, "the kvd at %s answered request %u with message %u", c->path, number, msg->number);
+                return client_fail(-EPROTO, "the kvd at %s answered request %u with message %u", c->path, number,
+                                   msg->number);
         if (reply)
                 memcpy(reply, &msg->attach, kvd_msg_info(msg->number)->size);
         return 0;

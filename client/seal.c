@@ -158,7 +158,9 @@ static int seal_piece(const struct piece *p) {
 
         for (uint32_t i = 0; i < TRIES && r == -EAGAIN; i++)
                 r = seal_once(p);
-        return r == -EAGAIN ? client_fail(-ESTALE, "the same blocks were sealed and evicted by others all the while") : r;
+        if (r == -EAGAIN)
+                r = client_fail(-ESTALE, "the same blocks were sealed and evicted by others all the while");
+        return r;
 }
 
 /* ---- the call ----------------------------------------------------------------------------------------------- */

@@ -21,7 +21,8 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         int r;
 
         if (forked(handle))
-                return client_fail(-ECHILD, "this process was forked from the one that connected; open a connection of its own");
+                return client_fail(-ECHILD, "this process was forked from the one that connected; open a connection of "
+                                   "its own");
         if (strlen(name) > KVD_NAME_MAX)
                 return client_fail(-EINVAL, "a space's name has at most %d characters", KVD_NAME_MAX);
         space = sys->calloc(1, sizeof *space);

@@ -10,7 +10,7 @@
 
 #include "client/internal.h"
 
-/* Blocks fetched ahead: 128, but a 64th of the space at most (under isolation = arena a quarter of the ids is in use). */
+/* Blocks fetched ahead: 128, but a 64th of the space at most (of arenas, a quarter of the ids is in use). */
 static uint32_t batch(const struct view *view) {
         uint32_t blocks = view->ix->arena ? view->ix->capacity / 4 : view->ix->capacity;
 

@@ -139,11 +139,12 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
         int r;
 
         if (slot == NONE)
-                return store_refuse(space_store(space), -EUSERS, "space '%s' has %u clients already, the most there can "
-                                    "be; end some", space->name, space_store(space)->config.max_attachments);
+                return store_refuse(space_store(space), -EUSERS, "space '%s' has %u clients already, the most there "
+                                    "can be; end some", space->name, space_store(space)->config.max_attachments);
         a = sys->calloc(1, sizeof *a);
         if (!a)
-                return store_refuse(space_store(space), -ENOMEM, "out of memory for a client of space '%s'", space->name);
+                return store_refuse(space_store(space), -ENOMEM, "out of memory for a client of space '%s'",
+                                    space->name);
         *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .slot = slot, .pin_fd = -1,
                                  .filling = NONE};
         r = make_page(a);

@@ -52,7 +52,9 @@ static int check_blocks(struct attachment *a, const struct seal_request *q) {
         }
         for (uint32_t i = 0; i < n; i++)
                 blocks[kvd_ref_id(q->blocks[i])].marked = false;
-        return n == q->n_blocks ? 0 : refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
+        if (n < q->n_blocks)
+                return refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
+        return 0;
 }
 
 static int check_parent(struct attachment *a, const struct seal_request *q, const struct kvd_desc *parent) {

@@ -73,7 +73,8 @@ static uint32_t first_block(const struct space *space, const struct segment *seg
 
 /* Puts memory behind the next blocks of a segment that is charged already; how many, or an error. */
 static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
-        uint64_t block_bytes = space->ix->block_bytes, room = space->max_blocks - MIN(space->max_blocks, total_blocks(space));
+        uint64_t room = space->max_blocks - MIN(space->max_blocks, total_blocks(space));
+        uint64_t block_bytes = space->ix->block_bytes;
         uint64_t page = space_store(space)->page_bytes;
         uint32_t n = (uint32_t)MIN(MAX(bytes / block_bytes, 1), space->ix->segment_blocks - segment->n_ready);
         uint64_t from, to;

@@ -178,7 +178,8 @@ int space_set(struct space *space, const char *key, const char *value) {
                 return set_policy(space, value);
         if (strcmp(key, "max_blocks") == 0)
                 return set_max_blocks(space, value);
-        return store_refuse(space_store(space), -EINVAL, "a space has the settings policy and max_blocks, not '%s'", key);
+        return store_refuse(space_store(space), -EINVAL, "a space has the settings policy and max_blocks, not '%s'",
+                            key);
 }
 
 /* ---- deleting ----------------------------------------------------------------------------------------------- */

@@ -63,7 +63,8 @@ START_TEST(paper_keys_are_xxh64_of_the_ids) {
         struct kvd_key key = kvd_key_prefix(&ix, ids, 10);
 
         ck_assert_uint_eq(key.lo, XXH64(ids, sizeof ids, 0));
-        ck_assert_uint_eq(key.lo, UINT64_C(0xf918d63f618a8445)); /* xxhash.xxh64(array.array('I', range(1, 11))) in Python */
+        /* xxhash.xxh64(array.array('I', range(1, 11))) in Python */
+        ck_assert_uint_eq(key.lo, UINT64_C(0xf918d63f618a8445));
 }
 END_TEST
 
@@ -112,7 +113,8 @@ START_TEST(every_changed_header_field_is_refused) {
 END_TEST
 
 START_TEST(impossible_geometries_are_refused) {
-        static const struct kvd_geometry good = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_F16, .vocab = 9};
+        static const struct kvd_geometry good = {
+                .layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_F16, .vocab = 9};
         const char *why;
 
 #define BAD(field, value) \

@@ -39,6 +39,7 @@
 #include "tests/lib/daemon.h"
 #include "tests/lib/oracle.h"
 
+#define EVERY UINT32_MAX
 #define RESTARTS 25u /* deaths with a new daemon, a time: each takes some ten milliseconds */
 
 struct test {
@@ -264,7 +265,7 @@ static bool chosen(struct test *t, uint64_t nth, uint64_t points, uint32_t limit
 
 /* Dies at each point, and once behind the last, with all that it got. */
 static void die_everywhere(struct test *t, const struct operation *op) {
-        uint32_t limit = op->restart ? MIN(t->limit, RESTARTS) : t->limit;
+        uint32_t limit = op->restart && t->limit != EVERY ? MIN(t->limit, RESTARTS) : t->limit;
         uint64_t points;
 
         t->n_ns = 0;
@@ -337,7 +338,7 @@ static void parse(struct test *t, int argc, char **argv) {
                 switch (c) {
                 case 's': t->seconds = (uint32_t)atoi(optarg); break;
                 case 'l': t->limit = (uint32_t)atoi(optarg); break;
-                case 'a': t->limit = UINT32_MAX; break;
+                case 'a': t->limit = EVERY; break;
                 case 'r': t->seed = strtoull(optarg, NULL, 10); break;
                 case 'o': t->only = optarg; break;
                 case 'c': t->churn = true; break;
