@@ -188,12 +188,14 @@ static void note_refusals(struct conn *conn, char *t) {
                 note(t, "check: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_block_map, &(struct kvd_msg_block_map){.space = llama, .domain = own}, &reply);
                 note(t, "block_map: %s\n", kvd_error());
-                conn_call(conn, KVD_MSG_chain_info, &(struct kvd_msg_chain_info){.space = llama, .domain = own}, &reply);
+                conn_call(conn, KVD_MSG_chain_info, &(struct kvd_msg_chain_info){.space = llama, .domain = own},
+                          &reply);
                 note(t, "chain_info: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_space_delete, &(struct kvd_msg_space_delete){llama, own, 1}, &reply);
                 note(t, "space_delete: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_space_set,
-                          &(struct kvd_msg_space_set){llama, own, kvd_slice_of("policy"), kvd_slice_of("fifo")}, &reply);
+                          &(struct kvd_msg_space_set){llama, own, kvd_slice_of("policy"), kvd_slice_of("fifo")},
+                          &reply);
                 note(t, "space_set: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_space, &(struct kvd_msg_space){.name = llama, .domain = own}, &reply);
                 note(t, "space: %s\n", kvd_error());

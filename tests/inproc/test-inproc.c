@@ -95,7 +95,8 @@ static void extend(struct sharer *s, struct kvd_pin *pin, uint32_t *ids, const u
         if (n == 0)
                 return;
         for (uint32_t i = 0; i < n; i++)
-                oracle_fill(blocks[i].data, kvd_block_bytes(&soak_geometry), oracle_seed(1, tokens, (first + i + 1) * BT));
+                oracle_fill(blocks[i].data, kvd_block_bytes(&soak_geometry),
+                            oracle_seed(1, tokens, (first + i + 1) * BT));
         if (random_below(&s->random, 8) == 0) {
                 kvd_free(s->space, n, blocks);
                 return;
