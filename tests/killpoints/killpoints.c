@@ -150,8 +150,8 @@ static void wait_settled(const struct test *t) {
 }
 
 /*
- * With io_uring, the kernel closes the socket of a killed daemon some time after it is gone, on a loaded machine some
- * seconds; a daemon that starts waits one second for that. Here nothing is to be learnt from it.
+ * With io_uring, the kernel closes the socket of a killed daemon some time after it is gone: 10 ms, on a loaded machine
+ * up to a second, and that is all a daemon that starts waits for it. Here nothing is to be learnt from that.
  */
 static void wait_closed(const char *path) {
         struct kvd_address address;
