@@ -99,6 +99,12 @@ static int greet(struct conn *c, const char *name) {
         return 0;
 }
 
+static int meet(struct conn *c, const char *name) {
+        int r = connect_socket(c);
+
+        return r < 0 ? r : greet(c, name);
+}
+
 static void conn_closep(struct conn **c) {
         *c = conn_close(*c);
 }
@@ -114,9 +120,9 @@ int conn_open(const char *path, const char *name, struct conn **ret) {
         r = kvd_decoder_new(&c->decoder);
         if (r < 0)
                 return client_fail(r, "out of memory");
-        r = connect_socket(c);
-        if (r == 0)
-                r = greet(c, name);
+        r = meet(c, name);
+        if (r == -ECONNRESET) /* paused for the second that there is to attach, or the daemon was replaced just now */
+                r = meet(c, name);
         if (r < 0)
                 return r;
         *ret = STEAL(c);
