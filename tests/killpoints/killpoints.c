@@ -84,7 +84,10 @@ static void go_on(const struct test *t, pid_t stopped) {
         pid_t pid;
         int status;
 
-        evict_all(t->conn);
+        for (int i = 0; i < 3; i++) { /* the observer may be looking at it this moment */
+                evict_all(t->conn);
+                usleep(200);
+        }
         pid = fork();
         if (pid == 0)
                 rewrite_all(t->daemon.socket);
