@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -53,6 +54,15 @@ static int lock_folder(const char *path) {
         return fd;
 }
 
+/* Is the process that listens on the other end gone? Then it is only its socket that is left for a while. */
+static bool listener_is_dead(int fd) {
+        struct ucred peer = {0};
+        unsigned n = sizeof peer;
+
+        return sys->getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) == 0 && peer.pid > 0 &&
+               kill(peer.pid, 0) < 0 && errno == ESRCH;
+}
+
 /* 1: somebody listens there, whoever it is; 0: nobody. */
 static int is_listening(const struct kvd_address *address) {
         _cleanup_(closep) int fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -60,7 +70,7 @@ static int is_listening(const struct kvd_address *address) {
         if (fd < 0)
                 return -errno;
         if (sys->connect(fd, kvd_address_of(address), address->size) == 0)
-                return 1;
+                return !listener_is_dead(fd);
         return errno != ECONNREFUSED && errno != ENOENT;
 }
 
