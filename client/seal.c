@@ -87,20 +87,27 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         pin->n_tokens += p->n_tokens;
 }
 
-static void adopt(const struct piece *p, uint32_t i, kvd_ref now) {
-        struct kvd_block *block = &p->blocks[i];
-        kvd_ref own = ref_of(block);
+/* The blocks name what holds the content now; our own copies of duplicates go back together. */
+static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
+        kvd_ref spare[PIECE_BLOCKS];
+        uint32_t n = 0;
 
-        if (now == own) {
-                count(p->view->space, COUNT_SEALED, 1);
-        } else {
-                block->id = kvd_ref_id(now);
-                block->generation = kvd_ref_generation(now);
+        for (uint32_t i = 0; i < p->n_blocks; i++) {
+                struct kvd_block *block = &p->blocks[i];
+
+                if (now[i] == own[i])
+                        continue;
+                block->id = kvd_ref_id(now[i]);
+                block->generation = kvd_ref_generation(now[i]);
                 block->data = p->view->base + block->id * p->view->ix->block_bytes;
-                give_back(p->view, &own, 1);
-                count(p->view->space, COUNT_DUPLICATE, 1);
+                spare[n++] = own[i];
         }
-        view_put(p->view); /* the pin's reference covers it from now on */
+        if (n)
+                give_back(p->view, spare, n);
+        count(p->view->space, COUNT_DUPLICATE, n);
+        count(p->view->space, COUNT_SEALED, p->n_blocks - n);
+        for (uint32_t i = 0; i < p->n_blocks; i++)
+                view_put(p->view); /* the pin's reference covers them from now on */
 }
 
 /* Segments of blocks that others sealed may not be mapped yet. */
@@ -148,8 +155,7 @@ static int seal_once(const struct piece *p) {
         if (r < 0)
                 return r;
         extend_pin(p, now[p->n_blocks - 1]);
-        for (uint32_t i = 0; i < p->n_blocks; i++)
-                adopt(p, i, now[i]);
+        adopt(p, own, now);
         return 0;
 }
 
