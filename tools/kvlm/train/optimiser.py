@@ -1,7 +1,7 @@
 """Muon for the matrices, AdamW for the rest.
 
 Muon replaces a matrix's momentum by the nearest orthogonal matrix, so rare associations move as
-fast as frequent ones. For learning to copy from context that shortens the plateau considerably.
+fast as frequent ones. By itself it did not leave the plateau that `planting.py` is about.
 Matrices of one shape are orthogonalised as one batch: on two cores the call overhead would
 otherwise cost more than the arithmetic.
 """
