@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -44,6 +45,16 @@ static int copy_some(int fd) {
                 return 0;
         fwrite(buffer, 1, (size_t)n, stdout);
         return fflush(stdout) == 0;
+}
+
+/* A terminal throws away what is on its way to the screen when Ctrl-C is typed; here it must all arrive. */
+static void keep_output_on_interrupt(void) {
+        struct termios t;
+
+        if (tcgetattr(STDOUT_FILENO, &t) < 0)
+                return;
+        t.c_lflag |= NOFLSH;
+        tcsetattr(STDOUT_FILENO, TCSANOW, &t);
 }
 
 static int wait_for_output(int fd) {
@@ -79,6 +90,7 @@ int main(int argc, char **argv) {
         if (pid < 0)
                 return 98;
         if (pid == 0) {
+                keep_output_on_interrupt();
                 execv(argv[4], argv + 4);
                 _exit(97);
         }
