@@ -28,6 +28,7 @@ struct store {
         uint32_t next_number;  /* of spaces */
         struct domain *domains; /* owned */
         struct space *deleted;  /* owned; their memory is being freed */
+        struct segment *stale;  /* whose memory is being freed; NULL: none */
         char why[256];
 };
 
@@ -46,6 +47,7 @@ struct segment {
         int fd, fd_ro;         /* owned; -1 until first used */
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
+        uint64_t stale;        /* bytes from the first on that are memory still, without blocks: to be freed */
         uint32_t n_free;
         uint32_t free;         /* list of free blocks */
         struct arena *arena;   /* who may write it */
@@ -184,7 +186,7 @@ bool index_holds(const struct space *space, uint32_t id);     /* for check.c: is
 bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
 
 /* segment.c: memory */
-void segment_free(struct space *space, struct segment *segment);
+bool segment_bury(struct space *space, struct segment *segment); /* a piece of its end; false: that was all */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes); /* blocks made ready, or an error */
 bool space_reclaim(struct space *space);                      /* takes a segment's memory from a larger space */
 bool arena_reclaim(struct space *space, struct arena *arena); /* ... from arenas of this space that can spare it */

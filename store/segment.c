@@ -21,6 +21,7 @@
 #include "store/internal.h"
 
 #define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */
+#define FREE_BYTES (UINT64_C(8) << 20) /* of memory given back at once: about 2 ms */
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
 
 /* ---- one segment -------------------------------------------------------------------------------------------- */
@@ -51,14 +52,56 @@ static void charge(struct space *space, int64_t sign) {
         space->n_with_memory += (uint32_t)sign;
 }
 
-/* Gives it up for good. Clients that have it mapped keep its memory alive, and are the only ones that it costs. */
-void segment_free(struct space *space, struct segment *segment) {
-        if (segment->n_ready)
-                charge(space, -1);
+/* ---- giving memory back --------------------------------------------------------------------------------------- */
+
+/*
+ * Freeing 64 MiB takes the kernel some 15 ms: it is done a piece at a time, when there is nothing else to do. What is
+ * still to be freed is stale; it belongs to nobody's budget any more. There is one stale segment at a time, so that
+ * under load no more than that is owed.
+ */
+static bool free_piece(struct segment *segment) {
+        uint64_t n = MIN(segment->stale, FREE_BYTES);
+
+        if (!n)
+                return false;
+        segment->stale -= n;
+        sys->fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)segment->stale, (off_t)n);
+        return true;
+}
+
+static bool free_stale(struct store *store) {
+        if (store->stale && free_piece(store->stale))
+                return true;
+        store->stale = NULL;
+        return false;
+}
+
+/* Takes a segment's memory off the budget; it has no blocks any more. */
+static void let_go(struct space *space, struct segment *segment) {
+        uint64_t page = space_store(space)->page_bytes;
+
+        while (free_stale(space_store(space)))
+                ;
+        segment->stale = ALIGN_UP(segment->n_ready * space->ix->block_bytes, page);
         segment->n_ready = 0;
+        charge(space, -1);
+        space_store(space)->stale = segment;
+}
+
+/* Gives it up for good, a piece a call; false: it is done. Clients that have it mapped keep what they have mapped. */
+bool segment_bury(struct space *space, struct segment *segment) {
+        if (segment->fd < 0)
+                return false;
+        if (segment->n_ready)
+                let_go(space, segment);
+        if (free_piece(segment))
+                return true;
+        if (space_store(space)->stale == segment)
+                space_store(space)->stale = NULL;
         closep(&segment->fd);
         closep(&segment->fd_ro);
         segment->fd = segment->fd_ro = -1;
+        return true;
 }
 
 /* Blocks with memory in the whole space. */
@@ -100,9 +143,7 @@ static void segment_return(struct space *space, struct segment *segment) {
                 arena_unlist(segment);
         segment->free = NONE;
         segment->n_free = 0;
-        segment->n_ready = 0;
-        sys->fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)space->ix->segment_bytes);
-        charge(space, -1);
+        let_go(space, segment);
         space_count(space, KVD_SPACE_SEGMENTS_RETURNED, 1);
 }
 
@@ -144,6 +185,7 @@ static int begin_segment(struct space *space, struct segment *segment, struct ar
                         return r;
         }
         segment->arena = arena;
+        segment->stale = 0; /* what it still has is as good as new: the space is the same */
         charge(space, 1);
         if (segment->number == n) /* clients fetch its descriptor when they meet one of its blocks */
                 atomic_store_explicit(&space->ix->n_segments, n + 1, memory_order_release);
@@ -198,7 +240,7 @@ static bool fill_ahead(struct space *space) {
 }
 
 bool store_idle(struct store *store) {
-        bool more = store_bury(store);
+        bool more = free_stale(store) || store_bury(store);
 
         for (struct domain *d = store->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next)

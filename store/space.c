@@ -212,14 +212,9 @@ bool store_bury(struct store *store) {
 
         if (!space)
                 return false;
-        while (space->n_buried < space->ix->max_segments) {
-                struct segment *segment = &space->segments[space->n_buried++];
-
-                if (segment->fd >= 0) {
-                        segment_free(space, segment);
+        for (; space->n_buried < space->ix->max_segments; space->n_buried++)
+                if (segment_bury(space, &space->segments[space->n_buried]))
                         return true;
-                }
-        }
         store->deleted = space->next;
         space_free(space);
         return store->deleted != NULL;

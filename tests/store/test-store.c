@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "store/store.h"
 
@@ -360,6 +361,49 @@ START_TEST(second_space_takes_memory_from_the_first) {
 }
 END_TEST
 
+/* Bytes that the kernel holds for the segments of a space. */
+static uint64_t resident(struct attachment *a) {
+        uint64_t bytes = 0;
+        bool writable;
+        struct stat st;
+
+        for (uint32_t i = 0; i < space_index(attachment_space(a))->n_segments; i++) {
+                ck_assert_int_eq(fstat(space_segment_fd(a, i, &writable), &st), 0);
+                bytes += (uint64_t)st.st_blocks * 512;
+        }
+        return bytes;
+}
+
+START_TEST(memory_that_is_given_back_is_freed) {
+        struct space *one, *two;
+        struct attachment *a, *b;
+        kvd_ref refs[64];
+
+        store = store_free(store);
+        open_store(1 << 16, &(struct domain_config){.name = "d"});
+        one = make_space("one");
+        two = make_space("two");
+        a = attach(one);
+        b = attach(two);
+        for (uint32_t i = 0; i < 1 << 10; i++)
+                ck_assert_int_eq(seal_run(a, KVD_ROOT, 64, i % 1000, refs), 0);
+        for (uint32_t i = 0; i < 1 << 10; i++)
+                ck_assert_int_eq(seal_run(b, KVD_ROOT, 64, i % 1000, refs), 0);
+        while (store_idle(store))
+                ;
+        ck_assert_uint_gt(space_index(one)->counters[KVD_SPACE_SEGMENTS_RETURNED], 0);
+        ck_assert_uint_le(resident(a) + resident(b), store_pool_bytes(store) + (UINT64_C(1) << 20));
+        ck_assert_uint_le(resident(a), ALIGN_UP(usage_of(one).total * block_bytes, 1 << 20) + (1 << 20));
+        check_clean(one);
+        check_clean(two);
+        ck_assert_int_eq(space_delete(one, true), 0);
+        ck_assert_int_eq(space_delete(two, true), 0);
+        while (store_idle(store))
+                ;
+        ck_assert_uint_eq(store_pool_used(store), 0);
+}
+END_TEST
+
 START_TEST(death_discards_what_was_being_filled) {
         struct space *space = make_space("s");
         struct attachment *a = attach(space), *b = attach(space);
@@ -553,6 +597,7 @@ static Suite *suite(void) {
         tcase_add_test(c, client_quota_bounds_filling);
         tcase_add_test(c, domain_quota_bounds_the_space);
         tcase_add_test(c, second_space_takes_memory_from_the_first);
+        tcase_add_test(c, memory_that_is_given_back_is_freed);
         tcase_add_test(c, death_discards_what_was_being_filled);
         tcase_add_test(c, what_a_dead_client_used_stays_warm);
         tcase_add_test(c, arena_hands_out_own_segments_only);
