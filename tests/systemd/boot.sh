@@ -6,7 +6,7 @@
 #   boot.sh BUILDDIR KVD [CONFIG]   BUILDDIR: where the generated units are; KVD: the daemon
 #
 # The systemd is PID 1 of a new PID namespace, with /run, /var/lib and a control group of its own. It knows no units
-# but ours, so it starts nothing else. That needs root and a cgroup2 mount; without them this test is skipped.
+# but ours, so it starts nothing else. That needs root, namespaces and a cgroup2 mount; without them this test is skipped.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 build=$1 kvd=$2 config=${3-/dev/null}
@@ -16,6 +16,8 @@ for tool in $systemd unshare script systemd-sysusers systemd-tmpfiles; do
         command -v "$tool" >/dev/null || { echo "SKIP: $tool is not installed"; exit 77; }
 done
 [ "$(id -u)" = 0 ] || { echo "SKIP: not root"; exit 77; }
+unshare --pid --fork --mount --propagation private --mount-proc --cgroup --net --uts --ipc true 2>/dev/null ||
+        { echo "SKIP: no namespaces of our own (in a container or chroot?)"; exit 77; }
 mkdir "$cgroups/kvd-boot.$$" 2>/dev/null || { echo "SKIP: no control group to work in"; exit 77; }
 cgroup=$cgroups/kvd-boot.$$
 tmp=$(mktemp -d) && [ -n "$tmp" ] || exit 1
