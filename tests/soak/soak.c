@@ -3,7 +3,8 @@
 /*
  * Random alloc, lookup, pin, seal, evict and kill -9 by many processes; 0 wrong bytes, and in the end nothing left over.
  *
- *      soak [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--arena] [--epoll] [--kill-daemon] [--threads]
+ *      soak [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--arena] [--epoll] [--kill-daemon] [--huge]
+ *           [--threads]
  *
  * --threads runs the workers as threads of this process (for ThreadSanitizer); then nobody is killed.
  */
@@ -33,7 +34,7 @@ struct options {
         uint32_t seconds, processes;
         uint64_t seed;
         const char *pool;
-        bool arena, epoll, kill_daemon, threads;
+        bool arena, epoll, kill_daemon, threads, huge;
 };
 
 struct soak {
@@ -139,7 +140,7 @@ static const char *const *daemon_arguments(const struct soak *s) {
         a[n++] = "--set";
         a[n++] = "daemon.segment=256K";
         a[n++] = "--set";
-        a[n++] = "daemon.pages=small";
+        a[n++] = s->o.huge ? "daemon.pages=huge" : "daemon.pages=small";
         if (s->o.arena) {
                 snprintf(users, sizeof users, "domain soak.users=%u", getuid());
                 a[n++] = "--set";
@@ -254,7 +255,7 @@ static void parse(struct options *o, int argc, char **argv) {
                 {"seed", required_argument, NULL, 'r'},    {"pool", required_argument, NULL, 'm'},
                 {"arena", no_argument, NULL, 'a'},         {"epoll", no_argument, NULL, 'e'},
                 {"kill-daemon", no_argument, NULL, 'k'},   {"threads", no_argument, NULL, 't'},
-                {0}};
+                {"huge", no_argument, NULL, 'h'},          {0}};
         int c;
 
         while ((c = getopt_long(argc, argv, "", known, NULL)) != -1)
@@ -267,6 +268,7 @@ static void parse(struct options *o, int argc, char **argv) {
                 case 'e': o->epoll = true; break;
                 case 'k': o->kill_daemon = true; break;
                 case 't': o->threads = true; break;
+                case 'h': o->huge = true; break;
                 default: exit(2);
                 }
 }

@@ -1,0 +1,23 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# The soak on reserved 2 MiB pages. Uses those that are there; with KVD_TEST_HUGE=1, as root, it reserves some and gives
+# them back, since a test should not change a stranger's machine unasked.
+#
+#   huge.sh SOAK [ARGUMENT...]
+set -u
+pages=/proc/sys/vm/nr_hugepages
+free=/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages
+needed=40
+[ -r $free ] || { echo "SKIP: no 2 MiB pages here"; exit 77; }
+before=$(cat $pages)
+if [ "$(cat $free)" -lt $needed ] && [ "${KVD_TEST_HUGE-}" = 1 ] && [ -w $pages ]; then
+        trap 'echo "$before" >$pages' EXIT
+        trap 'exit 130' INT TERM
+        echo $((before + needed)) >$pages
+fi
+[ "$(cat $free)" -ge $needed ] || {
+        echo "SKIP: fewer than $needed free 2 MiB pages (KVD_TEST_HUGE=1 reserves them)"
+        exit 77
+}
+"$@" --huge --pool 64M
