@@ -215,7 +215,7 @@ int sequence_extend(struct sequence *s, uint32_t n_tokens) {
                         return note(-ENOMEM, "out of memory for keys and values");
                 s->kinds[s->n_blocks++] = BLOCK_PRIVATE;
         }
-        if (need > first && n_tokens % block_tokens(s) != 0) /* slots that stay unused for now */
+        if (need > first && n_tokens % block_tokens(s) != 0) /* slots that no token has yet */
                 memset(s->blocks[need - 1], 0, s->cache->options.shape.block_bytes);
         return 0;
 }
