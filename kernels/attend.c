@@ -1,51 +1,135 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Keys are packed into panels first, once for all queries of the call: a score is then one lane of a matrix product,
- * the chain over the head's dimensions, and the scores of one query lie at their absolute positions. Softmax and the
- * weighted sum of values go over them by position. Queries are done in tiles of a few rows to reuse what is loaded;
- * the last tokens of a tile see more positions than the first, and those are added row by row.
+ * What may be seen is numbered in order: column c of the call is its c-th resident (and chosen) position. Keys are
+ * packed into panels first, once for all queries of the call: a score is then one lane of a matrix product, the chain
+ * over the head's dimensions, and the scores of one query lie at their columns. Softmax and the weighted sum of values
+ * go over them by column. Queries are done in tiles of a few rows to reuse what is loaded; the last tokens of a tile
+ * see more columns than the first, and those are added row by row.
+ *
+ * Because the weights of a row all exist before they are used, the mass of a block is a sum over its columns; there
+ * is no need for the partial maxima that a kernel needs which visits blocks separately.
  */
 
 #include "kernels/attend.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 
-enum { TILE = 8 };
+enum { TILE = 8, SPAN = 4 * KVD_PANEL };
 
 /* Where things lie in the scratch memory, in floats. */
 struct scratch {
-        size_t keys;     /* packed, positions 0 to n_keys */
-        size_t values;   /* widened; 16-bit types only */
-        size_t slots;    /* one block's keys, widened; 16-bit types only */
-        size_t scores;   /* a tile's rows of n_keys */
+        size_t keys;     /* packed, by column */
+        size_t values;   /* widened or compacted; not where they can be read in place */
+        size_t stage;    /* a panel of keys, before they are packed; not where keys can be packed from their block */
+        size_t scores;   /* a tile's rows of padded columns */
         size_t q, sum;   /* a tile's rows of dim */
-        size_t total;    /* of each row of a tile */
+        size_t total;    /* of each row of a tile; 0 where nothing is seen */
+        size_t turned;   /* a tile's rows of dim, rotated; then of scores of a span */
+        size_t visible;  /* uint32_t per token of the call: columns that it sees */
         size_t end;
+        size_t ld;       /* padded columns */
+        bool in_place;
 };
+
+/* Neighbouring positions in one block; their columns are neighbours, too. */
+struct run {
+        uint32_t block, position, n;
+        uint32_t column;
+        uint32_t next; /* where to look on: a block, or a place in the list */
+};
+
+/* ---- what is seen ---- */
+
+static uint32_t key_count(const struct kvd_attention *a) {
+        return a->n_keys ? a->n_keys : a->first + a->n;
+}
+
+static bool next_dense(const struct kvd_attention *a, struct run *r) {
+        uint32_t n_keys = key_count(a), n_blocks = DIV_UP(n_keys, a->block_tokens);
+
+        while (r->next < n_blocks && !a->blocks[r->next])
+                r->next++;
+        if (r->next >= n_blocks)
+                return false;
+        r->block = r->next++;
+        r->position = r->block * a->block_tokens;
+        r->n = MIN(a->block_tokens, n_keys - r->position);
+        return true;
+}
+
+static bool next_chosen(const struct kvd_attention *a, struct run *r) {
+        uint32_t n_keys = key_count(a), end;
+
+        while (r->next < a->n_chosen && a->chosen[r->next] < n_keys && !a->blocks[a->chosen[r->next] / a->block_tokens])
+                r->next++;
+        if (r->next >= a->n_chosen || a->chosen[r->next] >= n_keys)
+                return false;
+        r->position = a->chosen[r->next];
+        r->block = r->position / a->block_tokens;
+        end = MIN(n_keys, (r->block + 1) * a->block_tokens);
+        r->n = 0;
+        do {
+                r->n++;
+                r->next++;
+        } while (r->next < a->n_chosen && a->chosen[r->next] == r->position + r->n && r->position + r->n < end);
+        return true;
+}
+
+/* From {0} on: true for every run, then false with column one past the last. */
+static bool next_run(const struct kvd_attention *a, struct run *r) {
+        r->column += r->n;
+        r->n = 0;
+        return a->chosen ? next_chosen(a, r) : next_dense(a, r);
+}
+
+/* How many columns each token sees. */
+static void count_visible(const struct kvd_attention *a, uint32_t *visible) {
+        struct run r = {0};
+        uint32_t t = 0;
+
+        while (next_run(a, &r)) {
+                if (a->n_keys)
+                        continue;
+                for (; t < a->n && a->first + t < r.position; t++)
+                        visible[t] = r.column;
+                for (; t < a->n && a->first + t < r.position + r.n; t++)
+                        visible[t] = r.column + (a->first + t - r.position) + 1;
+        }
+        for (; t < a->n; t++)
+                visible[t] = r.column;
+}
+
+/* ---- scratch ---- */
+
+static bool all_resident(const struct kvd_attention *a) {
+        for (uint32_t b = 0; b < DIV_UP(key_count(a), a->block_tokens); b++)
+                if (!a->blocks[b])
+                        return false;
+        return true;
+}
 
 static uint32_t tile_tokens(const struct kvd_attention *a) {
         return MAX(1, TILE / a->group);
 }
 
-static size_t padded_keys(const struct kvd_attention *a) {
-        return ALIGN_UP((size_t)a->first + a->n, KVD_PANEL);
-}
-
 static struct scratch lay_out(const struct kvd_attention *a) {
-        size_t rows = (size_t)tile_tokens(a) * a->group, n_keys = padded_keys(a);
-        bool wide = a->type == KVD_NUMBER_F32;
-        struct scratch s = {.keys = 0};
+        size_t rows = (size_t)tile_tokens(a) * a->group, n = a->chosen ? a->n_chosen : key_count(a);
+        struct scratch s = {.ld = ALIGN_UP(n, KVD_PANEL)};
 
-        s.values = n_keys * a->dim;
-        s.slots = s.values + (wide ? 0 : n_keys * a->dim);
-        s.scores = s.slots + (wide ? 0 : (size_t)a->block_tokens * a->dim);
-        s.q = s.scores + rows * n_keys;
+        s.in_place = a->type == KVD_NUMBER_F32 && !a->chosen && all_resident(a);
+        s.values = s.ld * a->dim;
+        s.stage = s.values + (s.in_place ? 0 : s.ld * a->dim);
+        s.scores = s.stage + (s.in_place ? 0 : (size_t)KVD_PANEL * a->dim);
+        s.q = s.scores + rows * s.ld;
         s.sum = s.q + rows * a->dim;
         s.total = s.sum + rows * a->dim;
-        s.end = s.total + rows;
+        s.turned = s.total + rows;
+        s.visible = s.turned + (a->turn ? rows * (a->dim + SPAN) : 0);
+        s.end = s.visible + a->n;
         return s;
 }
 
@@ -53,50 +137,188 @@ size_t kvd_attend_scratch(const struct kvd_attention *a) {
         return lay_out(a).end;
 }
 
-static void widen_slots(const struct kvd_attention *a, float *to, const uint8_t *from, uint32_t n) {
-        const uint16_t *slots = (const uint16_t *)from;
+/* ---- keys and values ---- */
 
-        for (uint32_t i = 0; i < n; i++)
-                a->ops->widen(to + (size_t)i * a->dim, slots + i * a->stride, a->dim, a->type);
+static void fetch(const struct kvd_attention *a, float *to, const uint8_t *head, uint32_t slot, uint32_t n) {
+        const float *wide = (const float *)head + slot * a->stride;
+        const uint16_t *narrow = (const uint16_t *)head + slot * a->stride;
+
+        for (uint32_t i = 0; i < n; i++, to += a->dim)
+                if (a->type == KVD_NUMBER_F32)
+                        memcpy(to, wide + i * a->stride, a->dim * sizeof *to);
+                else
+                        a->ops->widen(to, narrow + i * a->stride, a->dim, a->type);
 }
 
-/* Packs the keys, and widens the values if they need it. */
-static void gather(const struct kvd_attention *a, const struct scratch *s) {
-        float *keys = a->scratch + s->keys, *values = a->scratch + s->values, *slots = a->scratch + s->slots;
-        uint32_t n_keys = a->first + a->n;
+/* Keys are staged by panels: whole panels are packed faster than single rows. */
+static void stage_run(const struct kvd_attention *a, const struct scratch *s, const struct run *r) {
+        const uint8_t *block = a->blocks[r->block];
+        float *stage = a->scratch + s->stage;
+        uint32_t slot = r->position - r->block * a->block_tokens;
 
-        for (uint32_t i = 0; i < n_keys; i += a->block_tokens) {
-                const uint8_t *block = a->blocks[i / a->block_tokens];
-                uint32_t n = MIN(a->block_tokens, n_keys - i);
+        fetch(a, a->scratch + s->values + (size_t)r->column * a->dim, block + a->v_offset, slot, r->n);
+        for (uint32_t i = 0, n; i < r->n; i += n) {
+                uint32_t lane = (r->column + i) % KVD_PANEL;
 
-                if (a->type == KVD_NUMBER_F32) {
-                        a->ops->pack(keys, i, (const float *)(block + a->k_offset), a->stride, n, a->dim);
-                        continue;
-                }
-                widen_slots(a, slots, block + a->k_offset, n);
-                a->ops->pack(keys, i, slots, a->dim, n, a->dim);
-                widen_slots(a, values + (size_t)i * a->dim, block + a->v_offset, n);
+                n = MIN(r->n - i, KVD_PANEL - lane);
+                fetch(a, stage + (size_t)lane * a->dim, block + a->k_offset, slot + i, n);
+                if (lane + n == KVD_PANEL)
+                        a->ops->pack(a->scratch + s->keys, r->column + i - lane, stage, a->dim, KVD_PANEL, a->dim);
         }
 }
 
-/* Scores and weighted sums of tokens [token, token + n) of the call; the sums are not yet divided by the totals. */
-static void weigh(const struct kvd_attention *a, const struct scratch *s, const struct kvd_rows *values,
-                  uint32_t token, uint32_t n) {
-        float *scores = a->scratch + s->scores, *sum = a->scratch + s->sum, *q = a->scratch + s->q;
-        uint32_t least = a->first + token + 1, rows = n * a->group, width = a->group * a->dim;
-        size_t ld = padded_keys(a);
+static void gather(const struct kvd_attention *a, const struct scratch *s) {
+        float *keys = a->scratch + s->keys;
+        struct run r = {0};
+        uint32_t left;
+
+        while (next_run(a, &r))
+                if (s->in_place)
+                        a->ops->pack(keys, r.column, (const float *)(a->blocks[r.block] + a->k_offset), a->stride, r.n,
+                                     a->dim);
+                else
+                        stage_run(a, s, &r);
+        left = r.column % KVD_PANEL;
+        if (!s->in_place && left > 0)
+                a->ops->pack(keys, r.column - left, a->scratch + s->stage, a->dim, left, a->dim);
+}
+
+/* ---- turned queries ---- */
+
+static void turn_rows(const struct kvd_attention *a, const struct scratch *s, uint32_t turn, uint32_t rows) {
+        const float *angles = a->turns + (size_t)(turn - 1) * a->dim;
+        float *turned = a->scratch + s->turned;
+        uint32_t half = a->dim / 2;
+
+        memcpy(turned, a->scratch + s->q, (size_t)rows * a->dim * sizeof *turned);
+        for (uint32_t r = 0; r < rows; r++)
+                a->ops->rope(turned + (size_t)r * a->dim, angles, angles + half, half);
+}
+
+/* The scores of columns [from, to) again, with turned queries; at most a span at a time, from a panel's start. */
+static void rescore(const struct kvd_attention *a, const struct scratch *s, uint32_t from, uint32_t to, uint32_t rows) {
+        const float *turned = a->scratch + s->turned;
+        float *scores = a->scratch + s->scores, *span = a->scratch + s->turned + (size_t)rows * a->dim;
+
+        for (uint32_t end; from < to; from = end) {
+                uint32_t start = from / KVD_PANEL * KVD_PANEL;
+
+                end = MIN(to, start + SPAN);
+                a->ops->matmul(span, SPAN, turned, a->dim, rows, a->scratch + s->keys + (size_t)start * a->dim, a->dim,
+                               end - start);
+                for (uint32_t r = 0; r < rows; r++)
+                        memcpy(scores + r * s->ld + from, span + (size_t)r * SPAN + (from - start),
+                               (end - from) * sizeof *span);
+        }
+}
+
+static void turn_scores(const struct kvd_attention *a, const struct scratch *s, uint32_t rows, uint32_t n_columns) {
+        uint32_t ready = 0, turn, from, to;
+        struct run r = {0};
+        bool more = next_run(a, &r);
+
+        while (more && r.column < n_columns) {
+                turn = a->turn[r.block];
+                from = r.column;
+                do {
+                        to = r.column + r.n;
+                        more = next_run(a, &r);
+                } while (more && a->turn[r.block] == turn);
+                if (turn == 0)
+                        continue;
+                if (turn != ready)
+                        turn_rows(a, s, turn, rows);
+                ready = turn;
+                rescore(a, s, from, MIN(to, n_columns), rows);
+        }
+}
+
+uint32_t kvd_turns(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *turn,
+                   float *turns, uint32_t max) {
+        uint32_t n = 0;
+
+        for (uint32_t b = 0; b < n_blocks; b++) {
+                uint32_t same = 0;
+
+                while (same < b && deltas[same] != deltas[b])
+                        same++;
+                turn[b] = deltas[b] == 0 ? 0 : same < b ? turn[same] : ++n;
+                if (n > max)
+                        return UINT32_MAX;
+                for (uint32_t i = 0; i < half && deltas[b] != 0 && same == b; i++) {
+                        double angle = -(double)deltas[b] * (double)frequencies[i];
+
+                        turns[(size_t)(n - 1) * 2 * half + i] = (float)cos(angle);
+                        turns[(size_t)(n - 1) * 2 * half + half + i] = (float)sin(angle);
+                }
+        }
+        return n;
+}
+
+/* ---- mass ---- */
+
+/* Sums by lanes, 16 at a time: one chain a block would wait for every addition. */
+static float sum_weights(const float *p, uint32_t n) {
+        float lanes[KVD_PANEL] = {0};
+
+        for (; n >= KVD_PANEL; n -= KVD_PANEL, p += KVD_PANEL)
+                for (int j = 0; j < KVD_PANEL; j++)
+                        lanes[j] += p[j];
+        for (uint32_t j = 0; j < n; j++)
+                lanes[j] += p[j];
+        for (int width = KVD_PANEL / 2; width > 0; width /= 2)
+                for (int j = 0; j < width; j++)
+                        lanes[j] += lanes[j + width];
+        return lanes[0];
+}
+
+static void add_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns) {
+        struct run r = {0};
+
+        while (next_run(a, &r) && r.column < n_columns) {
+                uint32_t n = MIN(r.n, n_columns - r.column);
+
+                if (a->block_mass)
+                        a->block_mass[r.block] += sum_weights(p + r.column, n) / total;
+                for (uint32_t i = 0; a->token_mass && i < n; i++)
+                        a->token_mass[r.position + i] += p[r.column + i] / total;
+        }
+}
+
+/* ---- tiles ---- */
+
+/* Weights of tokens [token, token + n) of the call: e^(score - the row's largest), and their totals. */
+static void weigh(const struct kvd_attention *a, const struct scratch *s, uint32_t token, uint32_t n) {
+        float *scores = a->scratch + s->scores, *q = a->scratch + s->q, *total = a->scratch + s->total;
+        const uint32_t *visible = (const uint32_t *)(a->scratch + s->visible) + token;
+        uint32_t rows = n * a->group, width = a->group * a->dim;
 
         for (uint32_t i = 0; i < n; i++)
                 memcpy(q + (size_t)i * width, a->q + (token + i) * a->ldq, width * sizeof *q);
-        a->ops->matmul(scores, ld, q, a->dim, rows, a->scratch + s->keys, a->dim, least + n - 1);
-        for (uint32_t r = 0; r < rows; r++)
-                a->scratch[s->total + r] = a->ops->softmax(scores + r * ld, least + r / a->group, a->scale);
+        a->ops->matmul(scores, s->ld, q, a->dim, rows, a->scratch + s->keys, a->dim, visible[n - 1]);
+        if (a->turn)
+                turn_scores(a, s, rows, visible[n - 1]);
+        for (uint32_t r = 0; r < rows; r++) {
+                uint32_t seen = visible[r / a->group];
 
-        memset(sum, 0, (size_t)n * width * sizeof *sum);
-        a->ops->mix(sum, a->dim, scores, ld, rows, values, 0, least);
+                total[r] = seen == 0 ? 0.0f : a->ops->softmax(scores + r * s->ld, seen, a->scale);
+                if ((a->block_mass || a->token_mass) && seen > 0)
+                        add_mass(a, scores + r * s->ld, total[r], seen);
+        }
+}
+
+/* The weighted sums; not yet divided by the totals. */
+static void mix(const struct kvd_attention *a, const struct scratch *s, const struct kvd_rows *values, uint32_t token,
+                uint32_t n) {
+        const uint32_t *visible = (const uint32_t *)(a->scratch + s->visible) + token;
+        float *scores = a->scratch + s->scores, *sum = a->scratch + s->sum;
+        uint32_t rows = n * a->group;
+
+        memset(sum, 0, (size_t)rows * a->dim * sizeof *sum);
+        a->ops->mix(sum, a->dim, scores, s->ld, rows, values, 0, visible[0]);
         for (uint32_t r = a->group; r < rows; r++)
-                a->ops->mix(sum + (size_t)r * a->dim, a->dim, scores + r * ld, ld, 1, values, least,
-                            least + r / a->group);
+                a->ops->mix(sum + (size_t)r * a->dim, a->dim, scores + r * s->ld, s->ld, 1, values, visible[0],
+                            visible[r / a->group]);
 }
 
 static void deliver(const struct kvd_attention *a, const struct scratch *s, uint32_t token, uint32_t n) {
@@ -105,20 +327,22 @@ static void deliver(const struct kvd_attention *a, const struct scratch *s, uint
         for (uint32_t i = 0; i < n; i++)
                 for (uint32_t g = 0; g < a->group; g++, sum += a->dim, total++)
                         for (uint32_t d = 0; d < a->dim; d++)
-                                a->out[(token + i) * a->ldo + g * a->dim + d] = sum[d] / *total;
+                                a->out[(token + i) * a->ldo + g * a->dim + d] = *total == 0.0f ? 0.0f : sum[d] / *total;
 }
 
 void kvd_attend(const struct kvd_attention *a) {
         const struct scratch s = lay_out(a);
-        const uint8_t *widened = (const uint8_t *)(a->scratch + s.values);
+        const uint8_t *compacted = (const uint8_t *)(a->scratch + s.values);
         struct kvd_rows values = {a->blocks, a->v_offset, a->stride, a->block_tokens, a->dim};
 
-        if (a->type != KVD_NUMBER_F32)
-                values = (struct kvd_rows){&widened, 0, a->dim, UINT32_MAX, a->dim};
+        if (!s.in_place)
+                values = (struct kvd_rows){&compacted, 0, a->dim, UINT32_MAX, a->dim};
         gather(a, &s);
+        count_visible(a, (uint32_t *)(a->scratch + s.visible));
         for (uint32_t t = 0, n; t < a->n; t += n) {
                 n = MIN(tile_tokens(a), a->n - t);
-                weigh(a, &s, &values, t, n);
+                weigh(a, &s, t, n);
+                mix(a, &s, &values, t, n);
                 deliver(a, &s, t, n);
         }
 }
