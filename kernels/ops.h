@@ -4,7 +4,8 @@
 
 /*
  * One table of operations, filled once per instruction set. kvd_ops_pick() finds the fastest table that the
- * processor can run. A new operation is a member here, the reference in scalar.c, and a row in each table.
+ * processor can run. A new operation is a member here, the reference in scalar.c, and a row in each table; those of
+ * a method are in a file of the method, written once in terms of kernels/lanes.h and compiled for each table.
  *
  * The bit contract. Every variant of an operation gives the same bits as the scalar reference, so that a cache
  * block is the same whoever computed it, in whatever batch. It holds because the order of the additions is part of
@@ -35,6 +36,13 @@ struct kvd_rows {
         uint32_t per_block;
         uint32_t dim; /* floats of a row that count */
 };
+
+struct kvd_block_ops;
+struct kvd_keydiff_ops;
+struct kvd_memshare_ops;
+struct kvd_sketch_ops;
+struct kvd_hshare_ops;
+struct kvd_bicache_ops;
 
 struct kvd_ops {
         const char *name;
@@ -81,6 +89,15 @@ struct kvd_ops {
 
         /* memcpy past the cache: visible to other processors, in order, when it returns. */
         void (*copy_nt)(void *to, const void *from, size_t bytes);
+
+        /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---- */
+
+        const struct kvd_block_ops *block;
+        const struct kvd_keydiff_ops *keydiff;
+        const struct kvd_memshare_ops *memshare;
+        const struct kvd_sketch_ops *sketch;
+        const struct kvd_hshare_ops *hshare;
+        const struct kvd_bicache_ops *bicache;
 };
 
 /* The table of that name ("scalar", "avx2", "avx512"), or the best one for NULL; NULL if it does not run here. */

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_LANES_H
+#define KVD_KERNELS_LANES_H
+
+/*
+ * Sixteen floats side by side: what the files of the methods are written in. Such a file is compiled once for each
+ * instruction set, with KVD_ISA_SCALAR, KVD_ISA_AVX2 or KVD_ISA_AVX512 defined, and exports KVD_VARIANT(its table).
+ * Every operation gives the same bits in all of them (NaN: a NaN, with unspecified payload), so the variants of a
+ * method are equal because its steps are. A multiply-add is fused where lanes_fma says so and nowhere else.
+ *
+ *   lanes_load    lanes_load_n    16 floats; n < 16 floats, the other lanes are 0. No byte beyond n is touched,
+ *   lanes_store   lanes_store_n   read or written, here and below. No alignment is needed.
+ *   lanes_widen   lanes_widen_n   the same from memory of a type; exact
+ *   lanes_narrow  lanes_narrow_n  the same to memory of a type; to nearest, ties to even
+ *   lanes_min     lanes_max       a < b ? a : b and a > b ? a : b: b where one of them is a NaN
+ *   lanes_round                   to the nearest integer, ties to even
+ *   lanes_select_less             a < b ? x : y
+ *   lanes_sum                     j + (j + 8), then 4, 2, 1: the order of kernels/ops.h
+ *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
+ *   lanes_exp                     e^x as in kernels/variants.h: 0 below -87, e^88 above 88
+ *
+ * type is a constant wherever it is passed: a body that is KERNEL, called from a switch, costs no row a decision.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/variants.h"
+
+#define KVD_LANES 16
+
+#if defined(KVD_ISA_AVX512)
+#define KVD_VARIANT(name) name##_avx512
+#include "kernels/lanes_avx512.h"
+#elif defined(KVD_ISA_AVX2)
+#define KVD_VARIANT(name) name##_avx2
+#include "kernels/lanes_avx2.h"
+#elif defined(KVD_ISA_SCALAR)
+#define KVD_VARIANT(name) name##_scalar
+#include "kernels/lanes_scalar.h"
+#else
+#error "one of KVD_ISA_SCALAR, KVD_ISA_AVX2, KVD_ISA_AVX512"
+#endif
+
+/* Bytes of an element. */
+KERNEL size_t number_size(enum kvd_number type) {
+        return type == KVD_NUMBER_F32 ? 4 : 2;
+}
+
+KERNEL const void *number_at(const void *base, size_t i, enum kvd_number type) {
+        return (const char *)base + i * number_size(type);
+}
+
+KERNEL lanes lanes_exp(lanes x) {
+        lanes clamped = lanes_min(lanes_set(EXP_HIGH), x);
+        lanes shifted = lanes_fma(clamped, lanes_set(EXP_LOG2E), lanes_set(EXP_SHIFT));
+        lanes n = lanes_sub(shifted, lanes_set(EXP_SHIFT));
+        lanes r = lanes_fma(n, lanes_set(-EXP_LN2_LOW), lanes_fma(n, lanes_set(-EXP_LN2_HIGH), clamped));
+        lanes p = lanes_set(EXP_C5);
+
+        p = lanes_fma(p, r, lanes_set(EXP_C4));
+        p = lanes_fma(p, r, lanes_set(EXP_C3));
+        p = lanes_fma(p, r, lanes_set(EXP_C2));
+        p = lanes_fma(p, r, lanes_set(EXP_C1));
+        p = lanes_fma(p, r, lanes_set(EXP_C0));
+        p = lanes_fma(p, lanes_mul(r, r), lanes_add(r, lanes_set(1.0f)));
+        p = lanes_mul(p, lanes_power(shifted));
+        return lanes_select_less(clamped, lanes_set(EXP_LOW), lanes_zero(), p);
+}
+
+#endif

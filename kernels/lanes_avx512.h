@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* AVX-512 (F, BW, VL, DQ) for kernels/lanes.h, which includes it: a register, and masks for the remainders. */
+
+#include <immintrin.h>
+
+typedef __m512 lanes;
+
+/* The first n < 16 lanes. */
+KERNEL __mmask16 lanes_mask(uint32_t n) {
+        return (__mmask16)((1u << n) - 1);
+}
+
+KERNEL lanes lanes_set(float value) {
+        return _mm512_set1_ps(value);
+}
+
+KERNEL lanes lanes_zero(void) {
+        return _mm512_setzero_ps();
+}
+
+/* ---- memory ---- */
+
+KERNEL lanes lanes_load(const float *from) {
+        return _mm512_loadu_ps(from);
+}
+
+KERNEL lanes lanes_load_n(const float *from, uint32_t n) {
+        return _mm512_maskz_loadu_ps(lanes_mask(n), from);
+}
+
+KERNEL void lanes_store(float *to, lanes a) {
+        _mm512_storeu_ps(to, a);
+}
+
+KERNEL void lanes_store_n(float *to, lanes a, uint32_t n) {
+        _mm512_mask_storeu_ps(to, lanes_mask(n), a);
+}
+
+KERNEL lanes lanes_from_half(__m256i half, enum kvd_number type) {
+        if (type == KVD_NUMBER_F16)
+                return _mm512_cvtph_ps(half);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+KERNEL __m256i lanes_to_half(lanes a, enum kvd_number type) {
+        __m512i bits = _mm512_castps_si512(a), upper = _mm512_srli_epi32(bits, 16);
+        __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+        __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        __m512i quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
+        __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+
+        if (type == KVD_NUMBER_F16)
+                return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, quiet));
+}
+
+KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
+        if (type == KVD_NUMBER_F32)
+                return _mm512_loadu_ps(from);
+        return lanes_from_half(_mm256_loadu_si256(from), type);
+}
+
+KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
+        if (type == KVD_NUMBER_F32)
+                return lanes_load_n(from, n);
+        return lanes_from_half(_mm256_maskz_loadu_epi16(lanes_mask(n), from), type);
+}
+
+KERNEL void lanes_narrow(void *to, lanes a, enum kvd_number type) {
+        if (type == KVD_NUMBER_F32)
+                _mm512_storeu_ps(to, a);
+        else
+                _mm256_storeu_si256(to, lanes_to_half(a, type));
+}
+
+KERNEL void lanes_narrow_n(void *to, lanes a, uint32_t n, enum kvd_number type) {
+        if (type == KVD_NUMBER_F32)
+                lanes_store_n(to, a, n);
+        else
+                _mm256_mask_storeu_epi16(to, lanes_mask(n), lanes_to_half(a, type));
+}
+
+/* ---- lane by lane ---- */
+
+KERNEL lanes lanes_add(lanes a, lanes b) {
+        return _mm512_add_ps(a, b);
+}
+
+KERNEL lanes lanes_sub(lanes a, lanes b) {
+        return _mm512_sub_ps(a, b);
+}
+
+KERNEL lanes lanes_mul(lanes a, lanes b) {
+        return _mm512_mul_ps(a, b);
+}
+
+KERNEL lanes lanes_div(lanes a, lanes b) {
+        return _mm512_div_ps(a, b);
+}
+
+KERNEL lanes lanes_fma(lanes a, lanes b, lanes c) {
+        return _mm512_fmadd_ps(a, b, c);
+}
+
+KERNEL lanes lanes_min(lanes a, lanes b) {
+        return _mm512_min_ps(a, b);
+}
+
+KERNEL lanes lanes_max(lanes a, lanes b) {
+        return _mm512_max_ps(a, b);
+}
+
+KERNEL lanes lanes_abs(lanes a) {
+        return _mm512_abs_ps(a);
+}
+
+KERNEL lanes lanes_sqrt(lanes a) {
+        return _mm512_sqrt_ps(a);
+}
+
+KERNEL lanes lanes_round(lanes a) {
+        return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+KERNEL lanes lanes_select_less(lanes a, lanes b, lanes x, lanes y) {
+        return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x);
+}
+
+/* 2^n, n being the low bits of n + EXP_SHIFT. */
+KERNEL lanes lanes_power(lanes shifted) {
+        __m512i bits = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+
+        return _mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_set1_epi32(EXP_ONE)));
+}
+
+/* ---- across the lanes ---- */
+
+KERNEL float lanes_sum(lanes v) {
+        __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+        __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+        b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+        return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+KERNEL float lanes_largest(lanes v) {
+        __m256 a = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+        __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+        b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+        return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+
+KERNEL float lanes_least(lanes v) {
+        __m256 a = _mm256_min_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+        __m128 b = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+
+        b = _mm_min_ps(b, _mm_movehl_ps(b, b));
+        return _mm_cvtss_f32(_mm_min_ss(b, _mm_movehdup_ps(b)));
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KERNELS_LANES_PROBE_H
+#define KVD_TESTS_KERNELS_LANES_PROBE_H
+
+#include "kernels/ops.h"
+
+enum { LANES_OPERATIONS = 16 };
+
+struct lanes_probe {
+        struct {
+                const char *name;
+                void (*run)(const float in[64], float *out); /* up to four operands of 16 floats */
+                uint32_t results;
+        } operations[LANES_OPERATIONS];
+        void (*load_n)(const float *in, float out[16], uint32_t n);
+        void (*store_n)(const float in[16], float *out, uint32_t n);
+        void (*widen)(const void *in, float out[16], uint32_t n, enum kvd_number type); /* n = 16: the whole one */
+        void (*narrow)(const float in[16], void *out, uint32_t n, enum kvd_number type);
+};
+
+extern const struct lanes_probe lanes_probe_scalar, lanes_probe_avx2, lanes_probe_avx512;
+
+#endif
