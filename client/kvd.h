@@ -55,7 +55,7 @@ enum kvd_order { KVD_HND = 1, KVD_NHD = 2 }; /* order of head, token, dimension 
 enum kvd_rope { KVD_ROPE_POST = 1, KVD_ROPE_PRE = 2, KVD_ROPE_NONE = 3 }; /* keys stored after/before rotation */
 enum kvd_kind { KVD_CAUSAL = 1, KVD_BIDIRECTIONAL = 2 };
 enum kvd_keys { KVD_KEYS_SERVE = 1, KVD_KEYS_PAPER = 2 }; /* XXH3-128 with the space's secret; XXH64 of the ids */
-enum kvd_policy { KVD_LRU = 1, KVD_FIFO = 2 };
+enum kvd_policy { KVD_LRU = 1, KVD_FIFO = 2, KVD_PRIORITY = 3 }; /* priority: the methods' opinion of each block */
 
 /*
  * A block holds block_tokens token slots of (layers / layer_groups) consecutive layers. Inside it, for each layer

@@ -17,6 +17,7 @@
 #include <stdint.h>
 
 #include "ipc/base/layout.h"
+#include "ipc/base/sequence.h"
 
 struct store;
 struct domain;
@@ -94,10 +95,11 @@ struct space_usage {
         uint64_t max_blocks;
         uint32_t segments, attachments;
         uint64_t client_counters[KVD_N_CLIENT_COUNTERS]; /* attached now and in the past */
+        uint64_t sequences, private, shared, spilled, vague, spill_slots; /* as in space_info_reply */
 };
 void space_usage(struct space *space, struct space_usage *ret);
 
-/* key: "policy" (lru, fifo) or "max_blocks" (number, at most the index's capacity). */
+/* key: "policy" (lru, fifo, priority), "max_blocks" (at most the index's capacity), or one of settings.def. */
 int space_set(struct space *space, const char *key, const char *value);
 
 /*
@@ -165,6 +167,100 @@ int space_seal(struct attachment *attachment, const struct seal_request *request
 /* 1: granted (again, if the caller has it); 0: somebody else holds it; -ENOBUFS: too many leases at once. */
 int space_lease(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
 void space_lease_end(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
+
+/* ---- sequences: a client's own tables, see ipc/base/sequence.h --------------------------------------------------- */
+
+/* -EUSERS, -EDQUOT, -ENOMEM. Numbers are the space's; a sequence takes requests of its own attachment only. */
+int sequence_open(struct attachment *attachment, uint32_t max_blocks, uint32_t *ret);
+int sequence_close(struct attachment *attachment, uint32_t number);
+
+struct append_request {
+        bool own;                /* false: sealed blocks that the caller pins */
+        uint32_t n_blocks;
+        const kvd_ref *blocks;
+        uint32_t n_tokens;
+        const uint32_t *tokens;
+};
+
+/* All blocks or none; *first is the entry of the first one. -ESTALE, -EINVAL, -ENOSPC: the table is full. */
+int sequence_append(struct attachment *attachment, uint32_t number, const struct append_request *request,
+                    uint32_t *first);
+
+/* MemShare. 1: the step will be compared; 0: memshare is off, or the step too short. */
+int sequence_share(struct attachment *attachment, uint32_t number, uint32_t first, uint32_t n_tokens);
+
+/*
+ * taken[i] says whether the client took change i of the last answer; they are settled in order, missing ones are
+ * proposed again. Then writes up to KVD_SYNC_CHANGES new ones. Returns how many.
+ */
+int sequence_sync(struct attachment *attachment, uint32_t number, const uint32_t *taken, uint32_t n_taken,
+                  struct kvd_change *ret);
+
+/* how: enum kvd_cool. Returns how many entries will leave. */
+int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n);
+
+/* how: enum kvd_revive. -ENODATA: approximately was all that was asked for, and it cannot be had. */
+int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n,
+                    uint32_t *exact, uint32_t *approx);
+
+struct critical_request {
+        uint32_t n_blocks;       /* that the caller is filling, and leaves alone until the configuration is there */
+        const kvd_ref *blocks;
+        uint32_t queries, words, selected;
+};
+int sequence_critical(struct attachment *attachment, uint32_t number, const struct critical_request *request);
+
+/* 1: layers[layers] and heads[layers * kv_heads] are written; 0: not made yet; -ENODATA: nobody asked for it. */
+int sequence_sharing(struct attachment *attachment, uint32_t number, uint8_t *layers, uint8_t *heads);
+
+/* ---- BiCache's profile -------------------------------------------------------------------------------------------- */
+
+/* One sample at r percent: blocks [layer group][prefix alone, whole input][n / groups / 2] that the caller is filling. */
+int space_sample(struct attachment *attachment, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n_blocks,
+                 uint64_t *ticket);
+int space_sample_done(struct attachment *attachment, uint64_t ticket); /* 1: yes */
+
+struct profile_report {
+        uint32_t layers, def;    /* def: 0 there is no table */
+        uint8_t depth[101];
+        uint32_t samples[101];
+        uint32_t n_similarity;   /* floats in similarity: layers for each percent that has samples, ascending */
+        float similarity[15360]; /* means by the space's bicache.sim */
+};
+void space_profile(struct space *space, struct profile_report *ret);
+void space_profile_forget(struct space *space);
+int space_profile_build(struct space *space); /* -ENODATA: there are no samples */
+int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t def);
+
+/* ---- jobs: what a worker does for the store ------------------------------------------------------------------------ */
+
+struct store_job {
+        uint64_t id;
+        struct space *space;
+        uint32_t sketch;         /* number; 0: none */
+        uint64_t bytes;          /* of its arguments */
+};
+
+uint64_t store_jobs_waiting(const struct store *store);
+
+/* Takes the next job and writes its arguments (ipc/base/job.h). False: there is none, or its space is gone. */
+bool store_next_job(struct store *store, void *arguments, struct store_job *ret);
+
+/* The worker's answer; it is not trusted: sizes and numbers are compared with what was asked. */
+void store_job_done(struct store *store, uint64_t id, int error, const void *result, size_t bytes);
+
+/* The worker is gone, as the kernel says: what it had is done again, once. */
+void store_job_lost(struct store *store, uint64_t id);
+
+/* Called from inside requests when the first job begins to wait. */
+void store_on_job(struct store *store, void (*called)(void *data), void *data);
+
+/* Descriptors that a worker needs; made at first use. */
+int space_index_fd_for_worker(struct space *space); /* read-only */
+int space_summary_fd(struct space *space, bool writable);
+int space_spill_fd(struct space *space, uint64_t *bytes);
+int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
+int space_worker_segment_fd(struct space *space, uint32_t segment); /* writable; -ENOENT */
 
 /* ---- eviction and looking inside ------------------------------------------------------------------------------ */
 

@@ -24,6 +24,8 @@
  *              | pins               |   capacity x 4: how often this client uses the block
  *              +--------------------+ kvd_touch_off(capacity)
  *              | touch              |   capacity x 4: index clock when it last let go of the block
+ *              +--------------------+ kvd_use_off(capacity)
+ *              | use                |   capacity x 4: struct kvd_use, what its attention says of the block
  *              +--------------------+
  *
  * Both are sparse: pages that were never touched take no memory. The size of a layout never changes while it is
@@ -35,12 +37,13 @@
 #include <stdint.h>
 
 #include "client/kvd.h"
+#include "ipc/base/settings.h"
 #include "ipc/base/shm.h"
 #include "ipc/base/util.h"
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 1u
+#define KVD_LAYOUT_VERSION 2u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_BLOCK_TOKENS 256u
@@ -94,6 +97,11 @@ struct kvd_key {
         uint64_t lo, hi;
 };
 
+enum kvd_desc_flags {
+        KVD_DESC_PRIVATE = 1, /* belongs to sequences (sequence.h), is in no table; depth: position of its first token */
+        KVD_DESC_APPROX = 2,  /* private, and its contents were revived from a sketch */
+};
+
 struct kvd_desc {
         shm_u64 slot;           /* version word of everything below */
         struct kvd_key key;     /* chain key */
@@ -102,7 +110,7 @@ struct kvd_desc {
         uint16_t n_tokens;      /* less than block_tokens: a tail, never a parent */
         uint16_t group;         /* layer group */
         uint32_t prefix_tokens; /* bidirectional: tokens of the whole prefix; causal: 0 */
-        uint32_t pad;           /* must be 0 */
+        uint32_t flags;         /* enum kvd_desc_flags */
         uint64_t reserved[2];   /* must be 0 (ordering of device blocks) */
         uint32_t tokens[];      /* block_tokens, unused ones 0 */
 };
@@ -166,8 +174,16 @@ struct kvd_index {
         shm_u32 alive;                  /* 0: the space was deleted */
         shm_u32 clock;                  /* moves with the daemon's allocations; orders last uses */
         shm_u32 lease_epoch;            /* moves whenever a compute lease ends; a futex word */
+        shm_u32 sync_epoch;             /* moves whenever there is news for a sequence or a sample; a futex word */
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
+
+        /* the methods */
+        alignas(64) shm_u64 settings[KVD_SETTINGS_ROOM]; /* by enum kvd_setting */
+        shm_u32 depth_def;      /* BiCache's table: 0 none, 1 + the value of bicache.r_def that it was made with */
+        shm_u32 depth[101];     /* layers to reuse at a prefix ratio of so many percent */
+        uint32_t spill_slots;   /* blocks that the exact copies' memory holds */
+        uint32_t label_channels; /* of a key in its label, see summary.h */
 };
 static_assert(sizeof(struct kvd_index) <= 4096, "the header has one page");
 static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counters");
@@ -198,8 +214,18 @@ static inline uint64_t kvd_touch_off(uint32_t capacity) {
         return KVD_PINS_OFF + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
 }
 
-static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
+/* What a client's attention says of a block: a moving average each, 0 if it says nothing. For the order of relief. */
+struct kvd_use {
+        uint16_t mass; /* attention mass per token, 256 is the average of its sequence; saturates */
+        uint16_t hits; /* selections by HShare, decayed, 256 is one per step and token; saturates */
+};
+
+static inline uint64_t kvd_use_off(uint32_t capacity) {
         return kvd_touch_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
+}
+
+static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
+        return kvd_use_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(struct kvd_use), 4096);
 }
 
 /* ---- reading an index --------------------------------------------------------------------------------------- */

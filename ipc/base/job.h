@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BASE_JOB_H
+#define KVD_BASE_JOB_H
+
+/*
+ * What the owner asks of a worker. One job at a time; its arguments lie in a memfd that the owner writes before it
+ * sends the work message and the worker reads (it never writes there), its result comes in the answer:
+ *
+ *      arguments   struct kvd_job | items | steps | tokens            result   n_results x the kind's result
+ *
+ * A job names blocks that the owner keeps in their places until it has the answer, or until the kernel says that the
+ * worker is gone. A worker writes summaries, spill slots, sketches, and blocks named as dest; nothing else. Doing a job
+ * twice is the same as doing it once, but for sketches: those are marked while they are written (KVD_SKETCH_BUSY).
+ */
+
+#include "ipc/base/layout.h"
+
+#define KVD_JOB_BYTES (UINT64_C(16) << 20) /* room for arguments */
+#define KVD_JOB_ITEMS 4096u                /* blocks of one job */
+
+enum kvd_job_kind {
+        KVD_JOB_SUMMARISE = 1, /* items: ref -> row. No result */
+        KVD_JOB_SCORE = 2,     /* items: blocks of one sequence or chain, in order. Result: float each, priority 0 to 1 */
+        KVD_JOB_COMPARE = 3,   /* items and steps of a sequence; step 0 is new. Result: struct kvd_match, best per block */
+        KVD_JOB_SPILL = 4,     /* items: ref -> spill slot, into the sketch if ordinal is set. Result: struct kvd_spilled */
+        KVD_JOB_REVIVE = 5,    /* items: dest <- spill slot, or the sketch if approx. Result: u32 each, 0 or errno */
+        KVD_JOB_FORGET = 6,    /* items: takes their exact copies out of the sketch. Result: u32 each */
+        KVD_JOB_REBUILD = 7,   /* the sketch, anew from the exact copies of all items. Result: u32 each */
+        KVD_JOB_CONFIG = 8,    /* HShare: items: blocks that hold selection bitsets. Result: bytes, see critical */
+        KVD_JOB_PROFILE = 9,   /* BiCache: items: pairs of blocks, layer group by layer group. Result: 2 floats each layer */
+};
+
+struct kvd_job {
+        uint32_t kind, space; /* space: number */
+        uint64_t id;
+        uint32_t n_items, n_steps, n_tokens, n_results;
+        uint32_t param[8];    /* CONFIG: layers, kv_heads, queries, words of a bitset, selected; PROFILE: tokens */
+        uint32_t sketch;      /* number of the sketch that came with work_sketch; 0: none */
+        uint32_t pad;
+};
+
+#define KVD_NO_ORDINAL UINT32_MAX
+
+struct kvd_job_item {
+        kvd_ref ref;         /* source; REVIVE: dest */
+        uint64_t checksum;   /* REVIVE, FORGET: XXH3-64 of the exact copy */
+        uint32_t row;        /* of the summaries */
+        uint32_t to_row;     /* SPILL: row that keeps the summary */
+        uint32_t spill;      /* slot, NONE (UINT32_MAX) without exact copy */
+        uint32_t ordinal;    /* of its first token in the sketch; KVD_NO_ORDINAL: not there */
+        int32_t position;    /* of its first token when it was written */
+        uint32_t n_tokens;
+        uint32_t flags;      /* REVIVE: KVD_ENTRY_APPROX: from the sketch; COMPARE: KVD_JOB_SOURCE, KVD_JOB_TARGET */
+        uint32_t slot;       /* COMPARE: of its table, echoed */
+};
+
+#define KVD_JOB_SOURCE 1u /* may stand in for another */
+#define KVD_JOB_TARGET 2u /* may be replaced */
+
+struct kvd_job_step { /* COMPARE */
+        uint32_t first_item, n_items;   /* blocks that lie in it */
+        uint32_t first_token, n_tokens; /* in the job's tokens */
+};
+
+struct kvd_match {
+        uint32_t target, source; /* items */
+        float distance;          /* by the space's metric */
+        float similarity;        /* of the two steps */
+};
+
+struct kvd_spilled {
+        uint64_t checksum;
+        uint32_t error; /* 0, or errno: there is no copy */
+        uint32_t pad;
+};
+
+/* A sketch's memory: this, then rows x columns cells of key floats, the same of value floats. */
+struct kvd_sketch_header {
+        uint32_t state;        /* KVD_SKETCH_IDLE or KVD_SKETCH_BUSY */
+        uint32_t rows, columns;
+        uint32_t n_tokens;     /* in it, without those taken out */
+        uint64_t salt;
+        uint32_t cell_floats;  /* of one plane: layers x kv_heads x head_dim */
+        uint32_t has_mean;     /* the mean key behind this header is frozen */
+        uint64_t pad[4];
+        /* mean key: cell_floats floats, then the cells */
+};
+static_assert(sizeof(struct kvd_sketch_header) == 64, "cells stay aligned");
+
+#define KVD_SKETCH_IDLE 0u
+#define KVD_SKETCH_BUSY 1u
+
+static inline uint64_t kvd_sketch_bytes(uint32_t rows, uint32_t columns, uint32_t cell_floats) {
+        uint64_t plane = (uint64_t)rows * columns * cell_floats;
+
+        return sizeof(struct kvd_sketch_header) + (cell_floats + 2 * plane) * sizeof(float);
+}
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ipc/base/settings.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static_assert(KVD_N_SETTINGS <= KVD_SETTINGS_ROOM, "room for settings");
+
+static const struct kvd_setting_info settings_info[] = {
+#define KVD_NUMBER(method, name, paper, serve, least, most, text) \
+        {#method, #name, paper, serve, least, most, NULL, text},
+#define KVD_CHOICE(method, name, paper, serve, words, text) {#method, #name, paper, serve, 0, 0, words, text},
+#include "ipc/base/settings.def"
+#undef KVD_NUMBER
+#undef KVD_CHOICE
+};
+
+const struct kvd_setting_info *kvd_setting_info(enum kvd_setting which) {
+        return which < KVD_N_SETTINGS ? &settings_info[which] : NULL;
+}
+
+static bool is_called(const struct kvd_setting_info *info, const char *name) {
+        size_t n = strlen(info->method);
+
+        if (strncmp(name, info->method, n) != 0)
+                return false;
+        return name[n] == '.' ? strcmp(name + n + 1, info->name) == 0 : !name[n] && strcmp(info->name, "on") == 0;
+}
+
+int kvd_setting_by_name(const char *name) {
+        for (int i = 0; i < KVD_N_SETTINGS; i++)
+                if (is_called(&settings_info[i], name))
+                        return i;
+        return -1;
+}
+
+/* ---- values as text ------------------------------------------------------------------------------------------- */
+
+/* The word of that number, and its length; NULL: there is none. */
+static const char *word_at(const char *words, int number, size_t *ret_size) {
+        for (; words && *words; words += *ret_size + (words[*ret_size] == ' ')) {
+                *ret_size = strcspn(words, " ");
+                if (number-- == 0)
+                        return words;
+        }
+        return NULL;
+}
+
+static int parse_word(const char *words, const char *text, double *ret) {
+        const char *word;
+        size_t n;
+
+        for (int i = 0; (word = word_at(words, i, &n)); i++)
+                if (strlen(text) == n && memcmp(word, text, n) == 0) {
+                        *ret = i;
+                        return 0;
+                }
+        return -EINVAL;
+}
+
+int kvd_setting_parse(enum kvd_setting which, const char *text, double *ret) {
+        const struct kvd_setting_info *info = &settings_info[which];
+        char *end;
+        double value;
+
+        if (info->words)
+                return parse_word(info->words, text, ret);
+        value = strtod(text, &end);
+        if (end == text || *end || !(value >= info->least && value <= info->most))
+                return -EINVAL;
+        *ret = value;
+        return 0;
+}
+
+char *kvd_setting_format(enum kvd_setting which, double value, char *to, size_t size) {
+        const char *word;
+        size_t n = 0;
+
+        word = word_at(settings_info[which].words, (int)value, &n);
+        if (word)
+                snprintf(to, size, "%.*s", (int)n, word);
+        else
+                snprintf(to, size, "%g", value);
+        return to;
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------- */
+
+static void store(shm_u64 *settings, enum kvd_setting which, double value) {
+        uint64_t bits;
+
+        memcpy(&bits, &value, sizeof bits);
+        atomic_store_explicit(&settings[which], bits, memory_order_relaxed);
+}
+
+static bool is_profile(enum kvd_setting which) {
+        return strcmp(settings_info[which].name, "profile") == 0;
+}
+
+static bool is_on(enum kvd_setting which) {
+        return strcmp(settings_info[which].name, "on") == 0;
+}
+
+void kvd_setting_put(shm_u64 *settings, enum kvd_setting which, double value) {
+        store(settings, which, value);
+        if (!is_profile(which))
+                return;
+        for (unsigned i = 0; i < KVD_N_SETTINGS; i++)
+                if (strcmp(settings_info[i].method, settings_info[which].method) == 0 && !is_profile(i) && !is_on(i))
+                        store(settings, i, value == KVD_PAPER ? settings_info[i].paper : settings_info[i].serve);
+}
+
+void kvd_settings_init(shm_u64 *settings) {
+        for (unsigned i = 0; i < KVD_N_SETTINGS; i++)
+                store(settings, i, settings_info[i].serve);
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BASE_SETTINGS_H
+#define KVD_BASE_SETTINGS_H
+
+/*
+ * The methods' settings of a space, as settings.def lists them. The daemon writes them into the index header, where
+ * clients and workers read them; each is one atomic word, and none depends on another.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "ipc/base/shm.h"
+
+enum kvd_setting {
+#define KVD_NUMBER(method, name, paper, serve, least, most, text) KVD_##method##_##name,
+#define KVD_CHOICE(method, name, paper, serve, words, text) KVD_##method##_##name,
+#include "ipc/base/settings.def"
+#undef KVD_NUMBER
+#undef KVD_CHOICE
+        KVD_N_SETTINGS
+};
+
+#define KVD_SETTINGS_ROOM 96u
+
+enum kvd_profile { KVD_PAPER, KVD_SERVE };
+
+struct kvd_setting_info {
+        const char *method, *name;
+        double paper, serve, least, most;
+        const char *words; /* a choice's, separated by blanks, the first is 0; NULL: a number */
+        const char *text;
+};
+
+/* NULL behind the last one. */
+const struct kvd_setting_info *kvd_setting_info(enum kvd_setting which);
+
+/* "memshare", "memshare.on", "memshare.tau_step"; -1: there is none of that name. */
+int kvd_setting_by_name(const char *name);
+
+/* Reads a value as kvctl takes it. 0, or -EINVAL. */
+int kvd_setting_parse(enum kvd_setting which, const char *text, double *ret);
+
+/* Writes it so that kvd_setting_parse reads it. Returns to. */
+char *kvd_setting_format(enum kvd_setting which, double value, char *to, size_t size);
+
+static inline double kvd_setting_get(const shm_u64 *settings, enum kvd_setting which) {
+        uint64_t bits = atomic_load_explicit((shm_u64 *)&settings[which], memory_order_relaxed);
+        double value;
+
+        memcpy(&value, &bits, sizeof value);
+        return value;
+}
+
+static inline bool kvd_setting_on(const shm_u64 *settings, enum kvd_setting which) {
+        return kvd_setting_get(settings, which) != 0;
+}
+
+/* The daemon's: one setting; all of them from a profile. A changed ..._profile changes the rest of its method. */
+void kvd_setting_put(shm_u64 *settings, enum kvd_setting which, double value);
+void kvd_settings_init(shm_u64 *settings);
+
+#endif
