@@ -155,8 +155,10 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .max_segments = (uint32_t)segments,
                 .capacity = (uint32_t)(segments * per_segment),
                 .run_capacity = (uint32_t)(segments * per_segment / 8 + 1),
+                .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
         kvd_index_lay_out(ix);
+        settings_init(ix);
         return 0;
 }
 

@@ -216,6 +216,10 @@ bool store_bury(struct store *store);
 int arena_new(struct space *space, struct attachment *writer, struct arena **ret);
 bool attachment_fold(struct space *space);
 
+/* setting.c */
+#define SETTING_LABEL_CHANNELS 32u   /* of a key in its label, or head_dim if that is less: fixed when a space is made */
+void settings_init(struct kvd_index *ix); /* once its geometry is there */
+
 /* lease.c */
 void leases_drop(struct attachment *attachment, bool died);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Spaces: made, compared, changed, deleted. What happens inside one is in the other files. */
+/* Spaces: made, compared, deleted. What happens inside one is in the other files. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -38,7 +38,7 @@ static int normalise(struct store *store, struct space_spec *spec) {
         if (!spec->options.policy)
                 spec->options.policy = KVD_LRU;
         if (spec->options.kind > KVD_BIDIRECTIONAL || spec->options.keys > KVD_KEYS_PAPER ||
-            spec->options.policy > KVD_FIFO || spec->options.flags)
+            spec->options.policy > KVD_PRIORITY || spec->options.flags)
                 return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys, policy or flags", spec->name);
         return 0;
 }
@@ -149,37 +149,6 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
         }
         *created = true;
         return space_new(domain, &spec, ret);
-}
-
-/* ---- changing ----------------------------------------------------------------------------------------------- */
-
-static int set_policy(struct space *space, const char *value) {
-        uint32_t policy = strcmp(value, "lru") == 0 ? KVD_LRU : strcmp(value, "fifo") == 0 ? KVD_FIFO : 0;
-
-        if (!policy)
-                return store_refuse(space_store(space), -EINVAL, "policy is lru or fifo, not '%s'", value);
-        space->ix->policy = policy;
-        return 0;
-}
-
-static int set_max_blocks(struct space *space, const char *value) {
-        char *end;
-        unsigned long long n = strtoull(value, &end, 10);
-
-        if (*end || end == value || n == 0 || n > space->ix->capacity)
-                return store_refuse(space_store(space), -EINVAL, "max_blocks is 1 to %u (the space's index holds no "
-                                    "more), not '%s'", space->ix->capacity, value);
-        space->max_blocks = (uint32_t)n;
-        return 0;
-}
-
-int space_set(struct space *space, const char *key, const char *value) {
-        if (strcmp(key, "policy") == 0)
-                return set_policy(space, value);
-        if (strcmp(key, "max_blocks") == 0)
-                return set_max_blocks(space, value);
-        return store_refuse(space_store(space), -EINVAL, "a space has the settings policy and max_blocks, not '%s'",
-                            key);
 }
 
 /* ---- deleting ----------------------------------------------------------------------------------------------- */

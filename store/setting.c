@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What may be changed about a space while it is in use: its policy, its size, and the methods' settings
+ * (ipc/base/settings.def), which lie in the index header, where clients and workers read them.
+ *
+ * hshare.channels is the exception: a label's size is part of the layout of the summaries, so it is fixed when the
+ * space is made, and the setting only tells it.
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "store/internal.h"
+
+static const char *const policies[] = {[KVD_LRU] = "lru", [KVD_FIFO] = "fifo", [KVD_PRIORITY] = "priority"};
+
+static int set_policy(struct space *space, const char *value) {
+        for (uint32_t i = KVD_LRU; i < ARRAY_SIZE(policies); i++)
+                if (strcmp(policies[i], value) == 0) {
+                        space->ix->policy = i;
+                        return 0;
+                }
+        return store_refuse(space_store(space), -EINVAL, "policy is lru, fifo or priority, not '%s'", value);
+}
+
+static int set_max_blocks(struct space *space, const char *value) {
+        char *end;
+        unsigned long long n = strtoull(value, &end, 10);
+
+        if (*end || end == value || n == 0 || n > space->ix->capacity)
+                return store_refuse(space_store(space), -EINVAL, "max_blocks is 1 to %u (the space's index holds no "
+                                    "more), not '%s'", space->ix->capacity, value);
+        space->max_blocks = (uint32_t)n;
+        return 0;
+}
+
+/* ---- the methods' settings --------------------------------------------------------------------------------------- */
+
+static int refuse_value(struct space *space, enum kvd_setting which, const char *value) {
+        const struct kvd_setting_info *info = kvd_setting_info(which);
+        struct store *store = space_store(space);
+
+        if (info->words)
+                return store_refuse(store, -EINVAL, "%s.%s is one of: %s; not '%.64s'", info->method, info->name,
+                                    info->words, value);
+        return store_refuse(store, -EINVAL, "%s.%s is a number from %g to %g, not '%.64s'", info->method, info->name,
+                            info->least, info->most, value);
+}
+
+static int refuse_channels(struct space *space) {
+        return store_refuse(space_store(space), -EINVAL, "hshare.channels is fixed when a space is made; it is %u in "
+                            "space '%s'", space->ix->label_channels, space->name);
+}
+
+static void tell_channels(struct kvd_index *ix) {
+        kvd_setting_put(ix->settings, KVD_hshare_channels, ix->label_channels);
+}
+
+static int set_method(struct space *space, enum kvd_setting which, const char *text) {
+        double value;
+
+        if (kvd_setting_parse(which, text, &value) < 0)
+                return refuse_value(space, which, text);
+        if (which == KVD_hshare_channels && value != space->ix->label_channels)
+                return refuse_channels(space);
+        kvd_setting_put(space->ix->settings, which, value);
+        tell_channels(space->ix); /* a profile would say otherwise */
+        return 0;
+}
+
+void settings_init(struct kvd_index *ix) {
+        kvd_settings_init(ix->settings);
+        tell_channels(ix);
+}
+
+int space_set(struct space *space, const char *key, const char *value) {
+        int which;
+
+        if (strcmp(key, "policy") == 0)
+                return set_policy(space, value);
+        if (strcmp(key, "max_blocks") == 0)
+                return set_max_blocks(space, value);
+        which = kvd_setting_by_name(key);
+        if (which >= 0)
+                return set_method(space, (enum kvd_setting)which, value);
+        return store_refuse(space_store(space), -EINVAL, "a space has no setting '%s'; it has policy, max_blocks and "
+                            "those of the methods (kvctl space set --help)", key);
+}
