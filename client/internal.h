@@ -19,7 +19,7 @@
 #include "client/conn.h"
 #include "client/error.h"
 #include "client/kvd.h"
-#include "ipc/base/layout.h"
+#include "ipc/base/sequence.h"
 
 #define STOCK_ROOM 256u
 
@@ -93,6 +93,7 @@ void view_put(struct view *view);
 int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
 int view_map_segments(struct view *view, uint32_t at_least); /* under kvd.lock */
 int view_make_writable(struct view *view, uint32_t segment); /* under kvd.lock */
+int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n); /* segments of blocks that others sealed */
 void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);
 bool view_is_current(const struct view *view);
@@ -103,6 +104,30 @@ void space_revive(struct kvd_space *space);
 /* lookup.c */
 bool pin_block(struct view *view, kvd_ref ref); /* true: it is sealed in this incarnation, and pinned */
 void unpin_block(struct view *view, uint32_t id);
+
+/* sequence.c */
+
+/* One request's table: the caller's thread only, but for the view. */
+struct kvd_sequence {
+        struct kvd_space *space;
+        struct view *view;          /* with a reference */
+        uint32_t number;            /* in the space */
+        bool lost;                  /* nobody knows what the daemon's table says: only good for closing */
+        struct kvd_entry *entries;  /* owned; max_blocks of them */
+        uint32_t n, max_blocks;
+        uint32_t n_tokens;
+        uint32_t seen;              /* sync_epoch at the last sync that found nothing more */
+        uint64_t arrived[2];        /* blocks that came back: exactly, approximately */
+        void *summaries;            /* owned mapping, read-only; NULL: not yet needed */
+        uint64_t summary_bytes;
+};
+
+/*
+ * A request about the sequence. take copies what is wanted of the reply, whose slices live until the next call. -ESTALE:
+ * its daemon is gone.
+ */
+int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
+                 void (*take)(const void *reply, void *to), void *to);
 
 /* stock.c */
 void give_back(struct view *view, const kvd_ref *blocks, uint32_t n);

@@ -110,21 +110,6 @@ static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now)
                 view_put(p->view); /* the pin's reference covers them from now on */
 }
 
-/* Segments of blocks that others sealed may not be mapped yet. */
-static int map_for(struct view *view, const kvd_ref *refs, uint32_t n) {
-        uint32_t need = 0;
-        int r = 0;
-
-        for (uint32_t i = 0; i < n; i++)
-                need = MAX(need, kvd_ref_id(refs[i]) / view->ix->segment_blocks + 1);
-        if (need <= atomic_load(&view->n_mapped))
-                return 0;
-        pthread_mutex_lock(&view->space->handle->lock);
-        r = view_map_segments(view, need);
-        pthread_mutex_unlock(&view->space->handle->lock);
-        return r;
-}
-
 /* Blocks that may be sealed must not be written again: they can only be freed (see kvd_free). */
 static void withdraw(const struct piece *p) {
         for (uint32_t i = 0; i < p->n_blocks; i++)
@@ -142,7 +127,7 @@ static int seal_once(const struct piece *p) {
         atomic_fetch_add(&p->view->pins[kvd_ref_id(last)], 1);
         r = ask(p, own, now, &in_doubt);
         if (r == 0) {
-                r = map_for(p->view, now, p->n_blocks);
+                r = view_map_blocks(p->view, now, p->n_blocks);
                 in_doubt = r < 0;
         }
         if (r == 0 && now[p->n_blocks - 1] != last)

@@ -183,6 +183,20 @@ int view_map_segments(struct view *view, uint32_t at_least) {
         return 0;
 }
 
+int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n) {
+        uint32_t need = 0;
+        int r = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                need = MAX(need, kvd_ref_id(refs[i]) / view->ix->segment_blocks + 1);
+        if (need <= atomic_load(&view->n_mapped))
+                return 0;
+        pthread_mutex_lock(&view->space->handle->lock);
+        r = view_map_segments(view, need);
+        pthread_mutex_unlock(&view->space->handle->lock);
+        return r;
+}
+
 int view_make_writable(struct view *view, uint32_t segment) {
         uint32_t n;
 
