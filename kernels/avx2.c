@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "kernels/block.h"
 #include "kernels/variants.h"
 
 enum { LANES = 8, TILE_ROWS = 4, MAX_VECTORS = 8 };
@@ -339,4 +340,5 @@ const struct kvd_ops kvd_ops_avx2 = {
         .widen = kvd_widen_avx2,
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
+        .block = &kvd_block_avx2,
 };

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "kernels/block.h"
 #include "kernels/variants.h"
 
 enum { TILE_ROWS = 4, TILE_PANELS = 4, MAX_PANELS = 8 };
@@ -244,4 +245,5 @@ const struct kvd_ops kvd_ops_avx512 = {
         .widen = kvd_widen_avx2,
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
+        .block = &kvd_block_avx512,
 };

@@ -12,6 +12,7 @@
  *   lanes_store   lanes_store_n   read or written, here and below. No alignment is needed.
  *   lanes_widen   lanes_widen_n   the same from memory of a type; exact
  *   lanes_narrow  lanes_narrow_n  the same to memory of a type; to nearest, ties to even
+ *   lanes_stream  lanes_fence     to a multiple of 64 bytes, past the caches; visible to others behind the fence
  *   lanes_min     lanes_max       a < b ? a : b and a > b ? a : b: b where one of them is a NaN
  *   lanes_round                   to the nearest integer, ties to even
  *   lanes_select_less             a < b ? x : y

@@ -109,6 +109,15 @@ KERNEL void lanes_narrow_n(void *to, lanes a, uint32_t n, enum kvd_number type) 
         memcpy(to, half, n * sizeof *half);
 }
 
+KERNEL void lanes_stream(float *to, lanes a) {
+        _mm256_stream_ps(to, a.low);
+        _mm256_stream_ps(to + 8, a.high);
+}
+
+KERNEL void lanes_fence(void) {
+        _mm_sfence();
+}
+
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {

@@ -81,6 +81,14 @@ KERNEL void lanes_narrow_n(void *to, lanes a, uint32_t n, enum kvd_number type) 
                 _mm256_mask_storeu_epi16(to, lanes_mask(n), lanes_to_half(a, type));
 }
 
+KERNEL void lanes_stream(float *to, lanes a) {
+        _mm512_stream_ps(to, a);
+}
+
+KERNEL void lanes_fence(void) {
+        _mm_sfence();
+}
+
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {

@@ -73,6 +73,13 @@ KERNEL void lanes_narrow(void *to, lanes a, enum kvd_number type) {
         lanes_narrow_n(to, a, KVD_LANES, type);
 }
 
+KERNEL void lanes_stream(float *to, lanes a) {
+        lanes_store(to, a);
+}
+
+KERNEL void lanes_fence(void) {
+}
+
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {

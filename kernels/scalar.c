@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/block.h"
 #include "kernels/variants.h"
 
 static bool works(void) {
@@ -189,4 +190,5 @@ const struct kvd_ops kvd_ops_scalar = {
         .widen = kvd_widen_scalar,
         .narrow = kvd_narrow_scalar,
         .copy_nt = copy_nt,
+        .block = &kvd_block_scalar,
 };

@@ -49,8 +49,8 @@ same 'verbs of kvctl(1)' "$dir/verbs" "$dir/page-verbs"
                 flags_of_help "$KVCTL" $verb --help
         done <"$dir/verbs"
 } >"$dir/flags"
-grep -oE 'Fl (n , )?-[a-z]+(-[a-z]+)*' "$pages/kvctl.1" | sed -E 's/Fl (n , )?-/--/' >"$dir/page-flags"
-grep -oE 'Fl [hVwn] , -[a-z]+' "$pages/kvctl.1" | sed 's/.*, -/--/' >>"$dir/page-flags"
+grep -oE 'Fl ([no] , )?-[a-z]+(-[a-z]+)*' "$pages/kvctl.1" | sed -E 's/Fl ([no] , )?-/--/' >"$dir/page-flags"
+grep -oE 'Fl [hVwno] , -[a-z]+' "$pages/kvctl.1" | sed 's/.*, -/--/' >>"$dir/page-flags"
 same 'flags of kvctl(1)' "$dir/flags" "$dir/page-flags"
 {
         sed -n 's/^KVD_COUNTER(\([A-Z_]*\),.*/\1/p' "$ROOT/ipc/base/counters.def" | tr A-Z a-z

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/block.h"
+
+#include "ipc/base/util.h"
+#include "kernels/lanes.h"
+
+/* ---- top-k ---- */
+
+/*
+ * A number that grows with the score, unsigned, 0 for NaN: the k-th largest is found by its digits, most significant
+ * first, each time counting how often a digit occurs behind the digits that are known.
+ */
+enum { DIGIT = 11, LAST_DIGIT = 10, DIGITS = 1 << DIGIT };
+
+KERNEL uint32_t order_of(float score) {
+        float positive_zero = score + 0.0f;
+        uint32_t bits, flip;
+
+        memcpy(&bits, &positive_zero, sizeof bits);
+        flip = (uint32_t)((int32_t)bits >> 31) | 0x80000000u;
+        return score != score ? 0 : bits ^ flip;
+}
+
+/* The digit of the k-th largest (k from 1) of what was counted; *k becomes its rank among those with that digit. */
+static uint32_t digit_of(const uint32_t counts[DIGITS], uint32_t *k) {
+        uint32_t digit = DIGITS - 1;
+
+        while (counts[digit] < *k)
+                *k -= counts[digit--];
+        return digit;
+}
+
+/* Counts a digit of the numbers that begin with known; two tables, so that equal neighbours do not wait. */
+static void count_digits(uint32_t counts[DIGITS], const uint32_t *order, uint32_t n, uint32_t shift, uint32_t mask,
+                         uint32_t known_shift, uint32_t known) {
+        for (uint32_t i = 0; i < n; i++)
+                if (order[i] >> known_shift == known)
+                        counts[order[i] >> shift & mask]++;
+}
+
+static void count_first_digits(uint32_t counts[DIGITS], const uint32_t *order, uint32_t n) {
+        uint32_t other[DIGITS] = {0}, i = 0;
+
+        for (; i + 2 <= n; i += 2) {
+                counts[order[i] >> (32 - DIGIT)]++;
+                other[order[i + 1] >> (32 - DIGIT)]++;
+        }
+        if (i < n)
+                counts[order[i] >> (32 - DIGIT)]++;
+        for (uint32_t d = 0; d < DIGITS; d++)
+                counts[d] += other[d];
+}
+
+/* The k-th largest, k from 1 to n; *rank: how many of its equals are among the first k. */
+static uint32_t order_at(const uint32_t *order, uint32_t n, uint32_t k, uint32_t *rank) {
+        uint32_t counts[DIGITS] = {0}, known;
+
+        count_first_digits(counts, order, n);
+        known = digit_of(counts, &k);
+        memset(counts, 0, sizeof counts);
+        count_digits(counts, order, n, LAST_DIGIT, DIGITS - 1, 32 - DIGIT, known);
+        known = known << DIGIT | digit_of(counts, &k);
+        memset(counts, 0, sizeof counts);
+        count_digits(counts, order, n, 0, (1u << LAST_DIGIT) - 1, LAST_DIGIT, known);
+        known = known << LAST_DIGIT | digit_of(counts, &k);
+        *rank = k;
+        return known;
+}
+
+static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_t k, bool later, uint32_t *scratch) {
+        uint32_t cut, wanted, skip = 0, taken = 0, equal = 0;
+
+        if (k == 0 || n == 0)
+                return 0;
+        k = MIN(k, n);
+        for (uint32_t i = 0; i < n; i++)
+                scratch[i] = order_of(scores[i]);
+        cut = order_at(scratch, n, k, &wanted);
+        if (later) {
+                for (uint32_t i = 0; i < n; i++)
+                        skip += scratch[i] == cut;
+                skip -= wanted;
+        }
+        for (uint32_t i = 0; taken < k; i++) { /* no room is needed for one too many: the k-th ends it */
+                bool same = scratch[i] == cut;
+
+                indices[taken] = i;
+                taken += scratch[i] > cut || (same && equal - skip < wanted);
+                equal += same;
+        }
+        return taken;
+}
+
+/* ---- blocks ---- */
+
+/* Past this a copy would only drive other things out of the caches. */
+#define LARGE ((size_t)4 << 20)
+
+KERNEL void copy_cached(uint8_t *to, const uint8_t *from, size_t bytes) {
+        size_t i = 0;
+
+        for (; i + 64 <= bytes; i += 64)
+                lanes_store((float *)(to + i), lanes_load((const float *)(from + i)));
+        memcpy(to + i, from + i, bytes - i);
+}
+
+KERNEL void copy_past(uint8_t *to, const uint8_t *from, size_t bytes) {
+        size_t head = MIN(bytes, -(uintptr_t)to & 63), i = head;
+
+        memcpy(to, from, head);
+        for (; i + 64 <= bytes; i += 64)
+                lanes_stream((float *)(to + i), lanes_load((const float *)(from + i)));
+        memcpy(to + i, from + i, bytes - i);
+}
+
+KERNEL void copy_part(uint8_t *to, const uint8_t *from, size_t bytes, bool large) {
+        if (large)
+                copy_past(to, from, bytes);
+        else
+                copy_cached(to, from, bytes);
+}
+
+static void gather(void *to, const uint8_t *const *blocks, uint32_t n, size_t offset, size_t bytes) {
+        bool large = n * bytes >= LARGE;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (blocks[i])
+                        copy_part((uint8_t *)to + i * bytes, blocks[i] + offset, bytes, large);
+                else
+                        memset((uint8_t *)to + i * bytes, 0, bytes);
+        lanes_fence();
+}
+
+static void scatter(uint8_t *const *blocks, const void *from, uint32_t n, size_t offset, size_t bytes) {
+        bool large = n * bytes >= LARGE;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (blocks[i])
+                        copy_part(blocks[i] + offset, (const uint8_t *)from + i * bytes, bytes, large);
+        lanes_fence();
+}
+
+KERNEL uint8_t *slot(const struct kvd_slots *s, uint32_t i) {
+        return s->blocks[i / s->per_block] + s->offset + i % s->per_block * s->stride;
+}
+
+static void compact(const struct kvd_slots *to, const struct kvd_slots *from, const uint32_t *index, uint32_t n) {
+        enum { AHEAD = 8 };
+
+        for (uint32_t j = 0; j < n; j++) {
+                uint8_t *target = slot(to, j);
+                const uint8_t *source = slot(from, index[j]);
+
+                if (j + AHEAD < n)
+                        __builtin_prefetch(slot(from, index[j + AHEAD]));
+                if (target != source)
+                        copy_cached(target, source, from->bytes);
+        }
+}
+
+const struct kvd_block_ops KVD_VARIANT(kvd_block) = {
+        .topk = topk,
+        .gather = gather,
+        .scatter = scatter,
+        .compact = compact,
+};
