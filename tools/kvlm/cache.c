@@ -33,7 +33,8 @@ static bool daemon_is_away(int error) {
 static int attach(struct cache *c) {
         int r = c->connection ? 0 : kvd_open(c->options.socket, &c->connection);
 
-        return r < 0 ? r : kvd_space_open(c->connection, c->options.space, &c->options.geometry, NULL, &c->space);
+        return r < 0 ? r : kvd_space_open(c->connection, c->options.space, &c->options.geometry,
+                                      &c->options.space_options, &c->space);
 }
 
 /* Before each sequence: a daemon may have come since. Once attached, the library reconnects by itself. */
@@ -63,6 +64,10 @@ int cache_new(const struct cache_options *options, struct cache **ret) {
         connected(c);
         *ret = c;
         return 0;
+}
+
+kvd_space *cache_space(struct cache *c) {
+        return connected(c) ? c->space : NULL;
 }
 
 struct cache *cache_free(struct cache *c) {

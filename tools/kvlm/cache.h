@@ -15,6 +15,7 @@ struct cache_options {
         const char *space; /* NULL: do not share */
         const char *socket; /* NULL: the library's default */
         struct kvd_geometry geometry;
+        struct kvd_space_options space_options;
         struct block_shape shape;
 };
 
@@ -22,6 +23,7 @@ struct cache;
 
 int cache_new(const struct cache_options *, struct cache **ret);
 struct cache *cache_free(struct cache *);
+kvd_space *cache_space(struct cache *); /* the space, or NULL: not shared, or the daemon is away */
 
 enum block_kind {
         BLOCK_PRIVATE, /* our own memory */

@@ -63,8 +63,8 @@ static int check_features(const struct json *j) {
         static const char *const off[] = {"attention_bias", "mlp_bias", "rope_scaling", "quantization_config"};
         uint32_t type = json_find(j, 0, "model_type"), act = json_find(j, 0, "hidden_act");
 
-        if (type && !json_is(j, type, "llama"))
-                return note(-ENOTSUP, "config.json: model_type is not llama");
+        if (type && !json_is(j, type, "llama") && !json_is(j, type, "kvlm_diffusion"))
+                return note(-ENOTSUP, "config.json: model_type is neither llama nor kvlm_diffusion");
         if (act && !json_is(j, act, "silu"))
                 return note(-ENOTSUP, "config.json: hidden_act is not silu");
         for (size_t i = 0; i < ARRAY_SIZE(off); i++) {
@@ -73,6 +73,24 @@ static int check_features(const struct json *j) {
                 if (node && j->nodes[node].type != JSON_NULL && j->nodes[node].type != JSON_FALSE)
                         return note(-ENOTSUP, "config.json: %s is not supported", off[i]);
         }
+        return 0;
+}
+
+/* "attention": "bidirectional" makes it a masked-diffusion model, and then there is a mask token. */
+static int read_attention(const struct json *j, struct config *c) {
+        uint32_t attention = json_find(j, 0, "attention"), mask = json_find(j, 0, "mask_token_id");
+        uint64_t id;
+
+        c->bidirectional = attention && json_is(j, attention, "bidirectional");
+        if (attention && !c->bidirectional && !json_is(j, attention, "causal"))
+                return note(-ENOTSUP, "config.json: attention is neither causal nor bidirectional");
+        if (!c->bidirectional)
+                return 0;
+        if (!mask || json_u64(j, mask, &id) < 0 || id >= c->vocab)
+                return note(-EINVAL, "config.json: mask_token_id is missing or not a token id below vocab_size");
+        if (c->vocab < 2)
+                return note(-EINVAL, "config.json: vocab_size leaves no token beside the mask");
+        c->mask_token = (uint32_t)id;
         return 0;
 }
 
@@ -96,7 +114,7 @@ static int read_members(const struct json *j, struct config *c) {
                 return note(-EINVAL, "config.json: num_key_value_heads does not divide num_attention_heads");
         if (c->head_dim % 2 != 0)
                 return note(-EINVAL, "config.json: head_dim is odd");
-        return 0;
+        return read_attention(j, c);
 }
 
 int config_read(const struct mapping *file, struct config *ret) {

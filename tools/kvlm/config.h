@@ -15,6 +15,8 @@ struct config {
         uint32_t vocab, max_positions;
         float norm_eps, rope_theta;
         bool tied; /* the embedding is also the output matrix */
+        bool bidirectional;  /* masked diffusion: every token sees every other */
+        uint32_t mask_token; /* of a bidirectional model: stands for what is to be found */
 };
 
 int config_read(const struct mapping *file, struct config *ret);

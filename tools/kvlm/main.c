@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "tools/kvlm/cache.h"
+#include "tools/kvlm/diffuse_main.h"
 #include "tools/kvlm/note.h"
 #include "tools/kvlm/file.h"
 #include "tools/kvlm/generate.h"
@@ -191,6 +192,25 @@ static int answer_all(struct parts *p) {
         }
 }
 
+/* A bidirectional model has a loop of its own. */
+static int diffuse_prompts(struct parts *p) {
+        struct diffuse_parts parts = {
+                .options = &p->options,
+                .ops = p->ops,
+                .model = p->model,
+                .tokenizer = p->tokenizer,
+                .prompts = p->prompts,
+                .logits = p->logits,
+                .interrupted = &interrupted,
+        };
+        int r;
+
+        geometry_fingerprint(p, parts.fingerprint);
+        r = diffuse_all(&parts);
+        p->failed |= r > 0;
+        return MIN(r, 0);
+}
+
 static int print_tokens(const struct parts *p) {
         _cleanup_(freep) uint32_t *ids = NULL;
         _cleanup_(freep) char *text = NULL;
@@ -221,6 +241,8 @@ static int run(struct parts *p) {
         r = open_input_output(p);
         if (r < 0)
                 return r;
+        if (p->model->config.bidirectional)
+                return diffuse_prompts(p);
         r = open_engine(p);
         return r < 0 ? r : answer_all(p);
 }

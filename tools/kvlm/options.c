@@ -48,6 +48,8 @@ static const char help[] =
         "  --threads N          threads (default 1)\n"
         "  --variant NAME       instructions: avx512, avx2 or scalar (default: the best there is)\n"
         "\n"
+        DIFFUSE_HELP
+        "\n"
         "Output:\n"
         "  --json               one JSON line a prompt\n"
         "  --progress           show how far a prompt is on standard error\n"
@@ -61,6 +63,7 @@ enum {
         OPT_MODEL = 256, OPT_SOCKET, OPT_SPACE, OPT_NO_SHARE, OPT_PROMPTS, OPT_TEXT, OPT_TOKENS, OPT_TOKENIZE,
         OPT_DOCUMENT, OPT_KV_TYPE, OPT_VERIFY, OPT_MAX_TOKENS, OPT_STOP, OPT_TEMPERATURE, OPT_TOP_K, OPT_TOP_P,
         OPT_SEED, OPT_CHUNK, OPT_THREADS, OPT_VARIANT, OPT_JSON, OPT_PROGRESS, OPT_LOGITS, OPT_HELP, OPT_VERSION,
+        OPT_DIFFUSE,
 };
 
 static const struct option table[] = {
@@ -89,6 +92,7 @@ static const struct option table[] = {
         {"logits", required_argument, NULL, OPT_LOGITS},
         {"help", no_argument, NULL, OPT_HELP},
         {"version", no_argument, NULL, OPT_VERSION},
+        DIFFUSE_OPTIONS(OPT_DIFFUSE),
         {0},
 };
 
@@ -269,6 +273,8 @@ static int set(struct options *o, const struct option *option, const char *value
                 r = read_stop(value, &o->stop);
         else if (option->val == OPT_KV_TYPE)
                 r = read_kv_type(value, &o->kv_type);
+        else if (option->val == OPT_DIFFUSE)
+                r = diffuse_option(&o->diffuse, option->name, value);
         else
                 r = set_number(o, option->val, option->name, value);
         return r < 0 ? r : 1;
@@ -319,6 +325,7 @@ int options_parse(int argc, char **argv, struct options *ret) {
                 .chunk = 256,
                 .threads = 1,
                 .sampling = {.top_p = 1.0f},
+                .diffuse = DIFFUSE_DEFAULTS,
         };
         int r = parse(argc, argv, &o);
 

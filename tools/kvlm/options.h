@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "kernels/ops.h"
+#include "tools/kvlm/diffuse_options.h"
 #include "tools/kvlm/sample.h"
 
 struct options {
@@ -23,6 +24,7 @@ struct options {
         uint32_t max_tokens, chunk, threads;
         struct sampling sampling;
         bool verify, json, progress;
+        struct diffuse_options diffuse; /* of bidirectional models */
 };
 
 /* 1: go on; 0: --help or --version was printed; -EINVAL: wrong usage, described by note_line(). */

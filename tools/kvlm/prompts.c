@@ -21,6 +21,9 @@ struct prompts {
         size_t line_room;
         uint64_t line_number;
         bool done; /* single prompts are read once */
+        bool split;        /* see prompts_split() */
+        uint32_t n_prefix; /* of the last prompt */
+        uint32_t length, steps; /* that it asks for; 0: does not say */
 };
 
 int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uint32_t vocab, struct prompts **ret) {
@@ -55,11 +58,49 @@ struct prompts *prompts_close(struct prompts *p) {
         return NULL;
 }
 
-static int encode(const struct prompts *p, const char *text, size_t size, uint32_t **ids, uint32_t *n) {
+void prompts_split(struct prompts *p) {
+        p->split = true;
+}
+
+uint32_t prompts_prefix(const struct prompts *p) {
+        return p->n_prefix;
+}
+
+void prompts_region(const struct prompts *p, uint32_t *length, uint32_t *steps) {
+        *length = p->length ? p->length : *length;
+        *steps = p->steps ? p->steps : *steps;
+}
+
+/* Document and text, each tokenized for itself. */
+static int encode_split(struct prompts *p, const char *document, size_t document_size, const char *text, size_t size,
+                        uint32_t **ids, uint32_t *n) {
+        _cleanup_(freep) uint32_t *rest = NULL, *prefix = NULL;
+        uint32_t n_rest, n_prefix, *all;
+        int r = tokenizer_encode(p->tokenizer, document, document_size, true, &prefix, &n_prefix);
+
+        if (r == 0)
+                r = tokenizer_encode(p->tokenizer, text, size, false, &rest, &n_rest);
+        if (r < 0)
+                return r;
+        all = reallocarray(prefix, n_prefix + (size_t)n_rest, sizeof *all);
+        if (!all)
+                return note(-ENOMEM, "out of memory for a prompt");
+        prefix = NULL;
+        memcpy(all + n_prefix, rest, n_rest * sizeof *all);
+        p->n_prefix = n_prefix;
+        *ids = all;
+        *n = n_prefix + n_rest;
+        return 0;
+}
+
+static int encode(struct prompts *p, const char *text, size_t size, uint32_t **ids, uint32_t *n) {
         _cleanup_(freep) char *both = NULL;
 
+        p->n_prefix = 0;
         if (!p->document)
                 return tokenizer_encode(p->tokenizer, text, size, true, ids, n);
+        if (p->split)
+                return encode_split(p, p->document, p->document_size, text, size, ids, n);
         both = malloc(p->document_size + size + 1);
         if (!both)
                 return note(-ENOMEM, "out of memory for a prompt");
@@ -68,22 +109,60 @@ static int encode(const struct prompts *p, const char *text, size_t size, uint32
         return tokenizer_encode(p->tokenizer, both, p->document_size + size, true, ids, n);
 }
 
-static int encode_line(const struct prompts *p, size_t size, uint32_t **ids, uint32_t *n) {
-        _cleanup_(freep) char *text = NULL;
+/* A string of a line, to be freed; -ENOENT if it has no such member. */
+static int line_string(const struct prompts *p, const struct json *json, const char *member, char **ret,
+                       size_t *ret_size) {
+        uint32_t node = json_find(json, 0, member);
+
+        if (!node)
+                return -ENOENT;
+        if (json_string(json, node, ret, ret_size) < 0)
+                return note(-EINVAL, "%s, line %ju: \"%s\" is not a string", p->options->prompts,
+                            (uintmax_t)p->line_number, member);
+        return 0;
+}
+
+/* 0 if it is not there. */
+static int line_number(const struct prompts *p, const struct json *json, const char *member, uint32_t *ret) {
+        uint32_t node = json_find(json, 0, member);
+        uint64_t value = 0;
+
+        if (node && (json_u64(json, node, &value) < 0 || value < 1 || value > 1 << 20))
+                return note(-EINVAL, "%s, line %ju: \"%s\" is not a number from 1 to %u", p->options->prompts,
+                            (uintmax_t)p->line_number, member, 1 << 20);
+        *ret = (uint32_t)value;
+        return 0;
+}
+
+static int encode_members(struct prompts *p, const struct json *json, uint32_t **ids, uint32_t *n) {
+        _cleanup_(freep) char *text = NULL, *document = NULL;
+        size_t size, document_size;
+        int r = line_string(p, json, "prompt", &text, &size);
+
+        if (r == -ENOENT)
+                return note(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
+                            (uintmax_t)p->line_number);
+        if (r == 0)
+                r = line_number(p, json, "gen_length", &p->length);
+        if (r == 0)
+                r = line_number(p, json, "steps", &p->steps);
+        if (r < 0)
+                return r;
+        r = p->split ? line_string(p, json, "document", &document, &document_size) : -ENOENT;
+        if (r == 0)
+                return encode_split(p, document, document_size, text, size, ids, n);
+        return r == -ENOENT ? encode(p, text, size, ids, n) : r;
+}
+
+static int encode_line(struct prompts *p, size_t size, uint32_t **ids, uint32_t *n) {
         struct json json = {0};
-        size_t text_size;
-        uint32_t node;
         int r = json_parse(p->line, size, &json);
 
         if (r < 0)
                 return note(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
-        node = json_find(&json, 0, "prompt");
-        r = node ? json_string(&json, node, &text, &text_size) : -EINVAL;
+        r = encode_members(p, &json, ids, n);
         json_release(&json);
-        if (r < 0)
-                return note(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
-                            (uintmax_t)p->line_number);
-        return encode(p, text, text_size, ids, n);
+        return r;
 }
 
 static bool is_blank(const char *line) {

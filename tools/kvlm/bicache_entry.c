@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The layer that is sealed last is the first one: kvd_lease() takes group 0 for the sign that a prefix is complete, and
+ * so do we. An entry may still be found in part, after an eviction or because its maker needed less; then what is
+ * missing is computed from the last hidden state that is there, which gives the same bits as from the beginning.
+ */
+
+#include "tools/kvlm/bicache_entry.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/note.h"
+
+enum { TRIES = 8, LEASE_MS = 10000 };
+
+/* ---- blocks of one layer ---- */
+
+static struct kvd_block *pool_of(const struct entry *e, uint32_t layer) {
+        return e->pool + (size_t)layer * e->context.n_blocks;
+}
+
+static uint8_t **blocks_of(const struct entry *e, uint32_t layer) {
+        return e->context.blocks + (size_t)layer * e->context.n_blocks;
+}
+
+static int take_private(struct entry *e, uint32_t layer) {
+        size_t bytes = e->maker->shape->block_bytes;
+
+        e->memory[layer] = aligned_alloc(64, ALIGN_UP(e->context.n_blocks * bytes, 64));
+        if (!e->memory[layer])
+                return note(-ENOMEM, "out of memory for a prefix of %u tokens", e->context.n_tokens);
+        for (uint32_t i = 0; i < e->context.n_blocks; i++)
+                blocks_of(e, layer)[i] = e->memory[layer] + i * bytes;
+        e->kinds[layer] = ENTRY_PRIVATE;
+        return 0;
+}
+
+/* All blocks of a layer, or none. */
+static bool take_pool(struct entry *e, uint32_t layer) {
+        struct kvd_block *pool = pool_of(e, layer);
+        uint32_t got = 0;
+
+        while (e->space && !e->refused && got < e->context.n_blocks) {
+                int n = kvd_alloc(e->space, e->context.n_blocks - got, pool + got);
+
+                e->refused = n < 0;
+                got += n > 0 ? (uint32_t)n : 0;
+        }
+        if (got < e->context.n_blocks) {
+                if (got > 0)
+                        kvd_free(e->space, got, pool);
+                return false;
+        }
+        for (uint32_t i = 0; i < got; i++)
+                blocks_of(e, layer)[i] = pool[i].data;
+        e->kinds[layer] = ENTRY_FILLING;
+        return true;
+}
+
+static int take(struct entry *e, uint32_t layer) {
+        uint32_t bt = e->maker->shape->tokens;
+        int r = take_pool(e, layer) ? 0 : take_private(e, layer);
+
+        if (r == 0 && e->context.n_tokens % bt != 0) /* slots that no token has */
+                memset(blocks_of(e, layer)[e->context.n_blocks - 1], 0, e->maker->shape->block_bytes);
+        return r;
+}
+
+static void drop(struct entry *e, uint32_t layer) {
+        if (e->kinds[layer] == ENTRY_FILLING)
+                kvd_free(e->space, e->context.n_blocks, pool_of(e, layer));
+        if (e->pins[layer].base)
+                kvd_unpin(e->space, &e->pins[layer]);
+        free(e->memory[layer]);
+        e->memory[layer] = NULL;
+        e->kinds[layer] = ENTRY_ABSENT;
+}
+
+/* ---- finding ---- */
+
+static bool find(struct entry *e, uint32_t layer) {
+        _cleanup_(freep) uint32_t *ids = calloc(e->context.n_blocks, sizeof *ids);
+        struct kvd_pin *pin = e->pins + layer;
+
+        if (!ids || kvd_lookup(e->space, layer, e->tokens, e->context.n_tokens, ids, e->context.n_blocks, pin) !=
+                            e->context.n_tokens) {
+                kvd_unpin(e->space, pin);
+                return false;
+        }
+        for (uint32_t i = 0; i < e->context.n_blocks; i++)
+                blocks_of(e, layer)[i] = kvd_pin_block(pin, ids[i]);
+        e->kinds[layer] = ENTRY_REUSED;
+        return true;
+}
+
+/* The next layers, as far as they are there without a hole. */
+static bool find_layers(struct entry *e, uint32_t need) {
+        while (e->n_layers < need && find(e, e->n_layers))
+                e->n_found = ++e->n_layers;
+        return e->n_layers >= need;
+}
+
+/* ---- making ---- */
+
+static int compute(struct entry *e, uint32_t end_layer) {
+        const struct entry_maker *m = e->maker;
+        struct band band = {e->n_layers, end_layer, 0, e->context.n_tokens, true, true};
+        int r = pass_room(m->pass, e->context.n_tokens);
+
+        for (uint32_t layer = e->n_layers; r == 0 && layer < end_layer; layer++)
+                r = take(e, layer);
+        if (r < 0)
+                return r;
+        if (e->n_layers == 0)
+                pass_embed(m->pass, e->tokens, 0, e->context.n_tokens);
+        else
+                pass_restore(m->pass, &e->context, e->n_layers - 1);
+        r = pass_run(m->pass, &e->context, &band);
+        if (r < 0)
+                return r;
+        e->n_made += end_layer - e->n_layers;
+        e->n_layers = end_layer;
+        return 0;
+}
+
+/*
+ * Who came second gets the first one's blocks. On failure the layer is still ours, and then stays so, or absent: a
+ * part of it was sealed, or nobody knows whether it was.
+ */
+static bool seal(struct entry *e, uint32_t layer) {
+        struct kvd_block *pool = pool_of(e, layer);
+        uint32_t n = e->context.n_blocks, lost = 0;
+        int sealed;
+
+        e->pins[layer] = (struct kvd_pin){.group = layer};
+        sealed = kvd_seal(e->space, &e->pins[layer], n, pool, e->tokens, e->context.n_tokens);
+        for (uint32_t i = 0; i < n; i++) {
+                blocks_of(e, layer)[i] = pool[i].data;
+                lost += !pool[i].data;
+        }
+        if (sealed == (int)n) {
+                e->kinds[layer] = ENTRY_SEALED;
+        } else if (sealed > 0 || lost > 0) {
+                kvd_free(e->space, n - (uint32_t)MAX(sealed, 0), pool + MAX(sealed, 0));
+                e->kinds[layer] = ENTRY_ABSENT;
+                drop(e, layer);
+        }
+        return sealed == (int)n;
+}
+
+static void forget_from(struct entry *e, uint32_t layer) {
+        for (uint32_t l = layer; l < e->maker->config->layers; l++)
+                drop(e, l);
+        e->n_layers = MIN(e->n_layers, layer);
+        e->n_found = MIN(e->n_found, layer);
+}
+
+/* The deepest first. What got lost on the way is computed again, in private memory. */
+static int publish(struct entry *e, uint32_t first, uint32_t end) {
+        for (uint32_t layer = end; layer-- > first;) {
+                if (e->kinds[layer] != ENTRY_FILLING || seal(e, layer))
+                        continue;
+                e->refused = true;
+                if (e->kinds[layer] == ENTRY_FILLING)
+                        return 0;
+                forget_from(e, layer);
+                return compute(e, end);
+        }
+        return 0;
+}
+
+static int make(struct entry *e, uint32_t end_layer) {
+        uint32_t first = e->n_layers;
+        int r = compute(e, end_layer);
+
+        return r < 0 ? r : publish(e, first, end_layer);
+}
+
+/* ---- single flight ---- */
+
+static int make_leased(struct entry *e, uint32_t need, uint32_t end_layer) {
+        /* It may have been finished after we looked and before the lease was ours. */
+        int r = find_layers(e, need) ? 0 : make(e, end_layer);
+
+        kvd_lease_end(e->space, e->tokens, e->context.n_tokens);
+        return r;
+}
+
+static int find_or_make(struct entry *e, uint32_t need, uint32_t end_layer) {
+        for (int i = 0; i < TRIES && e->space; i++) {
+                int r;
+
+                if (find_layers(e, need))
+                        return 0;
+                r = kvd_lease(e->space, e->tokens, e->context.n_tokens, LEASE_MS);
+                if (r == 1)
+                        return make_leased(e, need, end_layer);
+                if (r < 0)
+                        break;
+        }
+        e->refused = e->space;
+        return compute(e, need); /* in private memory */
+}
+
+/* ---- life ---- */
+
+static int create(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens, struct entry **ret) {
+        struct entry *e = calloc(1, sizeof *e);
+        size_t layers = maker->config->layers;
+        int r;
+
+        if (!e)
+                return note(-ENOMEM, "out of memory");
+        *e = (struct entry){.maker = maker, .tokens = tokens};
+        r = context_new(maker->config, maker->shape, n_tokens, n_tokens, &e->context);
+        if (r == 0) {
+                e->kinds = calloc(layers, sizeof *e->kinds);
+                e->pins = calloc(layers, sizeof *e->pins);
+                e->pool = calloc(layers * e->context.n_blocks, sizeof *e->pool);
+                e->memory = calloc(layers, sizeof *e->memory);
+                if (!e->kinds || !e->pins || !e->pool || !e->memory)
+                        r = note(-ENOMEM, "out of memory for a prefix of %u tokens", n_tokens);
+        }
+        if (r < 0) {
+                entry_close(e);
+                return r;
+        }
+        *ret = e;
+        return 0;
+}
+
+int entry_open(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens, uint32_t need,
+               uint32_t make_layers, struct entry **ret) {
+        struct entry *e = NULL;
+        int r = create(maker, tokens, n_tokens, &e);
+
+        if (r < 0)
+                return r;
+        e->space = cache_space(maker->cache);
+        r = find_or_make(e, need, MAX(need, make_layers));
+        if (r < 0)
+                entry_close(e);
+        else
+                *ret = e;
+        return r;
+}
+
+int entry_open_private(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens, uint32_t n_layers,
+                       struct entry **ret) {
+        struct entry *e = NULL;
+        int r = create(maker, tokens, n_tokens, &e);
+
+        if (r < 0)
+                return r;
+        r = compute(e, n_layers);
+        if (r < 0)
+                entry_close(e);
+        else
+                *ret = e;
+        return r;
+}
+
+struct entry *entry_close(struct entry *e) {
+        if (!e)
+                return NULL;
+        if (e->kinds && e->pins && e->memory)
+                forget_from(e, 0);
+        context_release(&e->context);
+        free(e->memory);
+        free(e->pool);
+        free(e->pins);
+        free(e->kinds);
+        free(e);
+        return NULL;
+}
+
+uint8_t *entry_block(const struct entry *e, uint32_t layer, uint32_t i) {
+        return blocks_of(e, layer)[i];
+}
+
+uint64_t entry_bytes(const struct entry *e, uint32_t n_layers, bool shared) {
+        uint64_t n = 0;
+
+        for (uint32_t layer = 0; layer < MIN(n_layers, e->n_layers); layer++)
+                n += (e->kinds[layer] >= ENTRY_SEALED) == shared;
+        return n * e->context.n_blocks * e->maker->shape->block_bytes;
+}

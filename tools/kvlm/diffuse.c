@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A step computes all rows, or with BiCache (methods.md 2.3.2) those of the prompt and the region only: the prefix has
+ * its keys and values already. Of its first b layers they are the entry's, computed without the rest of the request;
+ * of the others they are the request's own, computed every `refresh` steps from the entry's hidden state behind layer b.
+ */
+
+#include "tools/kvlm/diffuse.h"
+
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/diffuse_pick.h"
+#include "tools/kvlm/note.h"
+
+struct run { /* of one request */
+        const struct diffuser *diffuser;
+        const struct diffuse_request *request;
+        struct diffuse_result *result;
+        struct entry_maker maker;
+        struct entry *entry; /* NULL: nothing is reused */
+        struct context context;
+        uint8_t *memory;     /* keys and values that are not in the entry */
+        uint32_t *tokens;    /* all of the request, masks at last */
+        uint32_t *positions; /* of the masks */
+        struct guess *guesses;
+        float *logits;
+        uint32_t n_masks;
+        double started;
+};
+
+static double now_ms(void) {
+        struct timespec ts;
+
+        clock_gettime(CLOCK_MONOTONIC, &ts);
+        return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
+}
+
+/* ---- the prefix ---- */
+
+uint32_t diffuse_depth(const struct diffuser *d, const struct diffuse_request *q, uint32_t *ratio) {
+        const struct bicache_table *t = d->table;
+        uint32_t whole = q->n_tokens + (t && !t->include_gen ? 0 : d->options.length);
+        uint32_t layers = d->model->config.layers;
+
+        *ratio = bicache_ratio(q->n_prefix, whole);
+        if (d->options.bicache == BICACHE_OFF || q->n_prefix == 0)
+                return 0;
+        if (d->options.bicache == BICACHE_NAIVE)
+                return layers;
+        if (d->options.depth)
+                return MIN(d->options.depth, layers);
+        return t ? bicache_table_depth(t, *ratio) : 1;
+}
+
+/* Layers that an entry gets: what the deepest user of the table needs; all of them where nobody knows. */
+static uint32_t entry_depth(const struct diffuser *d) {
+        if (d->options.bicache == BICACHE_NAIVE || (!d->options.depth && !d->table))
+                return d->model->config.layers;
+        return d->options.depth ? MIN(d->options.depth, d->model->config.layers) : bicache_table_deepest(d->table);
+}
+
+static int open_entry(struct run *run) {
+        struct diffuse_result *result = run->result;
+        int r;
+
+        if (result->depth == 0)
+                return 0;
+        r = entry_open(&run->maker, run->request->tokens, run->request->n_prefix, result->depth,
+                       entry_depth(run->diffuser), &run->entry);
+        if (r < 0)
+                return r;
+        result->found = MIN(run->entry->n_found, result->depth);
+        result->made = run->entry->n_made;
+        result->reused_tokens = result->found == result->depth ? run->request->n_prefix : 0;
+        result->refused = run->entry->refused;
+        result->shared_bytes = entry_bytes(run->entry, result->depth, true);
+        result->private_bytes = entry_bytes(run->entry, result->depth, false);
+        return 0;
+}
+
+/* ---- memory ---- */
+
+/* Blocks of the entry where there are some, and else memory of our own. */
+static int lay_out(struct run *run) {
+        const struct diffuser *d = run->diffuser;
+        const struct config *c = &d->model->config;
+        struct context *x = &run->context;
+        uint32_t prefix_blocks = DIV_UP(x->n_prefix, d->shape.tokens);
+        size_t n_private = (size_t)c->layers * x->n_blocks - (size_t)run->result->depth * prefix_blocks;
+        uint8_t *next;
+
+        run->memory = aligned_alloc(64, ALIGN_UP(n_private * d->shape.plain_bytes, 64));
+        if (!run->memory)
+                return note(-ENOMEM, "out of memory for keys and values");
+        next = run->memory;
+        for (uint32_t layer = 0; layer < c->layers; layer++)
+                for (uint32_t i = 0; i < x->n_blocks; i++) {
+                        bool shared = layer < run->result->depth && i < prefix_blocks;
+
+                        x->blocks[(size_t)layer * x->n_blocks + i] = shared ? entry_block(run->entry, layer, i) : next;
+                        next += shared ? 0 : d->shape.plain_bytes;
+                }
+        run->result->deep_bytes = (uint64_t)(c->layers - run->result->depth) * prefix_blocks * d->shape.plain_bytes;
+        return 0;
+}
+
+static int prepare(struct run *run) {
+        const struct diffuse_request *q = run->request;
+        const struct config *c = &run->diffuser->model->config;
+        uint32_t length = run->result->length, n = q->n_tokens + length;
+        int r = context_new(c, &run->diffuser->shape, q->n_prefix, n, &run->context);
+
+        if (r < 0)
+                return r;
+        run->tokens = calloc(n, sizeof *run->tokens);
+        run->positions = calloc(length, sizeof *run->positions);
+        run->guesses = calloc(length, sizeof *run->guesses);
+        run->logits = malloc((size_t)length * c->vocab * sizeof *run->logits);
+        if (!run->tokens || !run->positions || !run->guesses || !run->logits)
+                return note(-ENOMEM, "out of memory for a request of %u tokens", n);
+        memcpy(run->tokens, q->tokens, q->n_tokens * sizeof *run->tokens);
+        for (uint32_t i = q->n_tokens; i < n; i++)
+                run->tokens[i] = c->mask_token;
+        run->n_masks = length;
+        r = lay_out(run);
+        return r < 0 ? r : pass_room(run->diffuser->pass, n);
+}
+
+static void clean_up(struct run *run) {
+        entry_close(run->entry);
+        context_release(&run->context);
+        free(run->memory);
+        free(run->tokens);
+        free(run->positions);
+        free(run->guesses);
+        free(run->logits);
+}
+
+/* ---- one step ---- */
+
+static int pass(const struct run *run, uint32_t layer, uint32_t end_layer, uint32_t from) {
+        struct band band = {.layer = layer, .end_layer = end_layer, .from = from, .to = run->context.n_tokens};
+
+        return pass_run(run->diffuser->pass, &run->context, &band);
+}
+
+/* t from 1, as the paper counts. */
+static bool is_refreshed(const struct run *run, uint32_t t) {
+        return (t - 1) % run->diffuser->options.refresh == 0;
+}
+
+static int compute(const struct run *run, uint32_t t) {
+        struct pass *p = run->diffuser->pass;
+        uint32_t layers = run->diffuser->model->config.layers, b = run->result->depth;
+        uint32_t from = b > 0 ? run->context.n_prefix : 0;
+        int r;
+
+        pass_embed(p, run->tokens, from, run->context.n_tokens);
+        if (b == 0 || b == layers || !is_refreshed(run, t))
+                return pass(run, 0, layers, from);
+        run->result->refreshes++;
+        r = pass(run, 0, b, from);
+        if (r < 0)
+                return r;
+        pass_restore(p, &run->context, b - 1);
+        return pass(run, b, layers, 0);
+}
+
+static void list_masks(struct run *run) {
+        uint32_t first = run->request->n_tokens, n = 0;
+
+        for (uint32_t i = 0; i < run->result->length; i++)
+                if (run->tokens[first + i] == run->diffuser->model->config.mask_token)
+                        run->positions[n++] = first + i;
+        run->n_masks = n;
+}
+
+/* Makes the step's share of the masks known. */
+static void fix_tokens(struct run *run, uint32_t t) {
+        const struct config *c = &run->diffuser->model->config;
+        uint32_t n = pick_count(run->result->length, run->result->steps, t);
+
+        list_masks(run);
+        pass_logits(run->diffuser->pass, run->positions, run->n_masks, run->logits);
+        for (uint32_t i = 0; i < run->n_masks; i++)
+                run->guesses[i] = guess_token(run->logits + (size_t)i * c->vocab, c->vocab, c->mask_token,
+                                              run->positions[i]);
+        guesses_sort(run->guesses, run->n_masks);
+        for (uint32_t i = 0; i < n; i++)
+                run->tokens[run->guesses[i].position] = run->guesses[i].token;
+}
+
+static int dump_logits(struct run *run) {
+        size_t n = (size_t)run->result->length * run->diffuser->model->config.vocab;
+
+        for (uint32_t i = 0; i < run->result->length; i++)
+                run->positions[i] = run->request->n_tokens + i;
+        pass_logits(run->diffuser->pass, run->positions, run->result->length, run->logits);
+        if (fwrite(run->logits, sizeof *run->logits, n, run->request->logits) != n)
+                return note(-EIO, "cannot write the logits: %s", strerror(errno));
+        return 0;
+}
+
+static int denoise(struct run *run) {
+        for (uint32_t t = 1; t <= run->result->steps; t++) {
+                int r = *run->diffuser->interrupted ? -EINTR : compute(run, t);
+
+                if (r == 0 && run->request->logits)
+                        r = dump_logits(run);
+                if (r < 0)
+                        return r;
+                fix_tokens(run, t);
+        }
+        return 0;
+}
+
+/* ---- proof and text ---- */
+
+/* The layers that were found, computed anew in private memory and compared byte by byte. */
+static int verify(struct run *run) {
+        struct entry *again;
+        int r;
+
+        if (run->result->found == 0)
+                return 0;
+        r = entry_open_private(&run->maker, run->request->tokens, run->request->n_prefix, run->result->found, &again);
+        if (r < 0)
+                return r;
+        for (uint32_t layer = 0; layer < run->result->found; layer++)
+                for (uint32_t i = 0; i < again->context.n_blocks; i++) {
+                        const uint8_t *mine = entry_block(again, layer, i), *theirs = entry_block(run->entry, layer, i);
+
+                        for (size_t b = 0; b < run->maker.shape->block_bytes; b++)
+                                run->result->wrong_bytes += mine[b] != theirs[b];
+                        run->result->verified_bytes += run->maker.shape->block_bytes;
+                }
+        entry_close(again);
+        return 0;
+}
+
+/* What stands before the first end of text. */
+static int write_text(struct run *run) {
+        struct diffuse_result *result = run->result;
+        const uint32_t *region = run->tokens + run->request->n_tokens;
+        const char *stop = run->diffuser->stop;
+        char *found = NULL;
+        FILE *f = open_memstream(&result->text, &result->text_size);
+
+        if (!f)
+                return note(-ENOMEM, "out of memory for the answer");
+        for (uint32_t i = 0; i < result->length && region[i] != TOKEN_EOS; i++) {
+                size_t size;
+                const char *bytes = tokenizer_decode(run->diffuser->tokenizer, region[i], &size);
+
+                fwrite(bytes, 1, size, f);
+        }
+        if (fclose(f) != 0)
+                return note(-ENOMEM, "out of memory for the answer");
+        if (*stop)
+                found = memmem(result->text, result->text_size, stop, strlen(stop));
+        if (found)
+                result->text_size = (size_t)(found - result->text);
+        result->text[result->text_size] = '\0';
+        result->tokens = malloc(result->length * sizeof *result->tokens);
+        if (!result->tokens)
+                return note(-ENOMEM, "out of memory for the answer");
+        memcpy(result->tokens, region, result->length * sizeof *region);
+        return 0;
+}
+
+/* ---- request ---- */
+
+static int serve(struct run *run) {
+        int r = open_entry(run);
+
+        run->result->entry_ms = now_ms() - run->started;
+        if (r == 0)
+                r = prepare(run);
+        if (r == 0)
+                r = denoise(run);
+        run->result->total_ms = now_ms() - run->started;
+        if (r == 0)
+                r = write_text(run);
+        return r == 0 && run->diffuser->verify ? verify(run) : r;
+}
+
+static int check(const struct diffuser *d, const struct diffuse_request *q) {
+        uint64_t n = (uint64_t)q->n_tokens + d->options.length;
+
+        if (q->n_tokens == 0)
+                return note(-EINVAL, "the prompt has no tokens");
+        if (n > d->model->config.max_positions)
+                return note(-E2BIG, "prompt and answer have %ju tokens, the model takes %u", (uintmax_t)n,
+                            d->model->config.max_positions);
+        if (d->options.steps > d->options.length)
+                return note(-EINVAL, "%u steps for %u tokens: some would find nothing", d->options.steps,
+                            d->options.length);
+        return 0;
+}
+
+int diffuse(const struct diffuser *d, const struct diffuse_request *q, struct diffuse_result *ret) {
+        struct diffuse_result result = {
+                .prompt_tokens = q->n_tokens,
+                .prefix_tokens = q->n_prefix,
+                .length = d->options.length,
+                .steps = d->options.steps ? d->options.steps : d->options.length,
+        };
+        struct run run = {
+                .diffuser = d,
+                .request = q,
+                .result = &result,
+                .maker = {&d->model->config, &d->shape, d->pass, d->cache},
+                .started = now_ms(),
+        };
+        int r = check(d, q);
+
+        if (r < 0)
+                return r;
+        result.depth = diffuse_depth(d, q, &result.ratio);
+        r = serve(&run);
+        clean_up(&run);
+        if (r < 0)
+                diffuse_result_release(&result);
+        else
+                *ret = result;
+        return r;
+}
+
+void diffuse_result_release(struct diffuse_result *result) {
+        free(result->text);
+        free(result->tokens);
+        *result = (struct diffuse_result){0};
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLM_DIFFUSE_H
+#define KVLM_DIFFUSE_H
+
+/* One request to a masked-diffusion model: from a prompt and a row of masks to text, with or without BiCache. */
+
+#include <signal.h>
+#include <stdio.h>
+
+#include "tools/kvlm/bicache_entry.h"
+#include "tools/kvlm/bicache_table.h"
+#include "tools/kvlm/diffuse_options.h"
+#include "tools/kvlm/tokenizer.h"
+
+struct diffuser {
+        const struct model *model;
+        const struct tokenizer *tokenizer;
+        const struct kvd_ops *ops;
+        struct pass *pass;
+        struct cache *cache;
+        struct plane_shape shape;
+        struct diffuse_options options;
+        const struct bicache_table *table; /* NULL: none */
+        const char *stop;                  /* ends the text and is not part of it; "": nothing does */
+        const volatile sig_atomic_t *interrupted;
+        bool verify;
+};
+
+struct diffuse_request {
+        const uint32_t *tokens;
+        uint32_t n_tokens, n_prefix; /* the first n_prefix of them are shared */
+        FILE *logits; /* NULL, or where the logits of all positions of the answer go, [steps][length][vocab] */
+};
+
+struct diffuse_result {
+        char *text;
+        size_t text_size;
+        uint32_t *tokens; /* [length] */
+        uint32_t length, prompt_tokens, prefix_tokens;
+        uint32_t steps, refreshes;
+        uint32_t depth, ratio;  /* b, and r in percent */
+        uint32_t found, made;   /* layers of the entry */
+        uint32_t reused_tokens; /* of the prefix: those whose first layers were there */
+        bool refused;           /* the pool or the daemon let us down */
+        uint64_t shared_bytes, private_bytes; /* of the entry, as far as it was used */
+        uint64_t deep_bytes;                  /* the request's own keys and values of the prefix */
+        uint64_t verified_bytes, wrong_bytes;
+        double entry_ms, total_ms; /* until the entry was there; until the end */
+};
+
+/* Layers of the prefix that the mode reuses: b of methods.md 2.3, 0 for off, all for naive. */
+uint32_t diffuse_depth(const struct diffuser *, const struct diffuse_request *, uint32_t *ratio);
+
+int diffuse(const struct diffuser *, const struct diffuse_request *, struct diffuse_result *ret); /* -EINTR */
+void diffuse_result_release(struct diffuse_result *);
+
+#endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tools/kvlm/diffuse_main.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/diffuse.h"
+#include "tools/kvlm/diffuse_report.h"
+#include "tools/kvlm/note.h"
+#include "tools/kvlm/report.h"
+
+struct session {
+        const struct diffuse_parts *parts;
+        struct bicache_table table;
+        struct diffuser diffuser;
+        bool failed; /* some prompt did */
+};
+
+/* A layer is a layer group: how many of them a request shares depends on the request. */
+static int open_cache(struct session *s) {
+        const struct options *o = s->parts->options;
+        const struct config *c = &s->parts->model->config;
+        struct cache_options options = {
+                .space = o->share && o->diffuse.bicache != BICACHE_OFF ? o->space : NULL,
+                .socket = o->socket,
+                .geometry = {
+                        .layers = c->layers,
+                        .kv_heads = c->kv_heads,
+                        .head_dim = c->head_dim,
+                        .block_tokens = DIFFUSE_BLOCK_TOKENS,
+                        .layer_groups = c->layers,
+                        .dtype = o->kv_type,
+                        .order = KVD_HND,
+                        .rope = KVD_ROPE_POST,
+                        .state_width = c->hidden,
+                        .vocab = c->vocab,
+                        .fingerprint = {s->parts->fingerprint[0], s->parts->fingerprint[1]},
+                },
+                .space_options = {.kind = KVD_BIDIRECTIONAL},
+        };
+
+        return cache_new(&options, &s->diffuser.cache);
+}
+
+static int open_session(struct session *s) {
+        const struct diffuse_parts *p = s->parts;
+        const struct options *o = p->options;
+        struct diffuser *d = &s->diffuser;
+        int r = 0;
+
+        *d = (struct diffuser){
+                .model = p->model,
+                .tokenizer = p->tokenizer,
+                .ops = p->ops,
+                .shape = plane_shape(&p->model->config, DIFFUSE_BLOCK_TOKENS, o->kv_type),
+                .options = o->diffuse,
+                .stop = o->stop,
+                .interrupted = p->interrupted,
+                .verify = o->verify,
+        };
+        if (o->diffuse.table) {
+                r = bicache_table_read(o->diffuse.table, p->model->config.layers, &s->table);
+                d->table = &s->table;
+        }
+        if (r == 0)
+                r = pass_new(p->model, p->ops, &d->shape, o->threads, &d->pass);
+        return r < 0 ? r : open_cache(s);
+}
+
+static int failed(struct session *s) {
+        s->failed = true;
+        fprintf(stderr, "kvlm: %s\n", note_line());
+        return s->parts->options->json ? report_failure(note_line()) : 0;
+}
+
+static int answer(struct session *s, const struct diffuse_request *request) {
+        const struct options *o = s->parts->options;
+        struct diffuse_result result;
+        int r = diffuse(&s->diffuser, request, &result);
+
+        if (r < 0)
+                return r == -EINTR ? r : failed(s);
+        r = o->json ? diffuse_report_json(&result, &s->diffuser) : diffuse_report_text(&result, &s->diffuser);
+        if (result.wrong_bytes > 0)
+                s->failed = true;
+        diffuse_result_release(&result);
+        return r;
+}
+
+static uint32_t prefix_of(const struct session *s, uint32_t n) {
+        const struct options *o = s->parts->options;
+
+        return o->tokens ? MIN(o->diffuse.prefix, n) : prompts_prefix(s->parts->prompts);
+}
+
+static int answer_all(struct session *s) {
+        const struct diffuse_parts *p = s->parts;
+
+        for (;;) {
+                uint32_t *ids = NULL, n;
+                int r = *p->interrupted ? -EINTR : prompts_next(p->prompts, &ids, &n);
+
+                if (r == 0)
+                        return p->logits && fflush(p->logits) != 0 ? note(-EIO, "cannot write the logits") : 0;
+                if (r > 0) {
+                        struct diffuse_request request = {ids, n, prefix_of(s, n), p->logits};
+
+                        s->diffuser.options = p->options->diffuse;
+                        prompts_region(p->prompts, &s->diffuser.options.length, &s->diffuser.options.steps);
+                        r = answer(s, &request);
+                } else if (r == -EINVAL) {
+                        r = failed(s);
+                }
+                free(ids);
+                if (r < 0)
+                        return r;
+        }
+}
+
+int diffuse_all(const struct diffuse_parts *parts) {
+        struct session s = {.parts = parts};
+        int r = open_session(&s);
+
+        prompts_split(parts->prompts);
+        if (r == 0)
+                r = answer_all(&s);
+        cache_free(s.diffuser.cache);
+        pass_free(s.diffuser.pass);
+        return r < 0 ? r : s.failed;
+}
