@@ -8,6 +8,8 @@
 
 #include "ipc/base/util.h"
 #include "kernels/block.h"
+#include "kernels/memshare.h"
+#include "kernels/sketch.h"
 #include "kernels/variants.h"
 
 enum { LANES = 8, TILE_ROWS = 4, MAX_VECTORS = 8 };
@@ -341,4 +343,6 @@ const struct kvd_ops kvd_ops_avx2 = {
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
         .block = &kvd_block_avx2,
+        .memshare = &kvd_memshare_avx2,
+        .sketch = &kvd_sketch_avx2,
 };

@@ -8,6 +8,8 @@
 
 #include "ipc/base/util.h"
 #include "kernels/block.h"
+#include "kernels/memshare.h"
+#include "kernels/sketch.h"
 #include "kernels/variants.h"
 
 enum { TILE_ROWS = 4, TILE_PANELS = 4, MAX_PANELS = 8 };
@@ -246,4 +248,6 @@ const struct kvd_ops kvd_ops_avx512 = {
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
         .block = &kvd_block_avx512,
+        .memshare = &kvd_memshare_avx512,
+        .sketch = &kvd_sketch_avx512,
 };

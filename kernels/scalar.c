@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "kernels/block.h"
+#include "kernels/memshare.h"
+#include "kernels/sketch.h"
 #include "kernels/variants.h"
 
 static bool works(void) {
@@ -191,4 +193,6 @@ const struct kvd_ops kvd_ops_scalar = {
         .narrow = kvd_narrow_scalar,
         .copy_nt = copy_nt,
         .block = &kvd_block_scalar,
+        .memshare = &kvd_memshare_scalar,
+        .sketch = &kvd_sketch_scalar,
 };

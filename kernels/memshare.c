@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/memshare.h"
+
+#include "ipc/base/util.h"
+#include "kernels/lanes.h"
+
+enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 };
+
+/* What rounding may have added to a bound, as a share of both norms: 256 tokens' mean in fp32, and then some. */
+#define SLACK 2e-5
+
+/* Calls f with the type as a constant. */
+#define TYPED(type, f, ...) \
+        ((type) == KVD_NUMBER_F32   ? f(__VA_ARGS__, KVD_NUMBER_F32) \
+         : (type) == KVD_NUMBER_F16 ? f(__VA_ARGS__, KVD_NUMBER_F16) \
+                                    : f(__VA_ARGS__, KVD_NUMBER_BF16))
+
+/* Elements i to i + 15 of n; zeros where there are none. */
+KERNEL lanes widen_at(const uint8_t *x, size_t i, size_t n, enum kvd_number type) {
+        if (i + 16 <= n)
+                return lanes_widen(x + i * number_size(type), type);
+        return i < n ? lanes_widen_n(x + i * number_size(type), (uint32_t)(n - i), type) : lanes_zero();
+}
+
+KERNEL lanes load_at(const float *x, size_t i, size_t n) {
+        if (i + 16 <= n)
+                return lanes_load(x + i);
+        return i < n ? lanes_load_n(x + i, (uint32_t)(n - i)) : lanes_zero();
+}
+
+KERNEL void store_at(float *x, size_t i, size_t n, lanes v) {
+        if (i + 16 <= n)
+                lanes_store(x + i, v);
+        else if (i < n)
+                lanes_store_n(x + i, v, (uint32_t)(n - i));
+}
+
+static size_t plane_elements(const struct kvd_memshare_shape *s) {
+        return (size_t)s->heads * s->tokens * s->dim;
+}
+
+static const uint8_t *plane(const struct kvd_memshare_shape *s, const void *block, uint32_t layer, uint32_t value) {
+        return (const uint8_t *)block + (2 * (size_t)layer + value) * plane_elements(s) * number_size(s->type);
+}
+
+/* ---- sums of squares of whole planes ---- */
+
+KERNEL float chunk_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pair, enum kvd_number type) {
+        lanes sum[CHAINS];
+        size_t i = 0;
+
+        for (int k = 0; k < CHAINS; k++)
+                sum[k] = lanes_zero();
+        for (; i + CHAINS * 16 <= n; i += CHAINS * 16)
+                for (int k = 0; k < CHAINS; k++) {
+                        lanes d = lanes_widen(a + (i + k * 16) * number_size(type), type);
+
+                        if (pair)
+                                d = lanes_sub(d, lanes_widen(b + (i + k * 16) * number_size(type), type));
+                        sum[k] = lanes_fma(d, d, sum[k]);
+                }
+        for (int k = 0; k < CHAINS && i < n; k++, i += 16) {
+                lanes d = widen_at(a, i, n, type);
+
+                if (pair)
+                        d = lanes_sub(d, widen_at(b, i, n, type));
+                sum[k] = lanes_fma(d, d, sum[k]);
+        }
+        return lanes_sum(lanes_add(lanes_add(sum[0], sum[1]), lanes_add(sum[2], sum[3])));
+}
+
+KERNEL double plane_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pair, enum kvd_number type) {
+        double total = 0.0;
+
+        for (size_t from = 0; from < n; from += CHUNK) {
+                size_t at = from * number_size(type);
+
+                total += (double)chunk_squares(a + at, pair ? b + at : NULL, MIN(CHUNK, n - from), pair, type);
+        }
+        return total;
+}
+
+static double squares_of(const struct kvd_memshare_shape *s, const uint8_t *a) {
+        return TYPED(s->type, plane_squares, a, NULL, plane_elements(s), false);
+}
+
+static double squares_of_difference(const struct kvd_memshare_shape *s, const uint8_t *a, const uint8_t *b) {
+        return TYPED(s->type, plane_squares, a, b, plane_elements(s), true);
+}
+
+/* ---- row by row: where rows are rotated, or each counts by its norm ---- */
+
+KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t dim, enum kvd_number type) {
+        for (uint32_t i = 0; i < dim; i += 32)
+                for (uint32_t k = 0; k < 2; k++) {
+                        lanes d = lanes_sub(widen_at(a, i + k * 16, dim, type), widen_at(b, i + k * 16, dim, type));
+
+                        sum[k] = lanes_fma(d, d, sum[k]);
+                }
+}
+
+/* Pairs (low, high) of b by (cosine, sine): the same steps as the rope of ops.h. */
+KERNEL void turn(lanes *low, lanes *high, lanes cosine, lanes sine) {
+        lanes l = *low, h = *high;
+
+        *low = lanes_fma(lanes_mul(lanes_set(-1.0f), h), sine, lanes_mul(l, cosine));
+        *high = lanes_fma(l, sine, lanes_mul(h, cosine));
+}
+
+KERNEL void turned_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, const struct kvd_memshare_query *q,
+                               uint32_t dim, enum kvd_number type) {
+        size_t up = q->half * number_size(type), rest = 2 * up;
+
+        for (uint32_t i = 0; i < q->half; i += 16) {
+                lanes low = widen_at(b, i, q->half, type), high = widen_at(b + up, i, q->half, type);
+
+                turn(&low, &high, load_at(q->cosine, i, q->half), load_at(q->sine, i, q->half));
+                low = lanes_sub(widen_at(a, i, q->half, type), low);
+                high = lanes_sub(widen_at(a + up, i, q->half, type), high);
+                sum[0] = lanes_fma(low, low, sum[0]);
+                sum[1] = lanes_fma(high, high, sum[1]);
+        }
+        row_squares(sum, a + rest, b + rest, dim - 2 * q->half, type);
+}
+
+/* Sum over rows of the squares, or of the norms, of their differences. */
+KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b, bool turned, bool norms,
+                       enum kvd_number type) {
+        uint32_t dim = q->shape->dim, rows = q->shape->heads * q->shape->tokens;
+        uint32_t together = norms || dim >= CHUNK ? 1 : CHUNK / dim;
+        size_t row = dim * number_size(type);
+        double total = 0.0;
+
+        for (uint32_t r = 0; r < rows;) {
+                lanes sum[2] = {lanes_zero(), lanes_zero()};
+                float squares;
+
+                for (uint32_t end = MIN(rows, r + together); r < end; r++, a += row, b += row)
+                        if (turned)
+                                turned_row_squares(sum, a, b, q, dim, type);
+                        else
+                                row_squares(sum, a, b, dim, type);
+                squares = lanes_sum(lanes_add(sum[0], sum[1]));
+                total += norms ? (double)sqrtf(squares) : (double)squares;
+        }
+        return total;
+}
+
+static double turned_squares(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
+        return TYPED(q->shape->type, rows_sum, q, a, b, true, false);
+}
+
+static double turned_norms(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
+        return TYPED(q->shape->type, rows_sum, q, a, b, true, true);
+}
+
+static double plain_norms(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
+        return TYPED(q->shape->type, rows_sum, q, a, b, false, true);
+}
+
+/* ---- distance ---- */
+
+/* What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its layer. */
+static double weigh(const struct kvd_memshare_query *q, double difference, const float *norm_a, const float *norm_b) {
+        if (q->metric != KVD_MEMSHARE_RELATIVE)
+                return difference / (2.0 * q->shape->tokens * q->shape->heads);
+        return difference == 0.0 ? 0.0 : 0.5 * difference / sqrt((double)*norm_a * (double)*norm_b);
+}
+
+static double plane_distance(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
+                             const struct kvd_memshare_block *b, uint32_t layer, uint32_t value) {
+        const uint8_t *x = plane(q->shape, a->data, layer, value), *y = plane(q->shape, b->data, layer, value);
+        const float *norm_a = a->norms ? a->norms + 2 * layer + value : NULL;
+        const float *norm_b = b->norms ? b->norms + 2 * layer + value : NULL;
+        bool turned = !value && q->half > 0;
+
+        if (q->metric == KVD_MEMSHARE_MEAN_L2)
+                return weigh(q, turned ? turned_norms(q, x, y) : plain_norms(q, x, y), norm_a, norm_b);
+        return weigh(q, sqrt(turned ? turned_squares(q, x, y) : squares_of_difference(q->shape, x, y)), norm_a, norm_b);
+}
+
+/*
+ * How little the means leave to the difference: its norm is at least sqrt(tokens) times the norm of the means'
+ * difference, and the sum of its rows' norms in a head at least tokens times that of the head's.
+ */
+static double means_bound(const struct kvd_memshare_query *q, const float *a, const float *b, bool turned) {
+        const uint8_t *x = (const uint8_t *)a, *y = (const uint8_t *)b;
+        struct kvd_memshare_shape one = *q->shape;
+        struct kvd_memshare_query means = *q;
+
+        one.tokens = 1;
+        one.type = KVD_NUMBER_F32;
+        means.shape = &one;
+        if (q->metric == KVD_MEMSHARE_MEAN_L2)
+                return q->shape->tokens * (turned ? turned_norms(&means, x, y) : plain_norms(&means, x, y));
+        return sqrt(q->shape->tokens * (turned ? turned_squares(&means, x, y) : squares_of_difference(&one, x, y)));
+}
+
+static double plane_bound(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
+                          const struct kvd_memshare_block *b, uint32_t layer, uint32_t value) {
+        const struct kvd_memshare_shape *s = q->shape;
+        size_t at = 2 * (size_t)layer + value, mean = at * s->heads * s->dim;
+        double norm_a = (double)a->norms[at], norm_b = (double)b->norms[at], least = fabs(norm_a - norm_b);
+        double slack = SLACK * (norm_a + norm_b);
+
+        if (q->metric == KVD_MEMSHARE_MEAN_L2)
+                slack *= sqrt((double)s->heads * s->tokens);
+        if (a->means && b->means)
+                least = MAX(least, means_bound(q, a->means + mean, b->means + mean, !value && q->half > 0));
+        return weigh(q, MAX(0.0, least - slack), a->norms + at, b->norms + at);
+}
+
+static double bound(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
+                    const struct kvd_memshare_block *b) {
+        double sum = 0.0;
+
+        if (!a->norms || !b->norms)
+                return 0.0;
+        for (uint32_t l = 0; l < q->shape->layers; l++)
+                sum += plane_bound(q, a, b, l, 0) + plane_bound(q, a, b, l, 1);
+        return sum / q->shape->layers;
+}
+
+/* Comparisons are written so that NaN rejects. */
+static double distance(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
+                       const struct kvd_memshare_block *b, uint32_t *layers) {
+        uint32_t unused, n = q->shape->layers;
+        double sum = 0.0;
+
+        layers = layers ?: &unused;
+        *layers = 0;
+        if (q->limit < (double)INFINITY && !(bound(q, a, b) <= q->limit))
+                return (double)INFINITY;
+        while (*layers < n) {
+                uint32_t layer = q->order ? q->order[*layers] : *layers;
+
+                sum += plane_distance(q, a, b, layer, 0) + plane_distance(q, a, b, layer, 1);
+                ++*layers;
+                if (!(sum <= q->limit * n))
+                        return (double)INFINITY;
+        }
+        return sum / n;
+}
+
+/* ---- what is kept of a sealed block ---- */
+
+static void norms(const struct kvd_memshare_shape *s, const void *block, float *out) {
+        for (uint32_t i = 0; i < 2 * s->layers; i++)
+                out[i] = (float)sqrt(squares_of(s, plane(s, block, i / 2, i % 2)));
+}
+
+KERNEL int mean_row(float *out, const uint8_t *x, uint32_t n, uint32_t dim, size_t stride, enum kvd_number type) {
+        for (uint32_t i = 0; i < dim; i += 16)
+                store_at(out, i, dim, lanes_zero());
+        for (uint32_t t = 0; t < n; t++, x += stride * number_size(type))
+                for (uint32_t i = 0; i < dim; i += 16)
+                        store_at(out, i, dim, lanes_add(load_at(out, i, dim), widen_at(x, i, dim, type)));
+        for (uint32_t i = 0; i < dim; i += 16)
+                store_at(out, i, dim, lanes_div(load_at(out, i, dim), lanes_set((float)n)));
+        return 0;
+}
+
+static void mean(const struct kvd_memshare_shape *s, const void *block, float *out) {
+        bool by_head = s->order == KVD_MEMSHARE_HND;
+        size_t head = (by_head ? (size_t)s->tokens * s->dim : s->dim) * number_size(s->type);
+        size_t token = by_head ? s->dim : (size_t)s->heads * s->dim;
+
+        for (uint32_t i = 0; i < 2 * s->layers; i++) {
+                const uint8_t *x = plane(s, block, i / 2, i % 2);
+
+                for (uint32_t h = 0; h < s->heads; h++, x += head, out += s->dim)
+                        TYPED(s->type, mean_row, out, x, s->tokens, s->dim, token);
+        }
+}
+
+/* ---- rotation ---- */
+
+KERNEL int rotate_rows(float *y, size_t ldy, const uint8_t *x, size_t ldx, uint32_t n, uint32_t dim,
+                       const float *cosine, const float *sine, uint32_t half, enum kvd_number type) {
+        size_t up = half * number_size(type);
+
+        for (; n > 0; n--, y += ldy, x += ldx * number_size(type)) {
+                for (uint32_t i = 0; i < half; i += 16) {
+                        lanes low = widen_at(x, i, half, type), high = widen_at(x + up, i, half, type);
+
+                        turn(&low, &high, load_at(cosine, i, half), load_at(sine, i, half));
+                        store_at(y, i, half, low);
+                        store_at(y + half, i, half, high);
+                }
+                for (uint32_t i = 2 * half; i < dim; i += 16)
+                        store_at(y, i, dim, widen_at(x, i, dim, type));
+        }
+        return 0;
+}
+
+static void rotate(float *y, size_t ldy, const void *x, size_t ldx, enum kvd_number type, uint32_t n, uint32_t dim,
+                   const float *cosine, const float *sine, uint32_t half) {
+        TYPED(type, rotate_rows, y, ldy, x, ldx, n, dim, cosine, sine, half);
+}
+
+const struct kvd_memshare_ops KVD_VARIANT(kvd_memshare) = {
+        .distance = distance,
+        .bound = bound,
+        .norms = norms,
+        .mean = mean,
+        .rotate = rotate,
+};

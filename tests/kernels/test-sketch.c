@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Every variant against the scalar one; and that against what a count sketch is, one number after the other. */
+
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/sketch.h"
+#include "tests/kernels/buffers.h"
+
+static const struct kvd_ops *scalar;
+
+struct form {
+        uint32_t rows, columns, dim, n, per_block;
+        size_t gap; /* floats between cells, elements between vectors */
+        uint32_t sign;
+        bool centred;
+        enum kvd_number type;
+};
+
+struct scene {
+        struct kvd_sketch_part part;
+        struct kvd_sketch_vectors in, out;
+        uint32_t *places;
+        size_t n_cells; /* floats of all cells */
+};
+
+static size_t element(enum kvd_number type) {
+        return type == KVD_NUMBER_F32 ? 4 : 2;
+}
+
+static void fill(uint8_t *block, size_t elements, enum kvd_number type) {
+        for (size_t i = 0; i < elements; i++) {
+                float f = (float)((double)random_u32() / 1073741824.0 - 2.0);
+
+                if (type == KVD_NUMBER_F32)
+                        memcpy(block + 4 * i, &f, 4);
+                else
+                        scalar->narrow((uint16_t *)block + i, &f, 1, type);
+        }
+}
+
+/* Blocks that end where their last vector does. */
+static struct kvd_sketch_vectors vectors(const struct form *f, bool filled) {
+        uint32_t n_blocks = DIV_UP(f->n, f->per_block);
+        uint8_t **blocks = buffer(n_blocks * sizeof *blocks);
+        size_t stride = f->dim + f->gap, offset = 3;
+
+        for (uint32_t b = 0; b < n_blocks; b++) {
+                uint32_t slots = MIN(f->per_block, f->n - b * f->per_block);
+                size_t elements = offset + (slots - 1) * stride + f->dim;
+
+                blocks[b] = buffer(elements * element(f->type));
+                if (filled)
+                        fill(blocks[b], elements, f->type);
+        }
+        return (struct kvd_sketch_vectors){blocks, offset * element(f->type), stride, f->per_block, f->type};
+}
+
+static void make_scene(struct scene *s, const struct form *f) {
+        struct kvd_sketch_hash hash = {KVD_SKETCH_UNIFORM, f->rows, f->columns, random_u32()};
+        size_t stride = f->dim + f->gap;
+        uint64_t ordinals[64];
+
+        for (uint32_t i = 0; i < f->n; i++)
+                ordinals[i] = random_u32();
+        *s = (struct scene){.places = buffer(f->n * f->rows * sizeof *s->places)};
+        kvd_sketch_place(&hash, ordinals, f->n, s->places);
+        s->n_cells = ((size_t)f->rows * f->columns - 1) * stride + f->dim;
+        s->part = (struct kvd_sketch_part){random_floats(s->n_cells), stride, f->rows, f->columns, f->dim, f->sign,
+                                           f->centred ? random_floats(f->dim) : NULL};
+        s->in = vectors(f, true);
+        s->out = vectors(f, false);
+}
+
+static const uint8_t *at(const struct kvd_sketch_vectors *x, uint32_t i) {
+        return x->blocks[i / x->per_block] + x->offset + (i % x->per_block) * x->stride * element(x->type);
+}
+
+static void same_vectors(const struct form *f, const struct kvd_sketch_vectors *a, const struct kvd_sketch_vectors *b,
+                         const char *what) {
+        for (uint32_t i = 0; i < f->n; i++)
+                if (memcmp(at(a, i), at(b, i), f->dim * element(f->type)) != 0)
+                        ck_abort_msg("%s: vector %u of %u differs: rows %u, columns %u, dim %u, type %d", what, i, f->n,
+                                     f->rows, f->columns, f->dim, (int)f->type);
+}
+
+static void variant_case(const struct kvd_ops *v, const struct form *f) {
+        struct scene s;
+        struct kvd_sketch_vectors out;
+        struct kvd_sketch_part part;
+
+        make_scene(&s, f);
+        part = s.part;
+        part.cells = copy_floats(s.part.cells, s.n_cells);
+        out = vectors(f, false);
+
+        scalar->sketch->insert(&s.part, s.places, f->n, &s.in, 1.0f);
+        v->sketch->insert(&part, s.places, f->n, &s.in, 1.0f);
+        assert_same_bits(s.part.cells, part.cells, s.n_cells, v->name);
+        scalar->sketch->insert(&s.part, s.places, f->n / 2, &s.in, -1.0f);
+        v->sketch->insert(&part, s.places, f->n / 2, &s.in, -1.0f);
+        assert_same_bits(s.part.cells, part.cells, s.n_cells, v->name);
+        scalar->sketch->query(&s.part, s.places, f->n, &s.out, 0.75f);
+        v->sketch->query(&part, s.places, f->n, &out, 0.75f);
+        same_vectors(f, &s.out, &out, v->name);
+        buffers_free();
+}
+
+static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
+
+static void variant_cases(const struct kvd_ops *v, uint32_t rows, uint32_t dim) {
+        static const uint32_t columns[] = {1, 5, 16}, blocks[] = {1, 3, 16};
+
+        for (size_t i = 0; i < 3 * 3 * 3 * 2; i++) {
+                struct form f = {rows, columns[i % 3], dim, 1 + random_u32() % 20, blocks[i / 3 % 3], i % 5, 0, i % 2,
+                                 types[i / 9 % 3]};
+
+                f.sign = random_u32() % 3 << 30;
+                variant_case(v, &f);
+        }
+}
+
+START_TEST(variants_equal_the_reference) {
+        static const uint32_t dims[] = {1, 3, 15, 16, 17, 31, 32, 33, 80, 127, 128};
+
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
+                for (uint32_t rows = 1; rows <= KVD_SKETCH_ROWS_MAX && (*v)->works(); rows++)
+                        for (size_t d = 0; d < ARRAY_SIZE(dims); d++)
+                                variant_cases(*v, rows, dims[d]);
+}
+END_TEST
+
+/* ---- the reference itself ---- */
+
+START_TEST(insertion_is_what_it_says) {
+        struct form f = {3, 7, 5, 40, 16, 2, KVD_SKETCH_VALUE_SIGN, true, KVD_NUMBER_F32};
+        struct scene s;
+        float *cells;
+
+        make_scene(&s, &f);
+        cells = copy_floats(s.part.cells, s.n_cells);
+        scalar->sketch->insert(&s.part, s.places, f.n, &s.in, -1.0f);
+        for (uint32_t i = 0; i < f.n; i++)
+                for (uint32_t r = 0; r < f.rows; r++) {
+                        uint32_t place = s.places[i * f.rows + r];
+                        float *cell = cells + (r * f.columns + (place & KVD_SKETCH_COLUMN)) * s.part.stride;
+
+                        for (uint32_t d = 0; d < f.dim; d++) {
+                                float x = ((const float *)at(&s.in, i))[d] - s.part.mean[d];
+
+                                cell[d] += place & KVD_SKETCH_VALUE_SIGN ? x : -x;
+                        }
+                }
+        assert_same_bits(cells, s.part.cells, s.n_cells, "cells");
+        buffers_free();
+}
+END_TEST
+
+/* One token a cell: what comes out is what went in, with signs, and the mean's rounding apart. */
+START_TEST(a_token_alone_comes_back) {
+        for (size_t t = 0; t < ARRAY_SIZE(types); t++)
+                for (uint32_t rows = 1; rows <= KVD_SKETCH_ROWS_MAX; rows++) {
+                        struct form f = {rows, 23, 19, 23, 16, 0, KVD_SKETCH_KEY_SIGN, false, types[t]};
+                        struct kvd_sketch_hash hash = {KVD_SKETCH_PERMUTATION, rows, 23, random_u32()};
+                        uint64_t ordinals[23];
+                        struct scene s;
+
+                        make_scene(&s, &f);
+                        memset(s.part.cells, 0, s.n_cells * sizeof(float));
+                        for (uint32_t i = 0; i < f.n; i++)
+                                ordinals[i] = 23 * 5 + i;
+                        kvd_sketch_place(&hash, ordinals, f.n, s.places);
+                        scalar->sketch->insert(&s.part, s.places, f.n, &s.in, 1.0f);
+                        scalar->sketch->query(&s.part, s.places, f.n, &s.out, 1.0f);
+                        same_vectors(&f, &s.in, &s.out, "alone");
+                        buffers_free();
+                }
+}
+END_TEST
+
+START_TEST(deletion_is_exact_where_sums_are) {
+        struct form f = {3, 5, 33, 48, 16, 0, KVD_SKETCH_VALUE_SIGN, false, KVD_NUMBER_F32};
+        struct scene s;
+
+        make_scene(&s, &f);
+        memset(s.part.cells, 0, s.n_cells * sizeof(float));
+        for (uint32_t i = 0; i < f.n; i++) /* multiples of 1/64 below 4: all sums are exact */
+                for (uint32_t d = 0; d < f.dim; d++)
+                        ((float *)at(&s.in, i))[d] = (float)(random_u32() % 512) / 64.0f - 4.0f;
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
+                if (!(*v)->works())
+                        continue;
+                (*v)->sketch->insert(&s.part, s.places, f.n, &s.in, 1.0f);
+                (*v)->sketch->insert(&s.part, s.places, f.n, &s.in, -1.0f);
+                for (size_t i = 0; i < s.n_cells; i++)
+                        ck_assert(s.part.cells[i] == 0.0f);
+        }
+        buffers_free();
+}
+END_TEST
+
+START_TEST(nan_stays_where_it_is) {
+        struct form f = {3, 1, 40, 4, 16, 0, KVD_SKETCH_VALUE_SIGN, false, KVD_NUMBER_F32};
+
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
+                struct scene s;
+
+                if (!(*v)->works())
+                        continue;
+                make_scene(&s, &f);
+                ((float *)at(&s.in, 1))[17] = NAN;
+                ((float *)at(&s.in, 1))[39] = INFINITY;
+                (*v)->sketch->insert(&s.part, s.places, f.n, &s.in, 1.0f);
+                (*v)->sketch->query(&s.part, s.places, f.n, &s.out, 1.0f);
+                for (uint32_t i = 0; i < f.n; i++)
+                        for (uint32_t d = 0; d < f.dim; d++)
+                                ck_assert_int_eq(d == 17, isnan(((const float *)at(&s.out, i))[d]));
+                (*v)->sketch->insert(&s.part, s.places, f.n, &s.in, -1.0f);
+                (*v)->sketch->query(&s.part, s.places, f.n, &s.out, 1.0f);
+                ck_assert(isnan(((const float *)at(&s.out, 0))[17]) && isnan(((const float *)at(&s.out, 0))[39]));
+                buffers_free();
+        }
+}
+END_TEST
+
+/* ---- median ---- */
+
+static int ascending(const void *a, const void *b) {
+        const float *x = a, *y = b;
+
+        return (*x > *y) - (*x < *y);
+}
+
+static float sorted_median(const float *x, size_t ld, uint32_t rows, size_t i) {
+        float column[KVD_SKETCH_ROWS_MAX];
+
+        for (uint32_t r = 0; r < rows; r++) {
+                column[r] = x[r * ld + i];
+                if (isnan(column[r]))
+                        return NAN;
+        }
+        qsort(column, rows, sizeof *column, ascending);
+        return rows % 2 ? column[rows / 2] : 0.5f * (column[rows / 2 - 1] + column[rows / 2]);
+}
+
+START_TEST(median_equals_sorting) {
+        static const float few[] = {-1.0f, -0.0f, 0.0f, 1.0f, 2.0f, INFINITY, -INFINITY, NAN};
+
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
+                for (uint32_t rows = 1; rows <= KVD_SKETCH_ROWS_MAX && (*v)->works(); rows++)
+                        for (size_t n = 1; n < 100; n += n < 40 ? 1 : 13) {
+                                float *x = random_floats((rows - 1) * (n + 3) + n), *out = buffer(n * sizeof *out);
+                                float *expected = buffer(n * sizeof *out);
+
+                                for (size_t i = 0; i < (rows - 1) * (n + 3) + n; i++)
+                                        if (n % 2) /* many ties, and what is not a number */
+                                                x[i] = few[random_u32() % (n % 3 ? 5 : ARRAY_SIZE(few))];
+                                (*v)->sketch->median(out, x, n + 3, rows, n);
+                                scalar->sketch->median(expected, x, n + 3, rows, n);
+                                for (size_t i = 0; i < n; i++) {
+                                        float sorted = sorted_median(x, n + 3, rows, i);
+
+                                        ck_assert(isnan(sorted) ? isnan(out[i]) : sorted == out[i]);
+                                        ck_assert(isnan(sorted) || memcmp(out + i, expected + i, 4) == 0);
+                                }
+                                buffers_free();
+                        }
+}
+END_TEST
+
+/* ---- places ---- */
+
+static void permutation_case(uint32_t columns, uint64_t round) {
+        struct kvd_sketch_hash hash = {KVD_SKETCH_PERMUTATION, 3, columns, random_u32()};
+        uint32_t *places = buffer(columns * 3 * sizeof *places);
+        uint64_t *ordinals = buffer(columns * sizeof *ordinals);
+        uint8_t *seen = buffer(columns * 3);
+
+        for (uint32_t i = 0; i < columns; i++)
+                ordinals[i] = round * columns + i;
+        kvd_sketch_place(&hash, ordinals, columns, places);
+        for (uint32_t i = 0; i < columns * 3; i++) {
+                uint32_t column = places[i] & KVD_SKETCH_COLUMN;
+
+                if (column >= columns || seen[column * 3 + i % 3])
+                        ck_abort_msg("%u columns, round %llu: column %u twice, or beyond", columns,
+                                     (unsigned long long)round, column);
+                seen[column * 3 + i % 3] = 1;
+        }
+        buffers_free();
+}
+
+START_TEST(permutations_meet_every_column_once) {
+        static const uint32_t large[] = {1000, 1023, 1024, 1025, 4096, 65535, 65537, 100003};
+
+        for (uint32_t columns = 1; columns <= 300; columns++)
+                for (uint64_t round = 0; round < 4; round++)
+                        permutation_case(columns, round);
+        for (size_t i = 0; i < ARRAY_SIZE(large); i++)
+                permutation_case(large[i], UINT64_MAX / large[i] - 1);
+}
+END_TEST
+
+/* Rounds, rows and salts are independent: two tokens of different rounds meet with probability 1 / columns. */
+static void collisions_case(enum kvd_sketch_family family, uint32_t columns) {
+        enum { SALTS = 6000, ROWS = 3 };
+        double meet = 0, both = 0, signs = 0, expected = SALTS * ROWS / (double)columns;
+        double pairs = SALTS * ROWS / ((double)columns * columns);
+
+        for (uint32_t s = 0; s < SALTS; s++) {
+                struct kvd_sketch_hash hash = {family, ROWS, columns, s};
+                uint64_t ordinals[2] = {s % columns, columns + s % 7};
+                uint32_t places[2 * ROWS], column[2 * ROWS];
+
+                kvd_sketch_place(&hash, ordinals, 2, places);
+                for (uint32_t i = 0; i < 2 * ROWS; i++) {
+                        column[i] = places[i] & KVD_SKETCH_COLUMN;
+                        signs += places[i] & KVD_SKETCH_KEY_SIGN ? 1 : -1;
+                        signs += (places[i] & KVD_SKETCH_KEY_SIGN) << 1 == (places[i] & KVD_SKETCH_VALUE_SIGN) ? 1 : -1;
+                }
+                for (uint32_t r = 0; r < ROWS; r++) {
+                        uint32_t next = (r + 1) % ROWS;
+
+                        meet += column[r] == column[ROWS + r];
+                        both += column[r] == column[ROWS + r] && column[next] == column[ROWS + next];
+                }
+        }
+        if (fabs(meet - expected) > 4.5 * sqrt(expected) || fabs(both - pairs) > 4.5 * sqrt(pairs) + 5)
+                ck_abort_msg("%u columns: %g meetings, %g expected; %g in two rows, %g expected", columns, meet,
+                             expected, both, pairs);
+        if (fabs(signs) > 4.5 * sqrt(4.0 * ROWS * SALTS))
+                ck_abort_msg("%u columns: signs lean by %g", columns, signs);
+}
+
+START_TEST(tokens_meet_as_often_as_chance_has_it) {
+        for (uint32_t columns = 1; columns < 40; columns += columns < 9 ? 1 : 5) {
+                collisions_case(KVD_SKETCH_PERMUTATION, columns);
+                collisions_case(KVD_SKETCH_UNIFORM, columns);
+        }
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("kernels: sketch");
+        TCase *tests = tcase_create("sketch");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        scalar = kvd_ops_pick("scalar");
+        tcase_set_timeout(tests, 120);
+        tcase_add_test(tests, variants_equal_the_reference);
+        tcase_add_test(tests, insertion_is_what_it_says);
+        tcase_add_test(tests, a_token_alone_comes_back);
+        tcase_add_test(tests, deletion_is_exact_where_sums_are);
+        tcase_add_test(tests, nan_stays_where_it_is);
+        tcase_add_test(tests, median_equals_sorting);
+        tcase_add_test(tests, permutations_meet_every_column_once);
+        tcase_add_test(tests, tokens_meet_as_often_as_chance_has_it);
+        suite_add_tcase(suite, tests);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}
