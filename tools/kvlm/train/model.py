@@ -1,4 +1,7 @@
-"""The model: a small Llama in plain torch, stored with the names Hugging Face uses.
+"""The models: a small Llama in plain torch, stored with the names Hugging Face uses.
+
+`Shape.mask` makes it a masked-diffusion model: the same blocks, attention in both directions, and the
+logits at a position are about the token at that position instead of the one after it.
 
 transformers' own class would train as well, but slower on two cores; `test_hf_equality.py` checks
 that both read the same file the same way.
@@ -30,11 +33,15 @@ class Shape:
     theta: float = 500000.0
     positions: int = 4096
     epsilon: float = 1e-5
+    mask: int | None = None     # the token that stands for what is to be found; None: causal
 
     def config(self) -> dict[str, object]:
         """The Hugging Face configuration of this shape."""
+        kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} if self.mask is None else {
+            "architectures": ["KvlmDiffusion"], "model_type": "kvlm_diffusion", "attention": "bidirectional",
+            "mask_token_id": self.mask}
         return {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32",
+            **kind, "torch_dtype": "float32",
             "vocab_size": self.vocab, "hidden_size": self.hidden, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim,
             "intermediate_size": self.ffn, "hidden_act": "silu", "rms_norm_eps": self.epsilon,
@@ -47,7 +54,8 @@ class Shape:
         return cls(vocab=config["vocab_size"], hidden=config["hidden_size"], layers=config["num_hidden_layers"],
                    heads=config["num_attention_heads"], kv_heads=config["num_key_value_heads"],
                    head_dim=config["head_dim"], ffn=config["intermediate_size"], theta=config["rope_theta"],
-                   positions=config["max_position_embeddings"], epsilon=config["rms_norm_eps"])
+                   positions=config["max_position_embeddings"], epsilon=config["rms_norm_eps"],
+                   mask=config.get("mask_token_id"))
 
 
 def linear(n_in: int, n_out: int) -> nn.Linear:
@@ -76,7 +84,7 @@ class Attention(nn.Module):
         group = self.shape.heads // self.shape.kv_heads
         k = rotate(k, cos, sin).repeat_interleave(group, 1)
         mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), k, value.repeat_interleave(group, 1),
-                                               is_causal=True)
+                                               is_causal=self.shape.mask is None)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 

@@ -25,7 +25,6 @@ from model import Llama, Shape
 from optimiser import Optimiser
 from planting import plant
 
-LENGTHS = (64, 128, 256, 512, 1024, 2112)
 ADVANCE = 0.97          # answer-token accuracy at which the next length begins
 PEAK_RATE = 3e-3
 WARM_UP = 50
@@ -41,11 +40,6 @@ GROW = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7))
 FULL = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7), paired=0.25)
 
 
-def mixture_at(stage: int) -> Mixture:
-    """What samples are made of in this stage."""
-    return SEEK if stage == 0 else FULL if stage == len(LENGTHS) - 1 else GROW
-
-
 @dataclass
 class Progress:
     """What a checkpoint must remember besides tensors."""
@@ -54,14 +48,14 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     stage: int = 0
-    accuracy: list[float] = field(default_factory=lambda: [0.0] * len(LENGTHS))
+    accuracy: list[float] = field(default_factory=list)     # of answer tokens, per length
 
     def note(self, which: int, accuracy: float) -> None:
         """Folds one batch's accuracy into the running one, and advances the stage."""
         if math.isnan(accuracy):
             return
         self.accuracy[which] += 0.05 * (accuracy - self.accuracy[which])
-        if which == self.stage and self.accuracy[which] >= ADVANCE and self.stage + 1 < len(LENGTHS):
+        if which == self.stage and self.accuracy[which] >= ADVANCE and self.stage + 1 < len(self.accuracy):
             self.stage += 1
 
 
@@ -88,22 +82,46 @@ def rate_at(update: int, share: float) -> float:
 
 
 class Trainer:
+    """The loop; what a model learns, and from which start, a subclass may say otherwise."""
+
+    LENGTHS = (64, 128, 256, 512, 1024, 2112)
+
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         torch.manual_seed(options.seed)
-        self.model = Llama(Shape(vocab=len(TOKENS)))
-        self.model.initialise()
-        plant(self.model)
+        self.model = self.start()
         self.optimiser = Optimiser(self.model)
         # The running average of the weights is what gets used: as if the rate had already decayed.
         self.average = [p.detach().clone() for p in self.model.parameters()]
-        self.progress = Progress()
+        self.progress = Progress(accuracy=[0.0] * len(self.LENGTHS))
         if options.resume:
             self.restore()
         # The stream after a resume differs from the one before it: no sample is drawn twice.
         self.random = random.Random(f"{options.seed}/{self.progress.update}")
-        self.writer = Writer(f"{options.seed}/corpus/{self.progress.update}")
-        self.loss = torch.compile(loss_of, dynamic=True)
+        self.writer = self.open_writer(f"{options.seed}/corpus/{self.progress.update}")
+        self.loss = torch.compile(self.loss_of, dynamic=True)
+
+    # What depends on the kind of model.
+
+    loss_of = staticmethod(loss_of)
+
+    def start(self) -> Llama:
+        """The model before training."""
+        model = Llama(Shape(vocab=len(TOKENS)))
+        model.initialise()
+        plant(model)
+        return model
+
+    def open_writer(self, seed: str) -> Writer:
+        return Writer(seed)
+
+    def batch(self, length: int, count: int) -> tuple[Tensor, ...]:
+        """What `loss_of` takes after the model, for samples of this stage."""
+        stage = self.progress.stage
+        mixture = SEEK if stage == 0 else GROW if stage + 1 < len(self.LENGTHS) else FULL
+        return batch(self.writer, length, count, mixture)
+
+    # The loop.
 
     def restore(self) -> None:
         state = torch.load(self.options.checkpoint, weights_only=True)
@@ -129,8 +147,8 @@ class Trainer:
     def update(self) -> tuple[float, float]:
         """One optimiser step; returns its loss and rate."""
         which = self.pick_length()
-        length = LENGTHS[which]
-        data = batch(self.writer, length, max(1, self.options.batch // length), mixture_at(self.progress.stage))
+        length = self.LENGTHS[which]
+        data = self.batch(length, max(1, self.options.batch // length))
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, accuracy = self.loss(self.model, *data)
         self.model.zero_grad()
@@ -169,13 +187,13 @@ class Trainer:
 
     def log(self, loss: float, rate: float) -> None:
         p = self.progress
-        accuracies = " ".join(f"{length}:{a:.3f}" for length, a in zip(LENGTHS, p.accuracy[:p.stage + 1]))
+        accuracies = " ".join(f"{length}:{a:.3f}" for length, a in zip(self.LENGTHS, p.accuracy[:p.stage + 1]))
         print(f"{p.seconds / 60:6.1f} min  update {p.update}  tokens {p.tokens / 1e6:.2f}M  loss {loss:.3f}  "
               f"rate {rate:.1e}  answers {accuracies}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(kind: type[Trainer] = Trainer, what: str = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=what.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=90, help="training time in all, over every resume")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch", type=int, default=4224, help="tokens per update")
@@ -185,7 +203,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    trainer = Trainer(options)
+    trainer = kind(options)
     trainer.run()
     if options.export:
         trainer.export(options.export)

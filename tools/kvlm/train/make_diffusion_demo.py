@@ -1,0 +1,119 @@
+"""Writes the questions for the diffusion model: `python make_diffusion_demo.py`.
+
+`../demo/diffusion.jsonl`, an object per line. Ten lines share each prefix, which begins with `<bos>` and tells facts; a
+prompt goes on with text of its own and ends with a question about the prefix. The sets differ in how much of prefix
+and prompt together the prefix is. Everything but `reference` follows from the seed, and no question is chosen or
+dropped by whether the model can answer it.
+
+    set, kind               which prefix (its share in percent), which kind of question (`infill_cases.py`)
+    prefix, prompt, answer  as text; `<bos>` and `<eos>` have none
+    *_ids                   as token ids: prefix with `<bos>`; answer with its newline and as many `<eos>` as fill the
+                            region
+    gen_length              tokens of the region
+    ratio, ratio_region     prefix / (prefix + prompt), prefix / (prefix + prompt + region)
+    reference               what `denoise.py` makes of it in `steps` steps: the region's `ids`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+import vocabulary as v
+from corpus import NEWLINE, TOKENS
+from denoise import denoise
+from infill import Infiller
+from infill_cases import MAKERS, Case, Page
+from model import Llama
+
+HERE = Path(__file__).parent
+SEED = "diffusion-demo"
+# Share of the prefix in percent, its length; None: the prompt is the question alone.
+SETS = ((30, 150), (50, 220), (70, 300), (85, 360), (95, 450), (None, 330), (None, 480))
+KINDS = ("known-6", "known-12", "single", "known-6", "work-7", "known-6", "known-12", "heirs", "known-6", "known-12")
+LINKS, FACTS, FACT_SHARE, SLACK = 7, 10, 0.6, 4
+UNIT = 8                # a region has a multiple of this many tokens, with room for at least one <eos>
+
+
+def sentences(writer: Infiller, told: list[tuple[int, ...]], length: int) -> list[tuple[int, ...]]:
+    """These sentences among fillers, `SLACK` more or fewer than `length` tokens in all."""
+    if sum(map(len, told)) > length:
+        raise ValueError("more facts than fit")
+    while True:
+        made, total = list(told), sum(map(len, told))
+        while total < length - SLACK:
+            made.append(writer.filler())
+            total += len(made[-1])
+        if total <= length + SLACK:
+            writer.rng.shuffle(made)
+            return made
+
+
+def shared(writer: Infiller, length: int) -> Page:
+    """A prefix of about `length` tokens with facts and a chain."""
+    links = min(LINKS, length // 40)
+    facts = writer.facts(max(FACTS, int(length * FACT_SHARE / 9) - links - 1), 0.0)
+    chain = writer.chain(links, {f.name for f in facts})
+    told = [f.sentence() for f in facts + chain.facts()]
+    return Page([v.BOS, *writer.paragraphs(sentences(writer, told, length - 3))], facts, chain)
+
+
+def own(writer: Infiller, shown: Page, length: int) -> list[int]:
+    """The prompt's own text before its question, with facts about other names."""
+    if length < 12:
+        return []
+    taken = {f.name for f in shown.facts} | set(shown.chain.names)
+    facts = [f for f in writer.facts(length // 24, 0.0) if f.name not in taken]
+    return [i for s in sentences(writer, [f.sentence() for f in facts], length) for i in s]
+
+
+def line(name: str, prefix: list[int], prompt: list[int], case: Case, model: Llama) -> dict:
+    """One object of the file."""
+    region = (len(case.answer) // UNIT + 1) * UNIT
+    answer = case.answer + [v.EOS] * (region - len(case.answer))
+    texts = [TOKENS.decode(ids) for ids in (prefix, prompt, case.answer)]
+    assert [v.BOS, *TOKENS.encode(texts[0])] == prefix and TOKENS.encode(texts[1]) == prompt
+    steps = region // 2
+    found, _ = denoise(model, prefix + prompt, region, steps)
+    return {"set": name, "kind": case.kind, "prefix": texts[0], "prompt": texts[1], "answer": texts[2],
+            "gen_length": region, "ratio": round(len(prefix) / len(prefix + prompt), 4),
+            "ratio_region": round(len(prefix) / (len(prefix + prompt) + region), 4),
+            "prefix_ids": prefix, "prompt_ids": prompt, "answer_ids": answer,
+            "reference": {"steps": steps, "ids": found}}
+
+
+def lines(share: int | None, length: int, model: Llama) -> list[dict]:
+    """The lines that share one prefix."""
+    writer = Infiller(f"{SEED}/{share}/{length}", held_out=True)
+    shown = shared(writer, length)
+    made = []
+    for kind in KINDS:
+        case = MAKERS[kind](writer, shown)
+        rest = round(len(shown.ids) * (100 / share - 1)) - len(case.prompt) - 1 if share else 0
+        prompt = [*own(writer, shown, rest), NEWLINE, *case.prompt]
+        made.append(line(f"{share or 'question'}-{length}", shown.ids, prompt, case, model))
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=HERE.parent / "diffusion")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "demo" / "diffusion.jsonl")
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    model = Llama.load(options.model)
+    made = [one for share, length in SETS for one in lines(share, length, model)]
+    options.out.write_text("".join(json.dumps(one) + "\n" for one in made))
+    for name in dict.fromkeys(one["set"] for one in made):
+        ours = [one for one in made if one["set"] == name]
+        ratios = sorted(one["ratio"] for one in ours)
+        right = sum(one["reference"]["ids"] == one["answer_ids"] for one in ours)
+        print(f"{name}: {len(ours)} lines, prefix {len(ours[0]['prefix_ids'])} tokens, ratio {ratios[0]} to "
+              f"{ratios[-1]}, {right} regions right")
+
+
+if __name__ == "__main__":
+    main()
