@@ -79,6 +79,7 @@ int add_daemon(struct kvctl *kvctl, struct answer *answer);
 int add_clients(struct kvctl *kvctl, struct answer *answer);
 int add_spaces(struct kvctl *kvctl, struct answer *answer);
 int add_counters(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
+int add_methods(struct kvctl *kvctl, struct answer *answer, const struct space_list *list, bool settings);
 int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
 int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
 

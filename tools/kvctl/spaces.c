@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "ipc/base/layout.h"
+#include "ipc/base/settings.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/verbs.h"
 #include "tools/kvctl/words.h"
@@ -43,6 +44,13 @@ static const struct column space_columns[] = {
         {"leases", NULL, UNIT_COUNT},
         {"clients", "CLIENTS", UNIT_COUNT},
         {"tokens_reused", "REUSED", UNIT_SHARE},
+        {"methods", "METHODS", UNIT_NONE},
+        {"sequences", NULL, UNIT_COUNT},
+        {"blocks.private", NULL, UNIT_COUNT},
+        {"blocks.shared", NULL, UNIT_COUNT},
+        {"blocks.spilled", NULL, UNIT_COUNT},
+        {"blocks.vague", NULL, UNIT_COUNT},
+        {"spill_slots", NULL, UNIT_COUNT},
 };
 
 static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info, const struct kvd_geometry *g) {
@@ -86,6 +94,32 @@ static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *
         table_number(t, info->clients);
 }
 
+static bool is_method_on(const struct kvd_msg_space_info_reply *info, unsigned which) {
+        double value = 0;
+
+        if (strcmp(kvd_setting_info(which)->name, "on") == 0 && info->settings.size >= (which + 1) * sizeof value)
+                memcpy(&value, (const uint8_t *)info->settings.data + which * sizeof value, sizeof value);
+        return value != 0 && which != KVD_pressure_on;
+}
+
+/* Names of those that are on. */
+static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply *info) {
+        char names[128] = "";
+        size_t n = 0;
+
+        for (unsigned i = 0; i < KVD_N_SETTINGS; i++)
+                if (is_method_on(info, i))
+                        n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n ? "," : "",
+                                              kvd_setting_info(i)->method);
+        table_string(t, n ? names : NULL);
+        table_number(t, info->sequences);
+        table_number(t, info->private);
+        table_number(t, info->shared);
+        table_number(t, info->spilled);
+        table_number(t, info->vague);
+        table_number(t, info->spill_slots);
+}
+
 static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info) {
         struct kvd_geometry geometry = {0};
 
@@ -98,6 +132,7 @@ static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *i
         fill_blocks(t, info);
         table_share(t, (double)counter_at(info->client_counters, KVD_CLIENT_TOKENS_FOUND),
                     (double)counter_at(info->client_counters, KVD_CLIENT_TOKENS_ASKED));
+        fill_methods(t, info);
 }
 
 int add_spaces(struct kvctl *kvctl, struct answer *answer) {

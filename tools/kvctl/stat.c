@@ -86,6 +86,11 @@ static void fill_figures(struct table *t, const struct space_name *space, const 
         fill_figure(t, space, "duplicate_seals", of[KVD_SPACE_DUPLICATES],
                     of[KVD_SPACE_DUPLICATES] + of[KVD_SPACE_SEALED], "duplicates / (duplicates + sealed)");
         fill_figure(t, space, "churn", of[KVD_SPACE_EVICTED], of[KVD_SPACE_SEALED], "evicted / sealed");
+        fill_figure(t, space, "changes_taken", of[KVD_SPACE_TAKEN], of[KVD_SPACE_PROPOSED], "taken / proposed");
+        fill_figure(t, space, "affected", of[KVD_SPACE_SHARED], of[KVD_SPACE_APPENDED],
+                    "shared / appended: sequences' own blocks that a similar one replaced (MemShare)");
+        fill_figure(t, space, "left_the_pool", of[KVD_SPACE_SPILLED] + of[KVD_SPACE_DROPPED],
+                    of[KVD_SPACE_APPENDED], "(spilled + dropped) / appended");
 }
 
 static void fill(struct tables *tables, const struct space_name *space, const struct kvd_msg_space_info_reply *info) {

@@ -11,11 +11,12 @@ const char *const words_order[] = {"hnd", "nhd", NULL};
 const char *const words_rope[] = {"post", "pre", "none", NULL};
 const char *const words_kind[] = {"causal", "bidirectional", NULL};
 const char *const words_keys[] = {"serve", "paper", NULL};
-const char *const words_policy[] = {"lru", "fifo", NULL};
+const char *const words_policy[] = {"lru", "fifo", "priority", NULL};
 
 static_assert(KVD_F32 == 1 && KVD_F16 == 2 && KVD_BF16 == 3 && KVD_I8 == 4 && KVD_HND == 1 && KVD_NHD == 2 &&
               KVD_ROPE_POST == 1 && KVD_ROPE_PRE == 2 && KVD_ROPE_NONE == 3 && KVD_CAUSAL == 1 &&
-              KVD_BIDIRECTIONAL == 2 && KVD_KEYS_SERVE == 1 && KVD_KEYS_PAPER == 2 && KVD_LRU == 1 && KVD_FIFO == 2,
+              KVD_BIDIRECTIONAL == 2 && KVD_KEYS_SERVE == 1 && KVD_KEYS_PAPER == 2 && KVD_LRU == 1 && KVD_FIFO == 2 &&
+              KVD_PRIORITY == 3,
               "the lists above follow client/kvd.h");
 
 const char *word_of(const char *const *words, uint32_t number) {
