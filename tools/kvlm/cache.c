@@ -137,7 +137,7 @@ static void adopt(struct sequence *s, const struct kvd_pin *pin, const uint32_t 
 }
 
 void sequence_find(struct sequence *s) {
-        uint32_t whole = s->n_tokens > 0 ? (s->n_tokens - 1) / block_tokens(s) : 0;
+        uint32_t whole = (s->n_tokens - MIN(s->n_tokens, MAX(s->not_found, 1))) / block_tokens(s);
         _cleanup_(freep) uint32_t *ids = NULL;
         struct kvd_pin pin = {0};
         int64_t found;
@@ -270,6 +270,68 @@ void sequence_publish(struct sequence *s, uint32_t n_computed) {
                 chain(s, (uint32_t)sealed);
         if (sealed < (int)n)
                 stop_publishing(s);
+}
+
+/* ---- what is not exact any more ---- */
+
+void sequence_keep_private(struct sequence *s) {
+        s->alone = s->unpublished = true;
+}
+
+int sequence_own(struct sequence *s, uint32_t n, uint8_t **before) {
+        uint32_t shared = MIN(n, s->n_chained), got;
+
+        memcpy(before, s->blocks, n * sizeof *before);
+        for (got = 0; got < shared; got++) {
+                s->blocks[got] = take_private(s->cache);
+                if (!s->blocks[got])
+                        break;
+        }
+        if (got == shared) {
+                memset(s->kinds, BLOCK_PRIVATE, shared);
+                return 0;
+        }
+        while (got-- > 0)
+                give_private(s->cache, s->blocks[got]);
+        memcpy(s->blocks, before, n * sizeof *before);
+        return note(-ENOMEM, "out of memory for keys and values");
+}
+
+/* Private memory goes back to the system: sequences of a budget do not come back for it. */
+static void drop_block(struct sequence *s, uint32_t i) {
+        if (s->kinds[i] == BLOCK_PRIVATE)
+                free(s->blocks[i]);
+        else if (s->kinds[i] == BLOCK_FILLING)
+                kvd_free(s->cache->space, 1, s->pool + i);
+}
+
+/* Blocks that were replaced are the first of the pinned ones, so that the pin can go as a whole. */
+void sequence_cut(struct sequence *s, uint32_t n_slots) {
+        uint32_t n = DIV_UP(n_slots, block_tokens(s));
+
+        for (uint32_t i = n; i < s->n_blocks; i++)
+                drop_block(s, i);
+        s->n_blocks = MIN(n, s->n_blocks);
+        if (s->n_chained > 0)
+                kvd_unpin(s->cache->space, &s->pin);
+        s->n_chained = 0;
+}
+
+void sequence_drop(struct sequence *s, const bool *drop) {
+        uint32_t n = 0, chained = 0;
+
+        for (uint32_t i = 0; i < s->n_blocks; i++) {
+                if (drop[i]) {
+                        drop_block(s, i);
+                        continue;
+                }
+                chained += i < s->n_chained;
+                s->blocks[n] = s->blocks[i];
+                s->kinds[n] = s->kinds[i];
+                s->pool[n++] = s->pool[i];
+        }
+        s->n_blocks = n;
+        s->n_chained = chained;
 }
 
 uint32_t sequence_shared_blocks(const struct sequence *s) {

@@ -2,7 +2,8 @@
 
 /*
  * Threads divide the tokens of a chunk among them and each takes its rows through all layers. They meet once a
- * layer: attention needs the keys and values of every earlier row of the chunk.
+ * layer: attention needs the keys and values of every earlier row of the chunk. With relief, attention is divided by
+ * heads instead, because what a head remembers of it must not depend on the number of threads; they meet once more.
  */
 
 #include "tools/kvlm/forward.h"
@@ -10,10 +11,12 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
 #include "tools/kvlm/note.h"
+#include "tools/kvlm/relief.h"
 #include "tools/kvlm/team.h"
 
 struct workspace { /* of one thread */
@@ -39,6 +42,7 @@ struct forward {
 
         const struct step *step; /* the one in progress */
         bool alone;              /* one thread does all of it */
+        uint64_t attention_ns;   /* of member 0 */
 };
 
 struct range { /* rows of the chunk */
@@ -87,14 +91,13 @@ static void store_keys_values(struct forward *f, uint32_t layer, struct range ro
         size_t slot_bytes = s->head_bytes / s->tokens;
 
         for (uint32_t r = rows.from; r < rows.to; r++) {
-                uint32_t position = f->step->first + r;
+                uint32_t position = f->step->first + r, at = position - f->step->gone;
                 const float *k = f->qkv + (size_t)r * qkv_width(c) + q_width(c), *v = k + c->kv_heads * c->head_dim;
                 uint8_t *slot;
 
                 if (position < f->step->stored)
                         continue;
-                slot = f->step->blocks[position / s->tokens] + 2 * layer * s->plane_bytes +
-                       position % s->tokens * slot_bytes;
+                slot = f->step->blocks[at / s->tokens] + 2 * layer * s->plane_bytes + at % s->tokens * slot_bytes;
                 for (uint32_t h = 0; h < c->kv_heads; h++) {
                         store_head(f, slot + h * s->head_bytes, k + h * c->head_dim);
                         store_head(f, slot + s->plane_bytes + h * s->head_bytes, v + h * c->head_dim);
@@ -117,7 +120,7 @@ static struct kvd_attention attention(const struct forward *f, uint32_t layer, u
                 .type = s->type,
                 .block_tokens = s->tokens,
                 .dim = c->head_dim,
-                .first = f->step->first + rows.from,
+                .first = f->step->first - f->step->gone + rows.from,
                 .n = rows.to - rows.from,
                 .group = group,
                 .scale = 1.0f / sqrtf((float)c->head_dim),
@@ -148,9 +151,42 @@ static void add_change(struct forward *f, struct range rows) {
         f->ops->add(f->x + rows.from * hidden, f->change + rows.from * hidden, (rows.to - rows.from) * hidden);
 }
 
-static void attention_part(struct forward *f, uint32_t layer, struct range rows, float *scratch) {
+static uint32_t members(const struct forward *f) {
+        return f->alone ? 1 : team_size(f->team);
+}
+
+static void attend(struct forward *f, uint32_t layer, struct range rows, uint32_t member) {
+        const struct config *c = &f->model->config;
+
+        for (uint32_t h = 0; h < c->kv_heads && rows.to > rows.from; h++) {
+                struct kvd_attention a = attention(f, layer, h, rows);
+
+                a.scratch = f->workspaces[member].attention;
+                kvd_attend(&a);
+        }
+}
+
+static void attend_with_relief(struct forward *f, uint32_t layer, uint32_t member) {
+        for (uint32_t h = member; h < f->model->config.kv_heads; h += members(f)) {
+                struct kvd_attention a = attention(f, layer, h, (struct range){0, f->step->n});
+
+                relief_attend(f->step->relief, layer, h, &a);
+        }
+        if (!f->alone)
+                team_meet(f->team);
+}
+
+static uint64_t now_ns(void) {
+        struct timespec ts;
+
+        clock_gettime(CLOCK_MONOTONIC, &ts);
+        return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static void attention_part(struct forward *f, uint32_t layer, struct range rows, uint32_t member) {
         const struct config *c = &f->model->config;
         const struct layer *l = f->model->layers + layer;
+        uint64_t started;
 
         norm(f, l->attention_norm, rows);
         multiply(f, f->qkv, f->normed, c->hidden, l->qkv, c->hidden, qkv_width(c), rows);
@@ -158,12 +194,13 @@ static void attention_part(struct forward *f, uint32_t layer, struct range rows,
         store_keys_values(f, layer, rows);
         if (!f->alone)
                 team_meet(f->team);
-        for (uint32_t h = 0; h < c->kv_heads && rows.to > rows.from; h++) {
-                struct kvd_attention a = attention(f, layer, h, rows);
-
-                a.scratch = scratch;
-                kvd_attend(&a);
-        }
+        started = now_ns();
+        if (f->step->relief)
+                attend_with_relief(f, layer, member);
+        else
+                attend(f, layer, rows, member);
+        if (member == 0)
+                f->attention_ns += now_ns() - started;
         multiply(f, f->change, f->mixed, q_width(c), l->output, q_width(c), c->hidden, rows);
         add_change(f, rows);
 }
@@ -220,24 +257,26 @@ static void logits(struct forward *f, struct range rows) {
 
 static void run(void *data, uint32_t member) {
         struct forward *f = data;
-        uint32_t n = f->step->n, members = f->alone ? 1 : team_size(f->team);
-        struct range rows = {(uint64_t)n * member / members, (uint64_t)n * (member + 1) / members};
+        uint64_t n = f->step->n;
+        struct range rows = {n * member / members(f), n * (member + 1) / members(f)};
 
         embed(f, rows);
         angles(f, rows);
         for (uint32_t layer = 0; layer < f->model->config.layers; layer++) {
-                attention_part(f, layer, rows, f->workspaces[member].attention);
+                attention_part(f, layer, rows, member);
                 ffn_part(f, layer, rows);
         }
         logits(f, rows);
 }
 
 /* Every workspace suffices for the whole step; it grows by half at least, as sequences do token by token. */
-static int make_room(struct forward *f, uint32_t members) {
+static int make_room(struct forward *f) {
         struct kvd_attention a = attention(f, 0, 0, (struct range){0, f->step->n});
         size_t need = kvd_attend_scratch(&a);
 
-        for (uint32_t i = 0; i < members; i++) {
+        if (f->step->relief)
+                return relief_prepare(f->step->relief, &a);
+        for (uint32_t i = 0; i < members(f); i++) {
                 struct workspace *w = f->workspaces + i;
 
                 if (need <= w->room)
@@ -253,12 +292,11 @@ static int make_room(struct forward *f, uint32_t members) {
 }
 
 int forward_step(struct forward *f, const struct step *step) {
-        uint32_t members = team_size(f->team);
         int r;
 
         f->step = step;
-        f->alone = members == 1 || step->n < 4 * members;
-        r = make_room(f, f->alone ? 1 : members);
+        f->alone = team_size(f->team) == 1 || step->n < 4 * team_size(f->team);
+        r = make_room(f);
         if (r < 0)
                 return r;
         if (f->alone)
@@ -266,6 +304,10 @@ int forward_step(struct forward *f, const struct step *step) {
         else
                 team_run(f->team, run, f);
         return 0;
+}
+
+double forward_attention_ms(const struct forward *f) {
+        return (double)f->attention_ns / 1e6;
 }
 
 /* ---- life ---- */

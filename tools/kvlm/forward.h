@@ -20,10 +20,14 @@ struct block_shape {
 
 struct block_shape block_shape(const struct config *, uint32_t block_tokens, enum kvd_number type);
 
+struct relief;
+
 struct step {
         uint8_t *const *blocks; /* of the whole sequence */
         const uint32_t *tokens; /* [n], at positions first and up */
         uint32_t first, n;
+        uint32_t gone; /* of the tokens before them, how many have no slot any more: first has slot first - gone */
+        struct relief *relief; /* NULL: attention is exact and sees all slots */
         uint32_t stored; /* keys and values below this position are in the blocks already: read, not written */
         float *logits;   /* NULL: none */
         bool all_logits; /* of every token [n][vocab], not of the last one [vocab] */
@@ -35,5 +39,6 @@ int forward_new(const struct model *, const struct kvd_ops *, const struct block
                 uint32_t threads, struct forward **ret);
 struct forward *forward_free(struct forward *);
 int forward_step(struct forward *, const struct step *); /* at most chunk tokens; -ENOMEM */
+double forward_attention_ms(const struct forward *); /* spent in attention by the first thread, since the start */
 
 #endif

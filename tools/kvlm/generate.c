@@ -11,8 +11,10 @@
 struct run { /* of one request */
         const struct engine *engine;
         struct sequence *sequence;
+        struct relief *relief; /* NULL: nothing is given up */
         struct result *result;
         float *logits;
+        FILE *dump; /* NULL, or where the logits of every token go as they come */
         double started;
         size_t room; /* of the text */
 };
@@ -48,6 +50,45 @@ static struct step next_step(const struct run *run, uint32_t first) {
         };
 }
 
+/* With relief: no further than to where something may be given up, over the slots that are left. */
+static struct step next_relieved_step(const struct run *run) {
+        struct step step = next_step(run, run->sequence->n_computed);
+
+        if (!run->relief)
+                return step;
+        step.n = MIN(step.n, relief_step_limit(run->relief, step.first));
+        step.gone = step.first - run->relief->n_slots;
+        step.relief = run->relief;
+        return step;
+}
+
+static int write_logits(const struct run *run, const struct step *step) {
+        size_t numbers = (size_t)step->n * run->engine->model->config.vocab;
+
+        if (fwrite(run->logits, sizeof *run->logits, numbers, run->dump) != numbers)
+                return note(-EIO, "cannot write the logits: %s", strerror(errno));
+        return 0;
+}
+
+static int verify(const struct run *run);
+
+/* The step's tokens are in the blocks. What was reused is proven right before it may be lost. */
+static int settle(const struct run *run, uint32_t end) {
+        int r = 0;
+
+        if (!run->relief) {
+                sequence_publish(run->sequence, end);
+                return 0;
+        }
+        if (!run->relief->lossy)
+                sequence_publish(run->sequence, end);
+        else
+                run->sequence->n_computed = end;
+        if (run->engine->verify && relief_loses(run->relief, end))
+                r = verify(run);
+        return r < 0 ? r : relief_settle(run->relief, run->sequence, end);
+}
+
 /* All tokens of the sequence that are not computed yet, in chunks, and the logits of the last one. */
 static int catch_up(const struct run *run) {
         struct sequence *s = run->sequence;
@@ -58,15 +99,21 @@ static int catch_up(const struct run *run) {
                 int r;
 
                 sequence_find(s);
-                step = next_step(run, s->n_computed);
+                if (run->relief)
+                        relief_found(run->relief, s->n_computed);
+                step = next_relieved_step(run);
                 end = step.first + step.n;
-                step.logits = end == s->n_tokens ? run->logits : NULL;
-                r = sequence_extend(s, end);
+                step.logits = end == s->n_tokens || run->dump ? run->logits : NULL;
+                step.all_logits = run->dump;
+                r = sequence_extend(s, end - step.gone);
                 if (r == 0)
                         r = compute(run, &step);
+                if (r == 0 && run->dump)
+                        r = write_logits(run, &step);
+                if (r == 0)
+                        r = settle(run, end);
                 if (r < 0)
                         return r;
-                sequence_publish(s, end);
                 if (end <= run->result->prompt_tokens)
                         show_progress(run, end, run->result->prompt_tokens);
         }
@@ -74,23 +121,21 @@ static int catch_up(const struct run *run) {
 }
 
 /* The logits of every token, once more from the first: keys and values are only read, from wherever they are. */
-static int dump_logits(const struct run *run, FILE *f) {
+static int dump_logits(const struct run *run) {
         const struct sequence *s = run->sequence;
-        uint32_t vocab = run->engine->model->config.vocab;
 
         for (uint32_t first = 0; first < s->n_tokens;) {
                 struct step step = next_step(run, first);
-                size_t numbers = (size_t)step.n * vocab;
                 int r;
 
                 step.stored = s->n_tokens;
                 step.logits = run->logits;
                 step.all_logits = true;
                 r = compute(run, &step);
+                if (r == 0)
+                        r = write_logits(run, &step);
                 if (r < 0)
                         return r;
-                if (fwrite(run->logits, sizeof *run->logits, numbers, f) != numbers)
-                        return note(-EIO, "cannot write the logits: %s", strerror(errno));
                 first += step.n;
         }
         return 0;
@@ -165,7 +210,7 @@ static int decode(struct run *run) {
 static int verify(const struct run *run) {
         const struct engine *e = run->engine;
         const struct sequence *s = run->sequence;
-        struct run again = *run;
+        struct run again = {.engine = run->engine, .result = run->result};
         size_t bytes = e->shape.block_bytes;
         uint32_t n = 0;
         int r;
@@ -200,20 +245,52 @@ static void account(const struct run *run) {
         result->shared_blocks = sequence_shared_blocks(s);
         result->private_blocks = s->n_blocks - result->shared_blocks;
         result->refused = s->n_refused;
+        result->budget = run->relief ? run->relief->budget : 0;
+        result->kept = run->relief ? run->relief->n_slots : s->n_computed;
+        result->relief.kv_bytes = result->relief.kv_bytes_peak = (uint64_t)s->n_blocks * run->engine->shape.block_bytes;
+        if (run->relief)
+                result->relief = relief_stats(run->relief, s);
 }
 
 static int serve(struct run *run, const struct request *request) {
         const struct engine *e = run->engine;
+        double attention;
         int r;
 
         sampler_restart(e->sampler);
         r = append_text(run, "", 0);
+        run->dump = request->logits && run->relief ? request->logits : NULL;
+        attention = forward_attention_ms(e->forward);
         if (r == 0)
                 r = catch_up(run);
-        if (r == 0)
-                r = request->logits ? dump_logits(run, request->logits) : decode(run);
+        run->result->prompt_attention_ms = forward_attention_ms(e->forward) - attention;
+        attention = forward_attention_ms(e->forward);
+        run->dump = request->logits;
+        if (r == 0 && !request->logits)
+                r = decode(run);
+        else if (r == 0 && !run->relief)
+                r = dump_logits(run);
+        run->result->attention_ms = forward_attention_ms(e->forward) - attention;
         account(run);
-        return r == 0 && e->verify ? verify(run) : r;
+        return r == 0 && e->verify && !(run->relief && run->relief->lossy) ? verify(run) : r;
+}
+
+/* Logits are those of this process alone: with relief each is computed once, as it comes. */
+static int prepare(struct run *run, const struct request *request, uint32_t capacity) {
+        const struct engine *e = run->engine;
+        const struct config *c = &e->model->config;
+        const struct relief_setup setup = {e->methods, e->ops, e->shape, c->layers, c->heads / c->kv_heads,
+                                           request->n_tokens, capacity};
+        int r = methods_active(e->methods) ? relief_new(&setup, &run->relief) : 0;
+
+        if (r < 0)
+                return r;
+        if (run->relief && request->logits)
+                return sequence_new_private(e->cache, request->tokens, request->n_tokens, &run->sequence);
+        r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run->sequence);
+        if (r == 0 && run->relief)
+                run->sequence->not_found = relief_not_found(run->relief);
+        return r;
 }
 
 int generate(const struct engine *e, const struct request *request, struct result *ret) {
@@ -232,10 +309,11 @@ int generate(const struct engine *e, const struct request *request, struct resul
         run.logits = malloc(rows * c->vocab * sizeof *run.logits);
         if (!run.logits)
                 return note(-ENOMEM, "out of memory for logits");
-        r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run.sequence);
+        r = prepare(&run, request, capacity);
         if (r == 0)
                 r = serve(&run, request);
         sequence_free(run.sequence);
+        relief_free(run.relief);
         free(run.logits);
         if (r < 0)
                 result_release(&result);

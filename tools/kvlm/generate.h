@@ -9,11 +9,13 @@
 
 #include "tools/kvlm/cache.h"
 #include "tools/kvlm/forward.h"
+#include "tools/kvlm/relief.h"
 #include "tools/kvlm/sample.h"
 #include "tools/kvlm/tokenizer.h"
 
 struct engine {
         const struct model *model;
+        const struct kvd_ops *ops;
         const struct tokenizer *tokenizer;
         struct forward *forward;
         struct cache *cache;
@@ -26,6 +28,7 @@ struct engine {
         const char *stop; /* ends the text and is not part of it; "": nothing does */
         bool verify;
         bool progress;
+        const struct methods *methods;
 };
 
 struct request {
@@ -40,7 +43,10 @@ struct result {
         uint32_t prompt_tokens, reused_tokens, generated_tokens;
         uint32_t shared_blocks, private_blocks, refused;
         double ttft_ms, total_ms;
+        double prompt_attention_ms, attention_ms; /* in attention, by the first thread; of the prompt, and behind it */
         uint64_t verified_bytes, wrong_bytes;
+        uint32_t budget, kept; /* tokens per layer and head: at most, and at the end */
+        struct relief_stats relief;
 };
 
 int generate(const struct engine *, const struct request *, struct result *ret); /* -EINTR: interrupted */

@@ -127,6 +127,7 @@ static int open_engine(struct parts *p) {
                 return r;
         p->engine = (struct engine){
                 .model = p->model,
+                .ops = p->ops,
                 .tokenizer = p->tokenizer,
                 .forward = p->forward,
                 .cache = p->cache,
@@ -138,6 +139,7 @@ static int open_engine(struct parts *p) {
                 .stop = o->stop,
                 .verify = o->verify,
                 .progress = o->progress,
+                .methods = &p->options.methods,
         };
         return 0;
 }
@@ -168,7 +170,7 @@ static int answer(struct parts *p, const uint32_t *ids, uint32_t n) {
 
         if (r < 0)
                 return r == -EINTR ? r : failed(p);
-        r = o->json ? report_json(&result, o->verify) : report_text(&result, o->verify);
+        r = o->json ? report_json(&result, &o->methods, o->verify) : report_text(&result, o->verify);
         if (result.wrong_bytes > 0)
                 p->failed = true;
         result_release(&result);
@@ -241,6 +243,8 @@ static int run(struct parts *p) {
         r = open_input_output(p);
         if (r < 0)
                 return r;
+        if (p->model->config.bidirectional && methods_active(&p->options.methods))
+                return note(-EINVAL, "--evict and --hshare are for causal models, and this one is bidirectional");
         if (p->model->config.bidirectional)
                 return diffuse_prompts(p);
         r = open_engine(p);

@@ -48,6 +48,8 @@ static const char help[] =
         "  --threads N          threads (default 1)\n"
         "  --variant NAME       instructions: avx512, avx2 or scalar (default: the best there is)\n"
         "\n"
+        METHODS_HELP
+        "\n"
         DIFFUSE_HELP
         "\n"
         "Output:\n"
@@ -64,9 +66,10 @@ enum {
         OPT_DOCUMENT, OPT_KV_TYPE, OPT_VERIFY, OPT_MAX_TOKENS, OPT_STOP, OPT_TEMPERATURE, OPT_TOP_K, OPT_TOP_P,
         OPT_SEED, OPT_CHUNK, OPT_THREADS, OPT_VARIANT, OPT_JSON, OPT_PROGRESS, OPT_LOGITS, OPT_HELP, OPT_VERSION,
         OPT_DIFFUSE,
+        OPT_METHOD, /* and up: + index of the method's parameter */
 };
 
-static const struct option table[] = {
+static const struct option basic[] = {
         {"model", required_argument, NULL, OPT_MODEL},
         {"socket", required_argument, NULL, OPT_SOCKET},
         {"space", required_argument, NULL, OPT_SPACE},
@@ -93,8 +96,16 @@ static const struct option table[] = {
         {"help", no_argument, NULL, OPT_HELP},
         {"version", no_argument, NULL, OPT_VERSION},
         DIFFUSE_OPTIONS(OPT_DIFFUSE),
-        {0},
 };
+
+static struct option table[ARRAY_SIZE(basic) + METHOD_NAMES + 1]; /* basic, those of methods, and a zero */
+
+static void fill_table(void) {
+        memcpy(table, basic, sizeof basic);
+        for (size_t i = 0; i < METHOD_NAMES; i++)
+                table[ARRAY_SIZE(basic) + i] = (struct option){method_name(i), required_argument, NULL,
+                                                               OPT_METHOD + (int)i};
+}
 
 /* ---- values ---- */
 
@@ -263,6 +274,10 @@ static int set(struct options *o, const struct option *option, const char *value
 
         if (option->has_arg == no_argument)
                 return set_flag(o, option->val);
+        if (option->val >= OPT_METHOD) {
+                o->method_values[option->val - OPT_METHOD] = value;
+                return 1;
+        }
         if (plain) {
                 *plain = value;
                 return 1;
@@ -293,13 +308,14 @@ static int check(struct options *o) {
                 return note(-EINVAL, "--document stands before texts: it needs --prompts or --text");
         if (!*o->space)
                 default_space(o->model, o->space);
-        return 1;
+        return methods_read(o->method_values, &o->methods) < 0 ? -EINVAL : 1;
 }
 
 static int parse(int argc, char **argv, struct options *o) {
         int option, index, r;
 
         opterr = 0;
+        fill_table();
         o->stop = strdup("\n");
         if (!o->stop)
                 return note(-ENOMEM, "out of memory");

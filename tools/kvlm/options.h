@@ -7,6 +7,7 @@
 
 #include "kernels/ops.h"
 #include "tools/kvlm/diffuse_options.h"
+#include "tools/kvlm/methods.h"
 #include "tools/kvlm/sample.h"
 
 struct options {
@@ -25,6 +26,9 @@ struct options {
         struct sampling sampling;
         bool verify, json, progress;
         struct diffuse_options diffuse; /* of bidirectional models */
+
+        const char *method_values[METHOD_NAMES]; /* as given */
+        struct methods methods;
 };
 
 /* 1: go on; 0: --help or --version was printed; -EINVAL: wrong usage, described by note_line(). */

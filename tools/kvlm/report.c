@@ -21,7 +21,22 @@ static double tokens_per_second(const struct result *r) {
         return r->generated_tokens > 1 && ms > 0.0 ? (r->generated_tokens - 1) / ms * 1e3 : 0.0;
 }
 
-int report_json(const struct result *r, bool verified) {
+static void report_methods(const struct result *r, const struct methods *m) {
+        const struct relief_stats *s = &r->relief;
+
+        printf(", \"method\": \"%s%s\", \"profile\": \"%s\"", m->hshare.on && m->evict ? "hshare+" : "",
+               m->hshare.on && !m->evict ? "hshare" : evict_name(m->evict), m->paper ? "paper" : "serve");
+        printf(", \"budget_tokens\": %u, \"kept_tokens\": %u, \"evicted_tokens\": %" PRIu64 ", \"evictions\": %" PRIu64,
+               r->budget, r->kept, s->evicted, s->evictions);
+        printf(", \"kv_bytes_peak\": %" PRIu64 ", \"kv_bytes\": %" PRIu64 ", \"label_bytes\": %" PRIu64
+               ", \"spill_bytes\": %" PRIu64, s->kv_bytes_peak, s->kv_bytes, s->label_bytes, s->spill_bytes);
+        printf(", \"prompt_attention_ms\": %.3f, \"attention_ms\": %.3f, \"selection_ms\": %.3f, \"selections\": %" PRIu64,
+               r->prompt_attention_ms, r->attention_ms - s->selection_ms, s->selection_ms, s->selections);
+        printf(", \"revived_exact\": %" PRIu64 ", \"revived_approximate\": %" PRIu64 ", \"revive_refused\": %" PRIu64
+               ", \"sketch_load\": %.3f", s->revived_exact, s->revived_approximate, s->refused, s->load);
+}
+
+int report_json(const struct result *r, const struct methods *m, bool verified) {
         fputs("{\"text\": ", stdout);
         json_write_string(stdout, r->text, r->text_size);
         printf(", \"prompt_tokens\": %u, \"reused_tokens\": %u, \"computed_tokens\": %u, \"generated_tokens\": %u",
@@ -29,6 +44,7 @@ int report_json(const struct result *r, bool verified) {
         printf(", \"ttft_ms\": %.3f, \"total_ms\": %.3f, \"shared_blocks\": %u, \"private_blocks\": %u", r->ttft_ms,
                r->total_ms, r->shared_blocks, r->private_blocks);
         printf(", \"refused\": %u, \"tokens_per_s\": %.1f", r->refused, tokens_per_second(r));
+        report_methods(r, m);
         if (verified)
                 printf(", \"verified_bytes\": %" PRIu64 ", \"wrong_bytes\": %" PRIu64, r->verified_bytes,
                        r->wrong_bytes);
