@@ -23,7 +23,8 @@ enum kvd_job_kind {
         KVD_JOB_SCORE = 2,     /* items: blocks of one sequence or chain, in order. Result: float each, priority 0 to 1 */
         KVD_JOB_COMPARE = 3,   /* items and steps of a sequence; step 0 is new. Result: struct kvd_match, best per block */
         KVD_JOB_SPILL = 4,     /* items: ref -> spill slot, into the sketch if ordinal is set. Result: struct kvd_spilled */
-        KVD_JOB_REVIVE = 5,    /* items: dest <- spill slot, or the sketch if approx. Result: u32 each, 0 or errno */
+        KVD_JOB_REVIVE = 5,    /* items: dest <- spill slot, or the sketch if approx; the summary of row goes to to_row,
+                                  if there is one. Result: u32 each, 0 or errno */
         KVD_JOB_FORGET = 6,    /* items: takes their exact copies out of the sketch. Result: u32 each */
         KVD_JOB_REBUILD = 7,   /* the sketch, anew from the exact copies of all items. Result: u32 each */
         KVD_JOB_CONFIG = 8,    /* HShare: items: blocks that hold selection bitsets. Result: bytes, see critical */
@@ -82,7 +83,10 @@ struct kvd_sketch_header {
         uint64_t salt;
         uint32_t cell_floats;  /* of one plane: layers x kv_heads x head_dim */
         uint32_t has_mean;     /* the mean key behind this header is frozen */
-        uint64_t pad[4];
+        uint64_t job;          /* the last one that changed it, or is changing it: if that one was lost, what is in the
+                                  sketch is not known, whatever the state, and only REBUILD makes it known again */
+        uint32_t key_mode, hash; /* what it was begun with: 1 + the values of kvreviver.key_mode and .hash */
+        uint64_t pad[2];
         /* mean key: cell_floats floats, then the cells */
 };
 static_assert(sizeof(struct kvd_sketch_header) == 64, "cells stay aligned");
