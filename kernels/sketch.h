@@ -24,12 +24,15 @@
 /* ---- places: which cells a token has ---- */
 
 /*
- * uniform      column floor(h * columns / 2^61) of h = a u + c mod 2^61 - 1: two-universal (the paper's profile)
+ * For each row, h is a polynomial of degree 3 in the ordinal, modulo 2^61 - 1 (4-wise independent; one of degree 1
+ * would spread consecutive ordinals more evenly than chance does, and the paper's bounds are for chance).
+ *
+ * uniform      column floor(h * columns / 2^61): the paper's profile
  * permutation  ordinal u has column pi(u mod columns), pi a permutation keyed by salt, row and u / columns: tokens
  *              collide only with those of other rounds, and the first round is exact
  *
- * In both, the signs are two bits of a polynomial of degree 3 in u mod 2^61 - 1 (4-wise independent), one for keys and
- * one for values: were they the same, the errors of a token's key and value would be correlated.
+ * The signs are the two lowest bits of h, one for keys and one for values: were they the same, the errors of a token's
+ * key and value would be correlated.
  */
 enum kvd_sketch_family { KVD_SKETCH_UNIFORM = 1, KVD_SKETCH_PERMUTATION = 2 };
 

@@ -7,8 +7,7 @@
 
 #define PRIME ((1ull << 61) - 1)
 
-enum { STREAM_COLUMN = 0, STREAM_SIGN = 2, STREAM_ROUND = 6, STREAMS = 8 };
-enum { STEPS = 4 }; /* of a permutation */
+enum { DEGREE = 3, STREAM_ROUND = 4, STEPS = 4 /* of a permutation */ };
 
 /* SplitMix64's output function. */
 static uint64_t mix(uint64_t x) {
@@ -29,20 +28,14 @@ static uint64_t reduce(unsigned __int128 x) {
         return sum >= PRIME ? sum - PRIME : sum;
 }
 
-/* c[0] + c[1] u + ... mod 2^61 - 1, with the coefficients of a row's stream from first on */
-static uint64_t polynomial(const struct kvd_sketch_hash *hash, uint32_t row, uint32_t first, int degree, uint64_t u) {
+/* c[0] + c[1] u + ... mod 2^61 - 1, with the coefficients from a row's stream */
+static uint64_t polynomial(const struct kvd_sketch_hash *hash, uint32_t row, uint64_t u) {
         uint64_t y = 0;
 
         u = reduce(u);
-        for (int i = degree; i >= 0; i--)
-                y = reduce((unsigned __int128)y * u + reduce(draw(hash->salt, row, first + i)));
+        for (int i = DEGREE; i >= 0; i--)
+                y = reduce((unsigned __int128)y * u + reduce(draw(hash->salt, row, (uint64_t)i)));
         return y;
-}
-
-static uint32_t uniform_column(const struct kvd_sketch_hash *hash, uint32_t row, uint64_t u) {
-        uint64_t h = polynomial(hash, row, STREAM_COLUMN, 1, u);
-
-        return (uint32_t)((unsigned __int128)h * hash->columns >> 61);
 }
 
 /*
@@ -70,10 +63,11 @@ static uint32_t permuted_column(const struct kvd_sketch_hash *hash, uint32_t row
 void kvd_sketch_place(const struct kvd_sketch_hash *hash, const uint64_t *ordinals, uint32_t n, uint32_t *places) {
         for (uint32_t i = 0; i < n; i++)
                 for (uint32_t r = 0; r < hash->rows; r++) {
-                        uint32_t signs = (uint32_t)polynomial(hash, r, STREAM_SIGN, 3, ordinals[i]) << 30;
+                        uint64_t h = polynomial(hash, r, ordinals[i]);
+                        uint32_t column = (uint32_t)((unsigned __int128)h * hash->columns >> 61);
 
-                        *places++ = signs | (hash->family == KVD_SKETCH_PERMUTATION
-                                                     ? permuted_column(hash, r, ordinals[i])
-                                                     : uniform_column(hash, r, ordinals[i]));
+                        if (hash->family == KVD_SKETCH_PERMUTATION)
+                                column = permuted_column(hash, r, ordinals[i]);
+                        *places++ = (uint32_t)h << 30 | column;
                 }
 }

@@ -15,6 +15,8 @@
 /* Sorted by method. */
 static const struct compute_row *const methods[] = {
         compute_block,
+        compute_memshare,
+        compute_sketch,
 };
 
 /* ---- what there is ---------------------------------------------------------------------------------------------- */
