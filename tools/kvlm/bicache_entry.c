@@ -105,32 +105,39 @@ static bool find_layers(struct entry *e, uint32_t need) {
 
 /* ---- making ---- */
 
-static int compute(struct entry *e, uint32_t end_layer) {
-        const struct entry_maker *m = e->maker;
-        struct band band = {e->n_layers, end_layer, 0, e->context.n_tokens, true, true};
-        int r = pass_room(m->pass, e->context.n_tokens);
-
-        for (uint32_t layer = e->n_layers; r == 0 && layer < end_layer; layer++)
-                r = take(e, layer);
-        if (r < 0)
-                return r;
+/* Rows as they are before the next layer. */
+static void rewind_rows(struct entry *e) {
         if (e->n_layers == 0)
-                pass_embed(m->pass, e->tokens, 0, e->context.n_tokens);
+                pass_embed(e->maker->pass, e->tokens, 0, e->context.n_tokens);
         else
-                pass_restore(m->pass, &e->context, e->n_layers - 1);
-        r = pass_run(m->pass, &e->context, &band);
+                pass_restore(e->maker->pass, &e->context, e->n_layers - 1);
+}
+
+static int compute_next(struct entry *e) {
+        struct band band = {e->n_layers, e->n_layers + 1, 0, e->context.n_tokens, true, true};
+        int r = take(e, e->n_layers);
+
+        if (r == 0)
+                r = pass_run(e->maker->pass, &e->context, &band);
         if (r < 0)
                 return r;
-        e->n_made += end_layer - e->n_layers;
-        e->n_layers = end_layer;
+        e->n_layers++;
+        e->n_made++;
         return 0;
 }
 
+static void forget_from(struct entry *e, uint32_t layer) {
+        for (uint32_t l = layer; l < e->maker->config->layers; l++)
+                drop(e, l);
+        e->n_layers = MIN(e->n_layers, layer);
+        e->n_found = MIN(e->n_found, layer);
+}
+
 /*
- * Who came second gets the first one's blocks. On failure the layer is still ours, and then stays so, or absent: a
- * part of it was sealed, or nobody knows whether it was.
+ * Who came second gets the first one's blocks. If the daemon lets us down, the layer is still ours, and then stays so,
+ * or lost: a part of it was sealed, or nobody knows whether it was. A lost layer and those behind it are forgotten.
  */
-static bool seal(struct entry *e, uint32_t layer) {
+static void seal(struct entry *e, uint32_t layer) {
         struct kvd_block *pool = pool_of(e, layer);
         uint32_t n = e->context.n_blocks, lost = 0;
         int sealed;
@@ -143,40 +150,31 @@ static bool seal(struct entry *e, uint32_t layer) {
         }
         if (sealed == (int)n) {
                 e->kinds[layer] = ENTRY_SEALED;
-        } else if (sealed > 0 || lost > 0) {
-                kvd_free(e->space, n - (uint32_t)MAX(sealed, 0), pool + MAX(sealed, 0));
-                e->kinds[layer] = ENTRY_ABSENT;
-                drop(e, layer);
+                return;
         }
-        return sealed == (int)n;
+        e->refused = true;
+        if (sealed <= 0 && lost == 0)
+                return;
+        kvd_free(e->space, n - (uint32_t)MAX(sealed, 0), pool + MAX(sealed, 0));
+        e->kinds[layer] = ENTRY_ABSENT;
+        forget_from(e, layer);
 }
 
-static void forget_from(struct entry *e, uint32_t layer) {
-        for (uint32_t l = layer; l < e->maker->config->layers; l++)
-                drop(e, l);
-        e->n_layers = MIN(e->n_layers, layer);
-        e->n_found = MIN(e->n_found, layer);
-}
-
-/* The deepest first. What got lost on the way is computed again, in private memory. */
-static int publish(struct entry *e, uint32_t first, uint32_t end) {
-        for (uint32_t layer = end; layer-- > first;) {
-                if (e->kinds[layer] != ENTRY_FILLING || seal(e, layer))
-                        continue;
-                e->refused = true;
-                if (e->kinds[layer] == ENTRY_FILLING)
-                        return 0;
-                forget_from(e, layer);
-                return compute(e, end);
-        }
-        return 0;
-}
-
+/* What gets lost on the way is computed again, in private memory: we are refused then. */
 static int make(struct entry *e, uint32_t end_layer) {
-        uint32_t first = e->n_layers;
-        int r = compute(e, end_layer);
+        int r = pass_room(e->maker->pass, e->context.n_tokens);
 
-        return r < 0 ? r : publish(e, first, end_layer);
+        while (r == 0 && e->n_layers < end_layer) {
+                uint32_t layer = e->n_layers;
+
+                rewind_rows(e);
+                r = compute_next(e);
+                if (r == 0 && layer > 0 && e->kinds[layer] == ENTRY_FILLING)
+                        seal(e, layer);
+                if (r == 0 && e->n_layers == end_layer && e->kinds[0] == ENTRY_FILLING)
+                        seal(e, 0);
+        }
+        return r;
 }
 
 /* ---- single flight ---- */
@@ -201,8 +199,8 @@ static int find_or_make(struct entry *e, uint32_t need, uint32_t end_layer) {
                 if (r < 0)
                         break;
         }
-        e->refused = e->space;
-        return compute(e, need); /* in private memory */
+        e->refused = e->space != NULL;
+        return make(e, need); /* in private memory */
 }
 
 /* ---- life ---- */
@@ -255,7 +253,7 @@ int entry_open_private(const struct entry_maker *maker, const uint32_t *tokens, 
 
         if (r < 0)
                 return r;
-        r = compute(e, n_layers);
+        r = make(e, n_layers);
         if (r < 0)
                 entry_close(e);
         else

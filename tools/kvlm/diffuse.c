@@ -12,15 +12,20 @@
 #include <string.h>
 #include <time.h>
 
+#include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/diffuse_pick.h"
 #include "tools/kvlm/note.h"
+
+enum { DEFAULT_REFRESH = 16 };
 
 struct run { /* of one request */
         const struct diffuser *diffuser;
         const struct diffuse_request *request;
         struct diffuse_result *result;
+        kvd_space *space; /* NULL: none */
         struct entry_maker maker;
+        uint32_t entry_depth; /* layers that an entry of ours gets */
         struct entry *entry; /* NULL: nothing is reused */
         struct context context;
         uint8_t *memory;     /* keys and values that are not in the entry */
@@ -41,26 +46,69 @@ static double now_ms(void) {
 
 /* ---- the prefix ---- */
 
-uint32_t diffuse_depth(const struct diffuser *d, const struct diffuse_request *q, uint32_t *ratio) {
-        const struct bicache_table *t = d->table;
-        uint32_t whole = q->n_tokens + (t && !t->include_gen ? 0 : d->options.length);
-        uint32_t layers = d->model->config.layers;
+static bool space_says(kvd_space *space, const char *setting) {
+        double value;
 
-        *ratio = bicache_ratio(q->n_prefix, whole);
-        if (d->options.bicache == BICACHE_OFF || q->n_prefix == 0)
-                return 0;
-        if (d->options.bicache == BICACHE_NAIVE)
-                return layers;
-        if (d->options.depth)
-                return MIN(d->options.depth, layers);
-        return t ? bicache_table_depth(t, *ratio) : 1;
+        return space && kvd_space_setting(space, setting, &value) == 0 && value != 0.0;
 }
 
-/* Layers that an entry gets: what the deepest user of the table needs; all of them where nobody knows. */
-static uint32_t entry_depth(const struct diffuser *d) {
-        if (d->options.bicache == BICACHE_NAIVE || (!d->options.depth && !d->table))
-                return d->model->config.layers;
-        return d->options.depth ? MIN(d->options.depth, d->model->config.layers) : bicache_table_deepest(d->table);
+static enum bicache_mode choose_mode(const struct run *run) {
+        enum bicache_mode mode = run->diffuser->options.bicache;
+
+        if (mode == BICACHE_SPACE)
+                mode = space_says(run->space, "bicache") ? BICACHE_ON : BICACHE_OFF;
+        return run->request->n_prefix > 0 ? mode : BICACHE_OFF;
+}
+
+/* r of methods.md 2.3, in percent. */
+static uint32_t ratio(const struct run *run) {
+        const struct bicache_table *t = run->diffuser->table;
+        bool prompt_only = t ? !t->include_gen : space_says(run->space, "bicache.r_def");
+
+        return bicache_ratio(run->request->n_prefix, run->request->n_tokens + (prompt_only ? 0 : run->result->length));
+}
+
+/* The space's table at a ratio; 0: it has none. */
+static uint32_t space_depth(const struct run *run, uint32_t prefix, uint32_t prompt, uint32_t generated) {
+        int depth = run->space ? kvd_prefix_depth(run->space, prefix, prompt, generated) : 0;
+
+        return depth > 0 ? (uint32_t)depth : 0;
+}
+
+/* b of methods.md 2.3: layers of the prefix that are used as they were stored. */
+static uint32_t depth(const struct run *run) {
+        const struct diffuser *d = run->diffuser;
+        const struct diffuse_request *q = run->request;
+
+        if (d->options.depth)
+                return d->options.depth;
+        if (d->table)
+                return bicache_table_depth(d->table, run->result->ratio);
+        return MAX(1, space_depth(run, q->n_prefix, q->n_tokens - q->n_prefix, run->result->length));
+}
+
+/* Layers that an entry gets: what any ratio may need (the largest is that of a prefix alone), or all of them. */
+static uint32_t entry_depth(const struct run *run) {
+        const struct diffuser *d = run->diffuser;
+        uint32_t deepest = d->options.depth;
+
+        if (deepest == 0)
+                deepest = d->table ? bicache_table_deepest(d->table) : space_depth(run, 1, 0, 0);
+        return deepest ? deepest : d->model->config.layers;
+}
+
+static void choose(struct run *run) {
+        uint32_t layers = run->diffuser->model->config.layers;
+
+        run->space = cache_space(run->diffuser->cache);
+        run->result->mode = choose_mode(run);
+        run->result->ratio = ratio(run);
+        if (run->result->mode == BICACHE_NAIVE)
+                run->result->depth = run->entry_depth = layers;
+        if (run->result->mode != BICACHE_ON)
+                return;
+        run->result->depth = MIN(depth(run), layers);
+        run->entry_depth = MIN(entry_depth(run), layers);
 }
 
 static int open_entry(struct run *run) {
@@ -70,7 +118,7 @@ static int open_entry(struct run *run) {
         if (result->depth == 0)
                 return 0;
         r = entry_open(&run->maker, run->request->tokens, run->request->n_prefix, result->depth,
-                       entry_depth(run->diffuser), &run->entry);
+                       run->entry_depth, &run->entry);
         if (r < 0)
                 return r;
         result->found = MIN(run->entry->n_found, result->depth);
@@ -150,7 +198,10 @@ static int pass(const struct run *run, uint32_t layer, uint32_t end_layer, uint3
 
 /* t from 1, as the paper counts. */
 static bool is_refreshed(const struct run *run, uint32_t t) {
-        return (t - 1) % run->diffuser->options.refresh == 0;
+        uint32_t every = run->diffuser->options.refresh;
+        int answer = every == 0 && run->space ? kvd_prefix_refresh(run->space, t) : -ENOENT;
+
+        return answer < 0 ? (t - 1) % (every ? every : DEFAULT_REFRESH) == 0 : answer > 0;
 }
 
 static int compute(const struct run *run, uint32_t t) {
@@ -320,7 +371,7 @@ int diffuse(const struct diffuser *d, const struct diffuse_request *q, struct di
 
         if (r < 0)
                 return r;
-        result.depth = diffuse_depth(d, q, &result.ratio);
+        choose(&run);
         r = serve(&run);
         clean_up(&run);
         if (r < 0)

@@ -38,6 +38,7 @@ struct diffuse_result {
         uint32_t *tokens; /* [length] */
         uint32_t length, prompt_tokens, prefix_tokens;
         uint32_t steps, refreshes;
+        enum bicache_mode mode; /* that was used: not BICACHE_SPACE */
         uint32_t depth, ratio;  /* b, and r in percent */
         uint32_t found, made;   /* layers of the entry */
         uint32_t reused_tokens; /* of the prefix: those whose first layers were there */
@@ -47,9 +48,6 @@ struct diffuse_result {
         uint64_t verified_bytes, wrong_bytes;
         double entry_ms, total_ms; /* until the entry was there; until the end */
 };
-
-/* Layers of the prefix that the mode reuses: b of methods.md 2.3, 0 for off, all for naive. */
-uint32_t diffuse_depth(const struct diffuser *, const struct diffuse_request *, uint32_t *ratio);
 
 int diffuse(const struct diffuser *, const struct diffuse_request *, struct diffuse_result *ret); /* -EINTR */
 void diffuse_result_release(struct diffuse_result *);

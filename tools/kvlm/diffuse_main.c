@@ -22,7 +22,7 @@ static int open_cache(struct session *s) {
         const struct options *o = s->parts->options;
         const struct config *c = &s->parts->model->config;
         struct cache_options options = {
-                .space = o->share && o->diffuse.bicache != BICACHE_OFF ? o->space : NULL,
+                .space = o->share && (o->diffuse.bicache != BICACHE_OFF || o->diffuse.profile) ? o->space : NULL,
                 .socket = o->socket,
                 .geometry = {
                         .layers = c->layers,

@@ -22,14 +22,14 @@ static int read_number(const char *name, const char *value, uint32_t most, uint3
 }
 
 static int read_mode(const char *value, enum bicache_mode *ret) {
-        static const char *const names[] = {"off", "naive", "on"};
+        static const char *const names[] = {"space", "off", "naive", "on"};
 
         for (size_t i = 0; i < ARRAY_SIZE(names); i++)
                 if (strcmp(value, names[i]) == 0) {
                         *ret = (enum bicache_mode)i;
                         return 0;
                 }
-        return note(-EINVAL, "--bicache takes off, naive or on, not \"%s\"", value);
+        return note(-EINVAL, "--bicache takes space, off, naive or on, not \"%s\"", value);
 }
 
 int diffuse_option(struct diffuse_options *o, const char *name, const char *value) {

@@ -8,7 +8,7 @@
 #include "tools/kvlm/json.h"
 #include "tools/kvlm/note.h"
 
-static const char *const modes[] = {"off", "naive", "on"};
+static const char *const modes[] = {"space", "off", "naive", "on"};
 
 static int finish(void) {
         if (fflush(stdout) != 0 || ferror(stdout))
@@ -35,7 +35,7 @@ int diffuse_report_json(const struct diffuse_result *r, const struct diffuser *d
         printf(", \"prompt_tokens\": %u, \"prefix_tokens\": %u, \"reused_tokens\": %u, \"generated_tokens\": %u",
                r->prompt_tokens, r->prefix_tokens, r->reused_tokens, r->length);
         printf(", \"bicache\": \"%s\", \"r\": %u, \"b\": %u, \"layers\": %u, \"steps\": %u, \"refreshes\": %u",
-               modes[d->options.bicache], r->ratio, r->depth, d->model->config.layers, r->steps, r->refreshes);
+               modes[r->mode], r->ratio, r->depth, d->model->config.layers, r->steps, r->refreshes);
         printf(", \"found_layers\": %u, \"made_layers\": %u, \"shared_bytes\": %" PRIu64 ", \"private_bytes\": %" PRIu64
                ", \"deep_bytes\": %" PRIu64 ", \"refused\": %d",
                r->found, r->made, r->shared_bytes, r->private_bytes, r->deep_bytes, r->refused);

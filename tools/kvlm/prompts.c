@@ -86,7 +86,8 @@ static int encode_split(struct prompts *p, const char *document, size_t document
         if (!all)
                 return note(-ENOMEM, "out of memory for a prompt");
         prefix = NULL;
-        memcpy(all + n_prefix, rest, n_rest * sizeof *all);
+        if (n_rest > 0)
+                memcpy(all + n_prefix, rest, n_rest * sizeof *all);
         p->n_prefix = n_prefix;
         *ids = all;
         *n = n_prefix + n_rest;

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * BiCache's entries in the pool: the bits are those of private memory whoever computed them, a prefix is computed once
+ * however many want it, and no failure of the daemon or of another process becomes the user's. $KVD is the daemon.
+ */
+
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "client/conn.h"
+#include "client/kvd.h"
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/kvlm/test-diffuse.h"
+#include "tests/lib/daemon.h"
+
+enum { N = 300, PREFIX = 250, AT_ONCE = 8 };
+
+static const struct shape small = {4, 24, 6, 2, 10, 37, 283, true, "F32"};
+static const struct shape deep = {8, 16, 4, 4, 16, 16, 270, true, "F32"};
+static const char *const small_pool[] = {"--pool", "16M", "--set", "daemon.segment=4M", NULL};
+static struct daemon server;
+
+static void write_tokens(const char *name, uint32_t n, uint32_t salt) {
+        char *text = folder_memory(n * 8), *at = text;
+
+        for (uint32_t i = 0; i < n; i++)
+                at = print_to(at, "%u ", i == 0 ? 1 : 4 + (i * 7919u + i / 40 + salt) % 260);
+        folder_write_text(name, text);
+}
+
+static void prepare(void) {
+        folder_make();
+        diffusion_model("model", &small, 21);
+        write_tokens("ids", N, 0);
+        daemon_start(&server, small_pool);
+}
+
+static void clean_up(void) {
+        if (server.pid > 0)
+                daemon_kill(&server);
+        daemon_sweep(&server);
+        folder_remove();
+}
+
+/* ---- runs ---- */
+
+struct answer {
+        const char *line;
+        const void *logits; /* of every step */
+        size_t size;
+};
+
+static uint64_t member(struct answer a, const char *name) {
+        char key[64];
+        const char *at;
+
+        snprintf(key, sizeof key, "\"%s\": ", name);
+        at = strstr(a.line, key);
+        ck_assert_msg(at, "no %s in %s", name, a.line);
+        return strtoull(at + strlen(key), NULL, 10);
+}
+
+struct way {
+        const char *depth, *type, *option; /* option: one more */
+        const char *ids, *prefix;
+        const char *logits; /* name of the file */
+};
+
+static struct output run(const struct way *w) {
+        return kvlm("--model", folder_path("model"), "--socket", server.socket, "--json", "--verify", "--tokens",
+                    folder_path(w->ids ? w->ids : "ids"), "--prefix-tokens", w->prefix ? w->prefix : "250",
+                    "--gen-length", "10", "--steps", "5", "--refresh", "2", "--bicache", "on", "--bicache-depth",
+                    w->depth, "--kv-type", w->type ? w->type : "f32", "--logits",
+                    folder_path(w->logits ? w->logits : "logits"), w->option, NULL);
+}
+
+static struct answer take(struct output o, const struct way *w) {
+        struct answer a = {.line = o.out};
+
+        ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
+        a.logits = folder_read(w->logits ? w->logits : "logits", &a.size);
+        ck_assert_uint_gt(a.size, 0);
+        ck_assert_uint_eq(member(a, "wrong_bytes"), 0);
+        return a;
+}
+
+static struct answer ask(struct way w) {
+        return take(run(&w), &w);
+}
+
+static struct answer ask_alone(struct way w) {
+        w.option = "--no-share";
+        return ask(w);
+}
+
+static void check_same(struct answer a, struct answer b) {
+        ck_assert_uint_eq(a.size, b.size);
+        ck_assert_int_eq(memcmp(a.logits, b.logits, a.size), 0);
+}
+
+/* The space that kvlm made, and one of its counters. */
+static struct kvd_msg_space_info_reply facts(struct conn *conn) {
+        struct kvd_msg_space_info_reply info;
+
+        space_facts(conn, 0, &info);
+        return info;
+}
+
+static uint64_t counter(struct conn *conn, uint32_t which) {
+        struct kvd_msg_space_info_reply info = facts(conn);
+        uint64_t value;
+
+        memcpy(&value, (const uint8_t *)info.counters.data + which * sizeof value, sizeof value);
+        return value;
+}
+
+static void check_invariants(void) {
+        struct conn *conn = daemon_connect(&server);
+
+        expect_quiet(conn, 5000);
+        expect_clean(conn);
+        conn_close(conn);
+}
+
+/* ---- tests ---- */
+
+START_TEST(bits_are_those_of_private_memory) {
+        static const char *const types[] = {"f32", "f16", "bf16"};
+
+        for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
+                char space[32];
+                struct way w = {.depth = "3", .type = types[i], .option = space};
+                struct answer alone = ask_alone(w), first, second;
+
+                snprintf(space, sizeof space, "--space=%s", types[i]);
+                first = ask(w);
+                second = ask(w);
+                check_same(first, alone);
+                check_same(second, alone);
+                ck_assert_uint_eq(member(first, "made_layers"), 3);
+                ck_assert_uint_eq(member(first, "reused_tokens"), 0);
+                ck_assert_uint_eq(member(second, "found_layers"), 3);
+                ck_assert_uint_eq(member(second, "made_layers"), 0);
+                ck_assert_uint_eq(member(second, "reused_tokens"), PREFIX);
+                ck_assert_uint_eq(member(second, "private_bytes"), 0);
+                ck_assert_uint_eq(member(second, "shared_bytes"), member(alone, "private_bytes"));
+                ck_assert_uint_eq(member(second, "verified_bytes"), member(second, "shared_bytes"));
+        }
+        check_invariants();
+}
+END_TEST
+
+/*
+ * Who needs more layers than are stored goes on from the last stored state. A third process compares what that gave
+ * with the prefix computed from its tokens: keys and values behind the boundary are equal, byte by byte.
+ */
+START_TEST(B10_boundary) {
+        static const char *const types[] = {"f32", "f16", "bf16"};
+
+        for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
+                char space[32];
+                struct way shallow = {.depth = "1", .type = types[i], .option = space}, deeper = shallow;
+                struct answer second, third;
+
+                deeper.depth = "4";
+                snprintf(space, sizeof space, "--space=%s", types[i]);
+                ck_assert_uint_eq(member(ask(shallow), "made_layers"), 1);
+                second = ask(deeper);
+                ck_assert_uint_eq(member(second, "found_layers"), 1);
+                ck_assert_uint_eq(member(second, "made_layers"), 3);
+                third = ask(deeper);
+                ck_assert_uint_eq(member(third, "found_layers"), 4);
+                ck_assert_uint_eq(member(third, "made_layers"), 0);
+                ck_assert_uint_gt(member(third, "verified_bytes"), 3 * member(ask(shallow), "verified_bytes"));
+                check_same(second, third);
+                check_same(third, ask_alone(deeper));
+        }
+}
+END_TEST
+
+/* One token more or less, or another, is another prefix. */
+START_TEST(a_prefix_is_found_whole_or_not_at_all) {
+        struct way w = {.depth = "2"}, other = w;
+
+        ask(w);
+        other.prefix = "249";
+        ck_assert_uint_eq(member(ask(other), "found_layers"), 0);
+        other.prefix = "240"; /* a block's end */
+        ck_assert_uint_eq(member(ask(other), "found_layers"), 0);
+        write_tokens("others", N, 1);
+        other = (struct way){.depth = "2", .ids = "others"};
+        ck_assert_uint_eq(member(ask(other), "found_layers"), 0);
+        check_same(ask(other), ask_alone(other));
+        ck_assert_uint_eq(member(ask(w), "found_layers"), 2);
+}
+END_TEST
+
+/* Blocks of some layers are evicted: what is left is used as far as there is no hole, and the rest made again. */
+START_TEST(what_was_evicted_is_made_again) {
+        struct way w = {.depth = "4"};
+        struct answer alone = ask_alone(w);
+        struct kvd_msg_evict request = {.space = kvd_slice_of("model"), .blocks = 5};
+        struct kvd_msg_evict_reply reply;
+        struct conn *conn = daemon_connect(&server);
+        uint64_t evicted = 0, made = 0;
+
+        for (int i = 0; i < 6; i++) {
+                struct answer a = ask(w);
+
+                check_same(a, alone);
+                made += i > 0 ? member(a, "made_layers") : 0;
+                ck_assert_int_eq(conn_call(conn, KVD_MSG_evict, &request, &reply), 0);
+                evicted += reply.evicted;
+                request.blocks = i == 2 ? 30 : 3;
+        }
+        ck_assert_uint_gt(evicted, 0);
+        ck_assert_uint_gt(made, 0);
+        conn_close(conn);
+        check_invariants();
+}
+END_TEST
+
+/* ---- single flight ---- */
+
+/* A process that has the right to compute the prefix and does nothing, until it is killed. */
+static pid_t hold_lease(const struct kvd_geometry *geometry) {
+        struct kvd_space_options options = {.kind = KVD_BIDIRECTIONAL};
+        uint32_t tokens[PREFIX];
+        int ready[2];
+        char byte;
+        pid_t pid;
+
+        ck_assert_int_eq(pipe(ready), 0);
+        pid = fork();
+        ck_assert_int_ge(pid, 0);
+        if (pid == 0) {
+                kvd *connection;
+                kvd_space *space;
+
+                for (uint32_t i = 0; i < PREFIX; i++)
+                        tokens[i] = i == 0 ? 1 : 4 + (i * 7919u + i / 40) % 260;
+                if (kvd_open(server.socket, &connection) < 0 ||
+                    kvd_space_open(connection, "model", geometry, &options, &space) < 0 ||
+                    kvd_lease(space, tokens, PREFIX, 0) != 1 || write(ready[1], "", 1) != 1)
+                        _exit(1);
+                pause();
+                _exit(0);
+        }
+        close(ready[1]);
+        ck_assert_int_eq(read(ready[0], &byte, 1), 1);
+        close(ready[0]);
+        return pid;
+}
+
+/* Processes that all miss, and wait for each other or for a holder. */
+static void start_many(pid_t pids[AT_ONCE], char names[AT_ONCE][16]) {
+        for (int i = 0; i < AT_ONCE; i++) {
+                snprintf(names[i], 16, "logits%d", i);
+                pids[i] = fork();
+                ck_assert_int_ge(pids[i], 0);
+                if (pids[i] == 0) {
+                        struct way w = {.depth = "4", .logits = names[i]};
+                        char line[16];
+                        struct output o = run(&w);
+
+                        snprintf(line, sizeof line, "line%d", i);
+                        folder_write_text(line, o.out);
+                        if (o.status != 0)
+                                fputs(o.err, stderr);
+                        _exit(o.status);
+                }
+        }
+}
+
+static uint64_t finish_many(const pid_t pids[AT_ONCE], char names[AT_ONCE][16], struct answer expected) {
+        uint64_t made = 0;
+
+        for (int i = 0; i < AT_ONCE; i++) {
+                struct way w = {.logits = names[i]};
+                char line[16];
+                struct answer a;
+                size_t size;
+                int status;
+
+                ck_assert_int_eq(waitpid(pids[i], &status, 0), pids[i]);
+                ck_assert_int_eq(status, 0);
+                snprintf(line, sizeof line, "line%d", i);
+                a = take((struct output){0, folder_read(line, &size), ""}, &w);
+                check_same(a, expected);
+                ck_assert_uint_eq(member(a, "found_layers") + member(a, "made_layers"), 4);
+                made += member(a, "made_layers");
+        }
+        return made;
+}
+
+static void wait_for_clients(struct conn *conn, uint32_t n) {
+        for (int i = 0; i < 1000 && facts(conn).clients < n; i++)
+                usleep(10000);
+        ck_assert_uint_eq(facts(conn).clients, n);
+        usleep(100000); /* from attached to asleep */
+}
+
+START_TEST(B13_single_flight_when_the_holder_is_killed) {
+        struct answer alone = ask_alone((struct way){.depth = "4"});
+        struct conn *conn = daemon_connect(&server);
+        struct kvd_geometry geometry;
+        char names[AT_ONCE][16];
+        pid_t pids[AT_ONCE], holder;
+
+        ask((struct way){.depth = "4", .prefix = "16"}); /* makes the space */
+        memcpy(&geometry, facts(conn).geometry.data, sizeof geometry);
+        holder = hold_lease(&geometry);
+        start_many(pids, names);
+        wait_for_clients(conn, AT_ONCE + 1);
+        kill(holder, SIGKILL);
+        waitpid(holder, NULL, 0);
+        ck_assert_uint_eq(finish_many(pids, names, alone), 4); /* layers: of one entry */
+        ck_assert_uint_eq(counter(conn, KVD_SPACE_LEASES), 3);
+        ck_assert_uint_eq(counter(conn, KVD_SPACE_LEASES_LOST), 1);
+        conn_close(conn);
+        check_invariants();
+}
+END_TEST
+
+START_TEST(B13_single_flight) {
+        struct answer alone = ask_alone((struct way){.depth = "4"});
+        struct conn *conn = daemon_connect(&server);
+        char names[AT_ONCE][16];
+        pid_t pids[AT_ONCE];
+
+        start_many(pids, names);
+        ck_assert_uint_eq(finish_many(pids, names, alone), 4);
+        ck_assert_uint_ge(counter(conn, KVD_SPACE_LEASES), 1);
+        ck_assert_uint_eq(counter(conn, KVD_SPACE_LEASES_LOST), 0);
+        ck_assert_uint_eq(counter(conn, KVD_SPACE_SEALED), 4 * DIV_UP(PREFIX, 16));
+        conn_close(conn);
+        check_invariants();
+}
+END_TEST
+
+/* ---- trouble ---- */
+
+/* An entry of this model has 63 blocks of 9 KiB a layer: 4 MiB hold seven layers of one. */
+START_TEST(a_full_pool_is_not_an_error) {
+        static const char *const tiny_pool[] = {"--pool", "4M", "--set", "daemon.segment=4M", NULL};
+        struct way w = {.depth = "8", .prefix = "1000"};
+        struct answer a;
+
+        daemon_stop(&server);
+        daemon_again(&server, tiny_pool);
+        diffusion_model("deep", &deep, 1);
+        ck_assert_int_eq(rename(folder_path("model"), folder_path("small")), 0);
+        ck_assert_int_eq(rename(folder_path("deep"), folder_path("model")), 0);
+        write_tokens("ids", 1010, 0);
+        a = ask(w);
+        check_same(a, ask_alone(w));
+        ck_assert_uint_eq(member(a, "refused"), 1);
+        ck_assert_uint_gt(member(a, "shared_bytes"), 0);
+        ck_assert_uint_gt(member(a, "private_bytes"), 0);
+        a = ask(w);
+        check_same(a, ask_alone(w));
+        ck_assert_uint_gt(member(a, "found_layers"), 0);
+        for (uint32_t salt = 1; salt < 6; salt++) { /* prefixes that drive each other out */
+                write_tokens("ids", 1010, salt);
+                w.depth = "4";
+                a = ask(w);
+                check_same(a, ask_alone(w));
+                ck_assert_uint_eq(member(a, "refused"), 0);
+                ck_assert_uint_eq(member(ask(w), "found_layers"), 4);
+        }
+        check_invariants();
+}
+END_TEST
+
+/* The daemon dies after a different time in each round, and sometimes comes back. */
+START_TEST(the_daemons_death_is_not_an_error) {
+        struct way w = {.depth = "4"};
+        struct answer alone = ask_alone(w);
+
+        for (int round = 0; round < 14; round++) {
+                struct answer a;
+                int status;
+                size_t size;
+                pid_t pid = fork();
+
+                ck_assert_int_ge(pid, 0);
+                if (pid == 0) {
+                        struct output o = run(&w);
+
+                        folder_write_text("line", o.out);
+                        if (o.status != 0)
+                                fputs(o.err, stderr);
+                        _exit(o.status);
+                }
+                usleep((useconds_t)round * 2000);
+                daemon_kill(&server);
+                if (round % 2)
+                        daemon_again(&server, small_pool);
+                ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+                ck_assert_int_eq(status, 0);
+                a = take((struct output){0, folder_read("line", &size), ""}, &w);
+                check_same(a, alone);
+                if (round % 2 == 0)
+                        daemon_again(&server, small_pool);
+        }
+}
+END_TEST
+
+START_TEST(without_a_daemon_it_works_and_says_so) {
+        struct way w = {.depth = "2"};
+        struct answer alone = ask_alone(w);
+        struct output o;
+
+        daemon_stop(&server);
+        o = run(&w);
+        check_same(take(o, &w), alone);
+        ck_assert_ptr_nonnull(strstr(o.err, "not sharing"));
+        daemon_again(&server, small_pool);
+}
+END_TEST
+
+/* B15: a causal space of that name and geometry is not used. */
+START_TEST(B15_no_cross_kind_reuse) {
+        struct way w = {.depth = "2"};
+        struct answer alone = ask_alone(w);
+        struct kvd_geometry geometry;
+        struct conn *conn = daemon_connect(&server);
+        struct output o;
+        kvd *connection;
+        kvd_space *space;
+
+        ask(w);
+        memcpy(&geometry, facts(conn).geometry.data, sizeof geometry);
+        conn_close(conn);
+        daemon_stop(&server);
+        daemon_again(&server, small_pool);
+        ck_assert_int_eq(kvd_open(server.socket, &connection), 0);
+        ck_assert_int_eq(kvd_space_open(connection, "model", &geometry, NULL, &space), 0);
+        o = run(&w);
+        check_same(take(o, &w), alone);
+        ck_assert_ptr_nonnull(strstr(o.err, "kind"));
+        kvd_space_close(space);
+        kvd_close(connection);
+}
+END_TEST
+
+/* ---- the space decides ---- */
+
+static void set(const char *key, const char *value) {
+        struct kvd_msg_space_set request = {kvd_slice_of("model"), {0}, kvd_slice_of(key), kvd_slice_of(value)};
+        struct conn *conn = daemon_connect(&server);
+
+        ck_assert_msg(conn_call(conn, KVD_MSG_space_set, &request, NULL) == 0, "%s: %s", key, kvd_error());
+        conn_close(conn);
+}
+
+START_TEST(the_space_says_whether_and_how_often) {
+        const char *model = folder_path("model"), *ids = folder_path("ids");
+        struct output off, on;
+
+        off = kvlm("--model", model, "--socket", server.socket, "--json", "--tokens", ids, "--prefix-tokens", "250",
+                   "--gen-length", "8", NULL);
+        ck_assert_msg(off.status == 0, "%s", off.err);
+        ck_assert_ptr_nonnull(strstr(off.out, "\"bicache\": \"off\""));
+        set("bicache", "on");
+        set("bicache.delta", "3");
+        on = kvlm("--model", model, "--socket", server.socket, "--json", "--tokens", ids, "--prefix-tokens", "250",
+                  "--gen-length", "8", NULL);
+        ck_assert_msg(on.status == 0, "%s", on.err);
+        ck_assert_ptr_nonnull(strstr(on.out, "\"bicache\": \"on\""));
+        ck_assert_uint_eq(member((struct answer){.line = on.out}, "b"), 1);
+        ck_assert_uint_eq(member((struct answer){.line = on.out}, "refreshes"), 3);
+}
+END_TEST
+
+int main(int argc, char **argv) {
+        Suite *suite = suite_create("kvlm: BiCache in the pool");
+        TCase *tests = tcase_create("sharing");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        kvlm_program = argc > 1 ? argv[1] : "kvlm";
+        tcase_set_timeout(tests, 300);
+        tcase_add_checked_fixture(tests, prepare, clean_up);
+        tcase_add_test(tests, bits_are_those_of_private_memory);
+        tcase_add_test(tests, B10_boundary);
+        tcase_add_test(tests, a_prefix_is_found_whole_or_not_at_all);
+        tcase_add_test(tests, what_was_evicted_is_made_again);
+        tcase_add_test(tests, B13_single_flight);
+        tcase_add_test(tests, B13_single_flight_when_the_holder_is_killed);
+        tcase_add_test(tests, a_full_pool_is_not_an_error);
+        tcase_add_test(tests, the_daemons_death_is_not_an_error);
+        tcase_add_test(tests, without_a_daemon_it_works_and_says_so);
+        tcase_add_test(tests, B15_no_cross_kind_reuse);
+        tcase_add_test(tests, the_space_says_whether_and_how_often);
+        suite_add_tcase(suite, tests);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KVLM_TEST_DIFFUSE_H
+#define KVD_TESTS_KVLM_TEST_DIFFUSE_H
+
+/* Masked diffusion with and without BiCache in double precision, as methods.md 2.3.2 has the official control flow. */
+
+#include "tests/kvlm/folder.h"
+
+enum { MASK = 3 };
+
+/* A random model whose attention is bidirectional. */
+const struct random_model *diffusion_model(const char *name, const struct shape *, uint32_t seed);
+
+struct denoising {
+        const struct random_model *m;
+        const uint32_t *tokens; /* [n], of which the first n_prefix are shared */
+        uint32_t n, n_prefix;
+        uint32_t length, steps;
+        uint32_t b, delta; /* b 0: everything is computed in every step */
+};
+
+struct denoised {
+        double *logits;   /* [steps][length][vocab], before the step's tokens are fixed */
+        uint32_t *tokens; /* [length] */
+};
+
+struct denoised reference_denoise(const struct denoising *); /* to be kept until folder_remove() */
+
+#endif
