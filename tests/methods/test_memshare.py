@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MemShare's similarities: M1 to M9. Seeds are numbers here, and each line prints what was measured."""
+import collections
+
+import numpy as np
+
+from kernels import bf16, compute, refused, same, variants, wide
+from toy import rope, softmax, toy_lm
+
+METRICS = "fro_norm", "mean_l2", "relative"
+
+
+def bag(tokens):
+    return compute("memshare.bag", np.array(tokens, np.uint32), outputs=2)
+
+
+def cosine(a, b):
+    return float(compute("memshare.cosine", *bag(a), *bag(b)))
+
+
+def distance(a, b, layer_order=None, frequencies=None, outputs=False, **how):
+    """a and b: [layer, K and V, head, token, dim]"""
+    found = compute("memshare.distance", a, b, layer_order, frequencies, outputs=3, **how)
+    return found if outputs else float(found[0])
+
+
+def norm(x, **how):
+    return np.sqrt((x * x).sum(**how))
+
+
+def oracle(a, b, metric):
+    layers, _, heads, tokens, _ = a.shape
+    total = 0.0
+    for i in range(layers):
+        for x, y in zip(a[i], b[i]):
+            if metric == "fro_norm":
+                total += norm(x - y) / (2 * tokens * heads)
+            elif metric == "mean_l2":
+                total += norm(x - y, axis=-1).sum() / (2 * tokens * heads)
+            else:
+                total += 0.5 * norm(x - y) / np.sqrt(norm(x) * norm(y))
+    return total / layers
+
+
+def turned(block, delta):
+    """Keys by delta positions, in fp64; values as they are."""
+    out = block.astype(np.float64)
+    out[:, 0] = rope(out[:, 0], np.full(out.shape[3], delta))
+    return out
+
+
+# ---- stage 1 -------------------------------------------------------------------------------------------------------
+
+
+def test_M1_bag_of_words():
+    ids, counts = bag([3, 1, 1, 2])
+    assert ids.tolist() == [1, 2, 3] and counts.tolist() == [2, 1, 1]
+    assert abs(cosine([1, 1, 2, 3], [1, 2, 2, 4]) - 4 / 6) < 1e-7
+
+
+def test_M2_bag_identities():
+    rng = np.random.default_rng(2)
+    for n in 1, 2, 7, 50, 400:
+        a, b = rng.integers(0, 30, n), rng.integers(0, 30, n + 3)
+        assert cosine(a, a) == 1 and cosine(a, rng.permutation(a)) == 1
+        assert cosine(a, b) == cosine(b, a)
+        assert cosine(a, b + 100) == 0
+        A, B = collections.Counter(a.tolist()), collections.Counter(b.tolist())
+        want = sum(A[k] * B[k] for k in A) / (sum(v * v for v in A.values()) * sum(v * v for v in B.values())) ** 0.5
+        assert abs(cosine(a, b) - want) < 1e-7
+    assert cosine([], [1]) == cosine([], []) == 0
+    ids, counts = bag(np.full(70000, 5))
+    assert ids.tolist() == [5] and counts.tolist() == [65535]
+
+
+# ---- stage 2 -------------------------------------------------------------------------------------------------------
+
+
+def test_M3_distances():
+    rng = np.random.default_rng(3)
+    worst = 0.0
+    for layers, heads, tokens, dim in (3, 2, 4, 8), (1, 1, 1, 1), (2, 3, 16, 80), (2, 1, 7, 127), (1, 8, 16, 128):
+        shape = layers, 2, heads, tokens, dim
+        for kind in range(3):
+            blocks = rng.standard_normal((2, *shape)) + 0.5
+            blocks = [blocks.astype(np.float32), blocks.astype(np.float16), bf16(blocks)][kind]
+            a, b = (wide(blocks) if kind == 2 else blocks).astype(np.float64)
+            for metric in METRICS:
+                want, found = oracle(a, b, metric), set()
+                for variant in variants():
+                    got, layers_read, bound = distance(*blocks, metric=metric, variant=variant, bf16=kind == 2,
+                                                       outputs=True)
+                    found.add(float(got))
+                    assert layers_read == layers and bound <= want
+                assert len(found) == 1
+                worst = max(worst, abs(got / want - 1))
+                swapped = [np.ascontiguousarray(x.swapaxes(2, 3)) for x in blocks]
+                assert abs(distance(*swapped, metric=metric, order="nhd", bf16=kind == 2) / want - 1) < 1e-6
+    assert worst < 1e-6
+    return f"seed 3: at most {worst:.1e} off"
+
+
+def test_M3_norms_and_means():
+    rng = np.random.default_rng(33)
+    block = rng.standard_normal((3, 2, 4, 16, 80)).astype(np.float32)
+    for variant in variants():
+        norms, means = compute("memshare.norms", block, variant=variant), compute("memshare.mean", block,
+                                                                                  variant=variant)
+        assert np.allclose(norms, norm(block.astype(np.float64), axis=(2, 3, 4)), rtol=1e-6)
+        assert means.shape == (3, 2, 4, 80) and np.allclose(means, block.mean(3, dtype=np.float64), atol=1e-6)
+        other = np.ascontiguousarray(block.swapaxes(2, 3))
+        assert same(compute("memshare.mean", other, order="nhd", variant=variant), means)
+
+
+def test_M3_early_abandon():
+    """A limit never changes what it lets through, in whatever order the layers are read."""
+    rng = np.random.default_rng(34)
+    a = rng.standard_normal((6, 2, 2, 16, 32)).astype(np.float32)
+    b = a + (0.02 * rng.standard_normal(a.shape)).astype(np.float32)
+    far = rng.standard_normal(a[4].shape).astype(np.float32)
+    b[4] += far - far.mean(2, keepdims=True)  # almost all of the difference is in one layer, and not in its means
+    last, first = np.array([0, 1, 2, 3, 5, 4], np.uint32), np.array([4, 0, 1, 2, 3, 5], np.uint32)
+    for metric in METRICS:
+        whole = distance(a, b, last, metric=metric)
+        got, layers, _ = distance(a, b, last, metric=metric, limit=whole * (1 + 1e-9), outputs=True)
+        assert got == whole and layers == 6
+        for order, most in (last, 6), (first, 1):
+            got, layers, bound = distance(a, b, order, metric=metric, limit=whole / 2, outputs=True)
+            assert np.isinf(got) and (layers == most or bound > whole / 2), (metric, layers, bound, whole)
+    got, layers, _ = distance(a, 3 * a, metric="relative", limit=0.3, outputs=True)
+    assert np.isinf(got) and layers == 0  # by their norms: nothing was read
+    b[2, 1, 0, 0, 0] = np.nan
+    assert np.isinf(distance(a, b))
+
+
+def test_M4_two_readings():
+    rng, ratios, values = np.random.default_rng(4), [], []
+    for sigma in 0.1, 0.8, 3.0:
+        a = rng.standard_normal((4, 2, 8, 16, 128)).astype(np.float32)
+        b = a + (sigma * rng.standard_normal(a.shape)).astype(np.float32)
+        fro, mean = (distance(a, b, metric=metric) for metric in METRICS[:2])
+        assert abs(fro / sigma - 1) < 0.01 and abs(mean / fro / 128**0.5 - 1) < 0.01
+        ratios.append(mean / fro), values.append(fro)
+    return f"seed 4: {np.round(values, 3)} for .1, .8, 3; B / A {np.mean(ratios):.2f}"
+
+
+def test_M5_theorem_1():
+    """Keys moved by less than e and values by less than d move attention by less than |q| e / sqrt(d), and the output
+    by less than d + |q| e / sqrt(d) max |v'|."""
+    rng, n, dim, key_ratio, both_ratio = np.random.default_rng(5), 50, 32, 0.0, 0.0
+
+    def shift(x, rows, size, towards):
+        step = np.tile(towards, (len(rows), 1)) if rng.random() < 0.5 else rng.standard_normal((len(rows), dim))
+        x = x.copy()
+        x[rows] += step / norm(step, axis=1)[:, None] * size
+        return x
+
+    for _ in range(2000):
+        q, k, v = rng.standard_normal(dim), rng.standard_normal((n, dim)), rng.standard_normal((n, dim))
+        e, d = 10 ** rng.uniform(-3, 0.5, 2)
+        rows = rng.permutation(n)[: rng.integers(1, 10)]
+        if rng.random() < 0.5:  # those with the most attention, all in one direction: as bad as it gets
+            rows = np.argsort(k @ q)[-rng.integers(1, 10) :]
+        k2, v2 = shift(k, rows, e, q), shift(v, rows, d, q)
+        p, p2 = softmax(k @ q / dim**0.5), softmax(k2 @ q / dim**0.5)
+        bound = norm(q) * e / dim**0.5
+        key_ratio = max(key_ratio, abs(p - p2).sum() / bound)
+        both_ratio = max(both_ratio, norm(p @ v - p2 @ v2) / (d + bound * norm(v2, axis=1).max()))
+    assert key_ratio <= 1 + 1e-9 and both_ratio <= 1 + 1e-9
+    return f"seed 5: largest ratios {key_ratio:.2f} and {both_ratio:.2f}"
+
+
+# ---- positions -----------------------------------------------------------------------------------------------------
+
+
+def rotate(x, delta, **how):
+    return compute("memshare.rotate", x, how.pop("frequencies", None), delta=delta, **how)
+
+
+def test_M6_rope_blindness():
+    """How far a rotation alone carries a key: why keys must be aligned before they are compared."""
+    k = np.random.default_rng(6).standard_normal((2000, 128)).astype(np.float32)
+    want, got = [0.244, 0.694, 0.871, 1.023, 1.166, 1.261], []
+    for delta in 1, 4, 16, 64, 256, 1024:
+        got.append((norm(rotate(k, delta) - k, axis=1) / norm(k, axis=1)).mean())
+    assert np.allclose(got, want, rtol=0.02), got
+    return f"seed 6: {np.round(got, 3)}"
+
+
+def test_M7_alignment():
+    rng, worst = np.random.default_rng(7), {"fp32": 0.0, "bf16": 0.0}
+    for dim in 2, 16, 34, 64, 80, 128:
+        k = rng.standard_normal((2, 2, 3, 16, dim))
+        for position, delta in (0, 96), (500, -17), (7, 4000), (3, 0), (100, -100):
+            positions = position + np.arange(16)
+            old, new = k.copy(), k.copy()
+            old[:, 0], new[:, 0] = rope(k[:, 0], positions), rope(k[:, 0], positions + delta)
+            size = norm(k[:, 0], axis=(1, 2, 3)).mean()
+            for variant in variants():
+                how = dict(align="rope", delta=delta, metric="mean_l2", variant=variant)
+                apart = distance(new.astype(np.float32), old.astype(np.float32), **how) / (norm(k) / k[..., 0].size)
+                worst["fp32"] = max(worst["fp32"], apart)
+                back = rotate(old[0, 0, 0].astype(np.float32), delta, variant=variant)
+                worst["fp32"] = max(worst["fp32"], abs(back - new[0, 0, 0]).max() / norm(k[0, 0, 0]))
+            apart = distance(bf16(new), bf16(old), align="rope", delta=delta, metric="relative", bf16=True)
+            worst["bf16"] = max(worst["bf16"], apart)
+            if delta and dim > 2:
+                assert distance(new.astype(np.float32), old.astype(np.float32)) > 0.1  # and not aligned it is far
+    assert worst["fp32"] < 1e-6 and worst["bf16"] < 1e-2, worst
+    return f"seed 7: {worst['fp32']:.1e} in fp32, {worst['bf16']:.1e} with bf16 keys"
+
+
+def test_M7_partial_rotation_and_other_frequencies():
+    rng = np.random.default_rng(77)
+    x = rng.standard_normal((9, 80)).astype(np.float32)
+    for half in 0, 1, 16, 33, 40:
+        frequencies = np.sort(rng.random(half))[::-1]
+        for delta in -300, 5:
+            angle = frequencies * delta
+            want = x.astype(np.float64)
+            low, high = want[:, :half].copy(), want[:, half : 2 * half].copy()
+            want[:, :half] = low * np.cos(angle) - high * np.sin(angle)
+            want[:, half : 2 * half] = high * np.cos(angle) + low * np.sin(angle)
+            for variant in variants():
+                got = rotate(x, delta, frequencies=np.ascontiguousarray(frequencies), variant=variant)
+                assert np.allclose(got, want, atol=1e-6)
+                assert same(got[:, 2 * half :], x[:, 2 * half :])
+
+
+def test_M8_turned_queries():
+    """A query turned by -delta scores a key stored at p as if it were at p + delta."""
+    rng, worst, exact = np.random.default_rng(8), 0.0, 0.0
+    for dim in 32, 64, 128:
+        q, k = rng.standard_normal((2, 20, dim))
+        for m, p, delta in (1000, 10, 96), (5000, 4000, -3000), (77, 70, 1):
+            stored, query = rope(k, np.full(20, p)), rope(q, np.full(20, m))
+            want = query @ rope(k, np.full(20, p + delta)).T / dim**0.5
+            exact = max(exact, abs(rope(query, np.full(20, -delta)) @ stored.T / dim**0.5 - want).max())
+            turned_query = rotate(query.astype(np.float32), -delta)
+            worst = max(worst, abs(turned_query @ stored.astype(np.float32).T / dim**0.5 - want).max())
+    assert exact < 1e-12 and worst < 1e-4, (exact, worst)
+    return f"seed 8: {exact:.0e} in fp64, {worst:.1e} in fp32"
+
+
+# ---- a model with random weights -----------------------------------------------------------------------------------
+
+
+def blocks_of(k, v):
+    """Blocks of 16 tokens: [block][layer, K and V, head, token, dim]"""
+    both = np.stack([k, v], 1)
+    return [np.ascontiguousarray(both[:, :, :, i : i + 16], np.float32) for i in range(0, both.shape[3] - 15, 16)]
+
+
+def pairs_of_a_model(rng):
+    """Pairs of blocks 96 tokens apart: of a repeated step, of one that lies 4 tokens off, and of none."""
+    model, vocab = toy_lm(rng), 1000
+    text = rng.integers(0, vocab, 256)
+    text[160:208] = text[64:112]
+    shifted = np.concatenate([text[:160], rng.integers(0, vocab, 4), text[64:112], rng.integers(0, vocab, 44)])
+    repeated, off = (blocks_of(*model.forward(ids)[:2]) for ids in (text, shifted))
+    return ([(repeated[i + 6], repeated[i]) for i in (4, 5, 6)], [(off[i + 6], off[i]) for i in (5, 6)],
+            [(repeated[i + 6], repeated[i]) for i in (0, 1, 2, 3, 7, 8)])
+
+
+def test_M9_toy_language_model():
+    aligned = dict(align="rope", delta=96)
+    want = {"matched": (0.13, 0.18), "not turned back": (0.43, 0.61), "shifted": (0.80, 1.13), "random": (0.81, 1.14)}
+    found = collections.defaultdict(list)
+    for seed in range(4):
+        matched, shifted, others = pairs_of_a_model(np.random.default_rng(900 + seed))
+        for name, pairs, how in (("matched", matched, aligned), ("not turned back", matched, {}),
+                                 ("shifted", shifted, aligned), ("random", others, aligned)):
+            for a, b in pairs:
+                found[name].append([distance(a, b, metric=m, **how) for m in ("fro_norm", "relative")])
+    for name, pair in want.items():
+        assert np.allclose(np.mean(found[name], 0), pair, rtol=0.15), (name, np.mean(found[name], 0), pair)
+    relative = {name: np.array(values)[:, 1] for name, values in found.items()}
+    assert (relative["matched"] <= 0.35).all()  # recall 1, no false ones
+    assert min(relative["shifted"].min(), relative["random"].min()) > 0.35
+    return "seeds 900 to 903: " + ", ".join(f"{n} {np.round(np.mean(v, 0), 2)}" for n, v in found.items())
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_mistakes_are_refused_in_one_line():
+    a = np.zeros((2, 2, 1, 4, 8), np.float32)
+    ids, counts = bag([1, 2])
+    for words, operation, arrays, how in (
+        ("not ascending", "memshare.cosine", (ids[::-1], counts, ids, counts), {}),
+        ("2 planes", "memshare.norms", (np.zeros((2, 3, 1, 4, 8), np.float32),), {}),
+        ("each layer once", "memshare.distance", (a, a, np.zeros(2, np.uint32)), dict(outputs=3)),
+        ("\"dim\"", "memshare.distance", (a, a[..., :4]), dict(outputs=3)),
+        ("unlike", "memshare.distance", (a, a.astype(np.float16)), dict(outputs=3)),
+        ("whole number", "memshare.rotate", (a[0, 0, 0],), dict(delta=0.5)),
+        ("5 frequencies", "memshare.rotate", (a[0, 0, 0], np.ones(5)), dict(delta=1)),
+    ):
+        why = refused(operation, *arrays, **how)
+        assert words in why and "\n" not in why, why
