@@ -66,6 +66,10 @@ int cache_new(const struct cache_options *options, struct cache **ret) {
         return 0;
 }
 
+const struct cache_options *cache_options(const struct cache *c) {
+        return &c->options;
+}
+
 kvd_space *cache_space(struct cache *c) {
         return connected(c) ? c->space : NULL;
 }
@@ -198,6 +202,8 @@ int sequence_new_private(struct cache *c, const uint32_t *tokens, uint32_t n_tok
 static uint32_t take_pool(struct sequence *s, uint32_t n) {
         int got = s->alone ? 0 : kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
 
+        for (uint32_t tries = 0; got == -ENOBUFS && s->on_full && s->on_full(s->on_full_data, tries); tries++)
+                got = kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
         if (got < 0) {
                 let_down(s);
                 return 0;

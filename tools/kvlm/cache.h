@@ -23,6 +23,7 @@ struct cache;
 
 int cache_new(const struct cache_options *, struct cache **ret);
 struct cache *cache_free(struct cache *);
+const struct cache_options *cache_options(const struct cache *);
 kvd_space *cache_space(struct cache *); /* the space, or NULL: not shared, or the daemon is away */
 
 enum block_kind {
@@ -30,6 +31,7 @@ enum block_kind {
         BLOCK_FILLING, /* of the pool, ours to write */
         BLOCK_SEALED,  /* of the pool, written and published by us */
         BLOCK_REUSED,  /* of the pool, written by somebody else */
+        BLOCK_OWN,     /* of the pool, in the request's own table there: see pooled.h */
 };
 
 struct sequence {
@@ -50,6 +52,8 @@ struct sequence {
         uint32_t n_refused; /* times that the pool or the daemon let us down */
         bool alone;        /* so further blocks are private */
         bool unpublished;  /* and blocks that were not sealed stay so */
+        bool (*on_full)(void *data, uint32_t tries); /* the pool is full: shall we try once more? NULL: no */
+        void *on_full_data;
 };
 
 /* Takes the tokens of a prompt. */

@@ -128,6 +128,11 @@ static struct kvd_attention attention(const struct forward *f, uint32_t layer, u
                 .ldq = qkv_width(c),
                 .out = f->mixed + (size_t)rows.from * q_width(c) + q,
                 .ldo = q_width(c),
+                .chosen = f->step->chosen,
+                .n_chosen = f->step->n_chosen,
+                .turn = f->step->turn,
+                .turns = f->step->turns,
+                .block_mass = f->step->block_mass,
         };
 }
 
@@ -304,6 +309,10 @@ int forward_step(struct forward *f, const struct step *step) {
         else
                 team_run(f->team, run, f);
         return 0;
+}
+
+const float *forward_frequencies(const struct forward *f) {
+        return f->frequencies;
 }
 
 double forward_attention_ms(const struct forward *f) {

@@ -27,6 +27,11 @@ struct step {
         const uint32_t *tokens; /* [n], at positions first and up */
         uint32_t first, n;
         uint32_t gone; /* of the tokens before them, how many have no slot any more: first has slot first - gone */
+        const uint32_t *chosen; /* slot of each of the sequence's first n_chosen tokens; NULL: no slot is empty */
+        uint32_t n_chosen;
+        const uint32_t *turn; /* of blocks that stand elsewhere than they were made, and the turns: kernels/attend.h */
+        const float *turns;
+        float *block_mass; /* attention that each block draws is added here; one token a step only. NULL: not wanted */
         struct relief *relief; /* NULL: attention is exact and sees all slots */
         uint32_t stored; /* keys and values below this position are in the blocks already: read, not written */
         float *logits;   /* NULL: none */
@@ -39,6 +44,7 @@ int forward_new(const struct model *, const struct kvd_ops *, const struct block
                 uint32_t threads, struct forward **ret);
 struct forward *forward_free(struct forward *);
 int forward_step(struct forward *, const struct step *); /* at most chunk tokens; -ENOMEM */
+const float *forward_frequencies(const struct forward *); /* of the rotary embedding: [head_dim / 2] */
 double forward_attention_ms(const struct forward *); /* spent in attention by the first thread, since the start */
 
 #endif

@@ -12,6 +12,7 @@ struct run { /* of one request */
         const struct engine *engine;
         struct sequence *sequence;
         struct relief *relief; /* NULL: nothing is given up */
+        struct pooled *pooled; /* NULL: the pool has no table of this request */
         struct result *result;
         float *logits;
         FILE *dump; /* NULL, or where the logits of every token go as they come */
@@ -54,6 +55,8 @@ static struct step next_step(const struct run *run, uint32_t first) {
 static struct step next_relieved_step(const struct run *run) {
         struct step step = next_step(run, run->sequence->n_computed);
 
+        if (run->pooled)
+                step.n = MIN(step.n, pooled_step_limit(run->pooled, step.first));
         if (!run->relief)
                 return step;
         step.n = MIN(step.n, relief_step_limit(run->relief, step.first));
@@ -76,6 +79,12 @@ static int verify(const struct run *run);
 static int settle(const struct run *run, uint32_t end) {
         int r = 0;
 
+        if (run->pooled) {
+                if (pooled_publishes(run->pooled, end))
+                        sequence_publish(run->sequence, end);
+                r = pooled_settle(run->pooled, end);
+                return r < 0 || !run->relief ? r : relief_settle(run->relief, run->sequence, end);
+        }
         if (!run->relief) {
                 sequence_publish(run->sequence, end);
                 return 0;
@@ -105,7 +114,7 @@ static int catch_up(const struct run *run) {
                 end = step.first + step.n;
                 step.logits = end == s->n_tokens || run->dump ? run->logits : NULL;
                 step.all_logits = run->dump;
-                r = sequence_extend(s, end - step.gone);
+                r = run->pooled ? pooled_prepare(run->pooled, &step) : sequence_extend(s, end - step.gone);
                 if (r == 0)
                         r = compute(run, &step);
                 if (r == 0 && run->dump)
@@ -250,6 +259,8 @@ static void account(const struct run *run) {
         result->relief.kv_bytes = result->relief.kv_bytes_peak = (uint64_t)s->n_blocks * run->engine->shape.block_bytes;
         if (run->relief)
                 result->relief = relief_stats(run->relief, s);
+        if (run->pooled)
+                result->pooled = pooled_stats(run->pooled);
 }
 
 static int serve(struct run *run, const struct request *request) {
@@ -275,6 +286,23 @@ static int serve(struct run *run, const struct request *request) {
         return r == 0 && e->verify && !(run->relief && run->relief->lossy) ? verify(run) : r;
 }
 
+/* Slots may be more than tokens. What has relief needs slots that are positions. */
+static int prepare_pooled(struct run *run, const struct request *request, uint32_t capacity) {
+        const struct engine *e = run->engine;
+        uint32_t slots = pooled_capacity(capacity, e->shape.tokens);
+        const struct pooled_setup setup = {e->pooled, e->tokenizer, forward_frequencies(e->forward),
+                                           e->pooled->align && !run->relief, request->n_tokens};
+        int r = sequence_new(e->cache, request->tokens, request->n_tokens, slots, &run->sequence);
+
+        if (r < 0)
+                return r;
+        run->sequence->capacity = capacity;
+        run->sequence->not_found = run->relief ? relief_not_found(run->relief) : 1;
+        if (e->pooled->own_prompt)
+                run->sequence->not_found = UINT32_MAX;
+        return pooled_new(&setup, run->sequence, slots, &run->pooled);
+}
+
 /* Logits are those of this process alone: with relief each is computed once, as it comes. */
 static int prepare(struct run *run, const struct request *request, uint32_t capacity) {
         const struct engine *e = run->engine;
@@ -287,6 +315,8 @@ static int prepare(struct run *run, const struct request *request, uint32_t capa
                 return r;
         if (run->relief && request->logits)
                 return sequence_new_private(e->cache, request->tokens, request->n_tokens, &run->sequence);
+        if (pooled_wanted(e->pooled, e->cache) && !e->methods->evict)
+                return prepare_pooled(run, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run->sequence);
         if (r == 0 && run->relief)
                 run->sequence->not_found = relief_not_found(run->relief);
@@ -312,6 +342,7 @@ int generate(const struct engine *e, const struct request *request, struct resul
         r = prepare(&run, request, capacity);
         if (r == 0)
                 r = serve(&run, request);
+        pooled_free(run.pooled);
         sequence_free(run.sequence);
         relief_free(run.relief);
         free(run.logits);

@@ -9,6 +9,7 @@
 
 #include "tools/kvlm/cache.h"
 #include "tools/kvlm/forward.h"
+#include "tools/kvlm/pooled.h"
 #include "tools/kvlm/relief.h"
 #include "tools/kvlm/sample.h"
 #include "tools/kvlm/tokenizer.h"
@@ -29,6 +30,7 @@ struct engine {
         bool verify;
         bool progress;
         const struct methods *methods;
+        const struct pooled_options *pooled;
 };
 
 struct request {
@@ -47,6 +49,7 @@ struct result {
         uint64_t verified_bytes, wrong_bytes;
         uint32_t budget, kept; /* tokens per layer and head: at most, and at the end */
         struct relief_stats relief;
+        struct pooled_stats pooled;
 };
 
 int generate(const struct engine *, const struct request *, struct result *ret); /* -EINTR: interrupted */

@@ -140,6 +140,7 @@ static int open_engine(struct parts *p) {
                 .verify = o->verify,
                 .progress = o->progress,
                 .methods = &p->options.methods,
+                .pooled = &p->options.pooled,
         };
         return 0;
 }

@@ -50,6 +50,8 @@ static const char help[] =
         "\n"
         METHODS_HELP
         "\n"
+        POOLED_HELP
+        "\n"
         DIFFUSE_HELP
         "\n"
         "Output:\n"
@@ -65,7 +67,7 @@ enum {
         OPT_MODEL = 256, OPT_SOCKET, OPT_SPACE, OPT_NO_SHARE, OPT_PROMPTS, OPT_TEXT, OPT_TOKENS, OPT_TOKENIZE,
         OPT_DOCUMENT, OPT_KV_TYPE, OPT_VERIFY, OPT_MAX_TOKENS, OPT_STOP, OPT_TEMPERATURE, OPT_TOP_K, OPT_TOP_P,
         OPT_SEED, OPT_CHUNK, OPT_THREADS, OPT_VARIANT, OPT_JSON, OPT_PROGRESS, OPT_LOGITS, OPT_HELP, OPT_VERSION,
-        OPT_DIFFUSE,
+        OPT_DIFFUSE, OPT_POOLED,
         OPT_METHOD, /* and up: + index of the method's parameter */
 };
 
@@ -96,6 +98,7 @@ static const struct option basic[] = {
         {"help", no_argument, NULL, OPT_HELP},
         {"version", no_argument, NULL, OPT_VERSION},
         DIFFUSE_OPTIONS(OPT_DIFFUSE),
+        POOLED_OPTIONS(OPT_POOLED),
 };
 
 static struct option table[ARRAY_SIZE(basic) + METHOD_NAMES + 1]; /* basic, those of methods, and a zero */
@@ -290,6 +293,8 @@ static int set(struct options *o, const struct option *option, const char *value
                 r = read_kv_type(value, &o->kv_type);
         else if (option->val == OPT_DIFFUSE)
                 r = diffuse_option(&o->diffuse, option->name, value);
+        else if (option->val == OPT_POOLED)
+                r = pooled_option(&o->pooled, option->name, value);
         else
                 r = set_number(o, option->val, option->name, value);
         return r < 0 ? r : 1;
@@ -342,6 +347,7 @@ int options_parse(int argc, char **argv, struct options *ret) {
                 .threads = 1,
                 .sampling = {.top_p = 1.0f},
                 .diffuse = DIFFUSE_DEFAULTS,
+                .pooled = POOLED_DEFAULTS,
         };
         int r = parse(argc, argv, &o);
 

@@ -8,6 +8,7 @@
 #include "kernels/ops.h"
 #include "tools/kvlm/diffuse_options.h"
 #include "tools/kvlm/methods.h"
+#include "tools/kvlm/pooled_options.h"
 #include "tools/kvlm/sample.h"
 
 struct options {
@@ -26,6 +27,7 @@ struct options {
         struct sampling sampling;
         bool verify, json, progress;
         struct diffuse_options diffuse; /* of bidirectional models */
+        struct pooled_options pooled;
 
         const char *method_values[METHOD_NAMES]; /* as given */
         struct methods methods;

@@ -36,6 +36,20 @@ static void report_methods(const struct result *r, const struct methods *m) {
                ", \"sketch_load\": %.3f", s->revived_exact, s->revived_approximate, s->refused, s->load);
 }
 
+static void report_pooled(const struct pooled_stats *p) {
+        const struct kvd_sequence_stats *t = &p->table;
+
+        printf(", \"sequence\": {\"blocks\": %" PRIu64 ", \"own\": %" PRIu64 ", \"borrowed\": %" PRIu64 ", \"resident\": %"
+               PRIu64, t->blocks, t->own, t->borrowed, t->resident);
+        printf(", \"tokens\": %" PRIu64 ", \"shared\": %" PRIu64 ", \"shared_tokens\": %" PRIu64 ", \"bytes_saved\": %"
+               PRIu64, t->tokens, t->shared, t->shared_tokens, t->bytes_saved);
+        printf(", \"spilled\": %" PRIu64 ", \"vague\": %" PRIu64 ", \"approximate\": %" PRIu64 ", \"dropped\": %" PRIu64
+               ", \"revived_exact\": %" PRIu64 ", \"revived_approximate\": %" PRIu64, t->spilled, t->vague,
+               t->approximate, t->dropped, t->revived_exact, t->revived_approx);
+        printf(", \"steps\": %u, \"changes\": %u, \"empty_slots\": %u, \"random_shared\": %u, \"waits\": %u, "
+               "\"sync_ms\": %.3f}", p->steps, p->changes, p->empty_slots, p->random_shared, p->waits, p->sync_ms);
+}
+
 int report_json(const struct result *r, const struct methods *m, bool verified) {
         fputs("{\"text\": ", stdout);
         json_write_string(stdout, r->text, r->text_size);
@@ -45,6 +59,8 @@ int report_json(const struct result *r, const struct methods *m, bool verified) 
                r->total_ms, r->shared_blocks, r->private_blocks);
         printf(", \"refused\": %u, \"tokens_per_s\": %.1f", r->refused, tokens_per_second(r));
         report_methods(r, m);
+        if (r->pooled.used)
+                report_pooled(&r->pooled);
         if (verified)
                 printf(", \"verified_bytes\": %" PRIu64 ", \"wrong_bytes\": %" PRIu64, r->verified_bytes,
                        r->wrong_bytes);
