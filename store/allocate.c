@@ -18,6 +18,8 @@ static uint32_t fill_limit(const struct space *space) {
         return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
 }
 
+#define SWEEP 256u /* private blocks without an owner, freed before anything else is looked for */
+
 static void tick(struct space *space) {
         space->clock++;
         atomic_store_explicit(&space->ix->clock, (uint32_t)space->clock, memory_order_relaxed);
@@ -37,6 +39,17 @@ static int find_room(struct space *space, struct arena *arena, uint32_t want) {
                 return r;
         evicted = evict_coldest(space, arena, want);
         return evicted ? (int)evicted : r;
+}
+
+/* One block, for a worker to fill; or NONE. */
+uint32_t room_take(struct space *space, struct arena *arena) {
+        uint32_t id = block_pop_free(space, arena);
+
+        if (id == NONE && garbage_sweep(space, SWEEP))
+                id = block_pop_free(space, arena);
+        if (id == NONE && find_room(space, arena, 1) > 0)
+                id = block_pop_free(space, arena);
+        return id;
 }
 
 static int refuse_quota(struct space *space, uint32_t limit) {
@@ -67,6 +80,8 @@ int space_allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         n = MIN(n, limit - a->n_filling);
         while (got < n) {
                 id = block_pop_free(space, a->arena);
+                if (id == NONE && garbage_sweep(space, SWEEP))
+                        id = block_pop_free(space, a->arena);
                 if (id == NONE) {
                         r = tries-- ? find_room(space, a->arena, n - got) : 0;
                         if (r <= 0)
@@ -92,7 +107,7 @@ uint32_t space_release(struct attachment *a, const kvd_ref *blocks, uint32_t n) 
                 if (!block_filled_by(a, blocks[i]))
                         continue;
                 block_fill_end(space, id);
-                block_to_free(space, id);
+                block_discard(space, id);
                 released++;
         }
         space_count(space, KVD_SPACE_RELEASED, released);

@@ -18,6 +18,7 @@
 
 #include "ipc/base/sys.h"
 #include "store/internal.h"
+#include "store/sequence.h"
 
 /* ---- arenas ------------------------------------------------------------------------------------------------- */
 
@@ -86,6 +87,7 @@ static int make_page(struct attachment *a) {
         a->page = at;
         a->pins = (shm_u32 *)((uint8_t *)at + KVD_PINS_OFF);
         a->touch = (shm_u32 *)((uint8_t *)at + kvd_touch_off(capacity));
+        a->use = (shm_u32 *)((uint8_t *)at + kvd_use_off(capacity));
         a->page->magic = KVD_PINS_MAGIC;
         a->page->version = KVD_LAYOUT_VERSION;
         a->page->capacity = capacity;
@@ -168,7 +170,7 @@ static void discard_filling(struct attachment *a) {
                 uint32_t id = a->filling;
 
                 block_fill_end(space, id);
-                block_to_free(space, id);
+                block_discard(space, id);
                 space_count(space, KVD_SPACE_DISCARDED, 1);
         }
 }
@@ -177,6 +179,7 @@ void attachment_orphan(struct attachment *a) {
         struct space *space = a->space;
 
         leases_drop(a, true);
+        sequences_close(a);
         for (uint32_t id = a->filling; id != NONE; id = space->blocks[id].next)
                 block_set_state(space, id, KVD_LIMBO, block_generation(space, id));
         a->state = ORPHANED;
@@ -188,6 +191,7 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
         if (!a)
                 return NULL;
         leases_drop(a, died);
+        sequences_close(a);
         discard_filling(a);
         attachment_counters(a, counters);
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)

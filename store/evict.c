@@ -123,7 +123,7 @@ static void sift_down(struct arena *arena, uint32_t at) {
         heap_put(arena, at, id);
 }
 
-static void leaf_add(struct space *space, uint32_t id) {
+void leaf_add(struct space *space, uint32_t id) {
         struct arena *arena = block_arena(space, id);
 
         arena->heap[arena->n_heap++] = id;
@@ -153,6 +153,8 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         b->child = NONE;
         b->sib_prev = b->sib_next = NONE;
         b->stamp = policy_of(space)->first(space);
+        b->score = 0;
+        b->summarised = false;
         leaf_add(space, id);
         if (parent == NONE)
                 return;
@@ -192,9 +194,12 @@ static void block_unlink(struct space *space, uint32_t id) {
 /* ---- eviction ------------------------------------------------------------------------------------------------- */
 
 /* Takes back a leaf unless somebody uses it. Steps D2 to D6 of the protocol above. */
-static bool evict_leaf(struct space *space, uint32_t id) {
+bool evict_leaf(struct space *space, uint32_t id) {
         uint32_t generation = block_generation(space, id);
+        struct block *b = &space->blocks[id];
 
+        if (b->refs || b->holds)
+                return false;
         block_set_state(space, id, KVD_RETIRING, generation);
         if (block_pinned(space, id, NULL)) {
                 block_set_state(space, id, KVD_SEALED, generation);
@@ -203,8 +208,11 @@ static bool evict_leaf(struct space *space, uint32_t id) {
         }
         index_leave(space, id);
         block_unlink(space, id);
+        if (b->private)
+                garbage_leave(space, id);
+        else
+                space_count(space, KVD_SPACE_EVICTED, 1);
         block_to_free(space, id);
-        space_count(space, KVD_SPACE_EVICTED, 1);
         return true;
 }
 
@@ -217,8 +225,16 @@ struct aside {
         uint32_t ids[SET_ASIDE];
 };
 
-/* The coldest leaf is in use: it sinks to its place (LRU), or is out of the way until this call ends (FIFO). */
+/*
+ * The coldest leaf is in use: it sinks to its place (LRU), or is out of the way until this call ends (FIFO). Garbage
+ * that is still pinned sinks to the bottom, so that much of it is never in the way; garbage_sweep finds it.
+ */
 static bool pass_over(struct space *space, struct arena *arena, uint32_t id, struct aside *aside) {
+        if (space->blocks[id].private && space->blocks[id].stamp < UINT64_MAX) {
+                space->blocks[id].stamp = UINT64_MAX;
+                sift_down(arena, space->blocks[id].heap - 1);
+                return true;
+        }
         if (policy_of(space)->pinned_is_used && space->blocks[id].stamp < space->clock) {
                 space->blocks[id].stamp = space->clock;
                 sift_down(arena, space->blocks[id].heap - 1);

@@ -128,6 +128,11 @@ static uint64_t wanted_blocks(const struct space *space, const struct space_spec
         return spec->options.max_blocks ? MIN(blocks, spec->options.max_blocks) : blocks;
 }
 
+/* Exact copies that there may be: of every block, as far as the memory for all spaces allows. */
+static uint32_t spill_slots(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
+        return (uint32_t)MIN(max_blocks, space_store(space)->config.spill_bytes / block_bytes);
+}
+
 static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {
         uint64_t block_bytes = kvd_block_bytes(&spec->geometry);
         uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
@@ -155,6 +160,7 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .max_segments = (uint32_t)segments,
                 .capacity = (uint32_t)(segments * per_segment),
                 .run_capacity = (uint32_t)(segments * per_segment / 8 + 1),
+                .spill_slots = spill_slots(space, block_bytes, max_blocks),
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
         kvd_index_lay_out(ix);
@@ -244,6 +250,7 @@ static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, con
         __atomic_store_n(&desc->n_tokens, fields->n_tokens, __ATOMIC_RELAXED);
         __atomic_store_n(&desc->group, fields->group, __ATOMIC_RELAXED);
         shm_set32(&desc->prefix_tokens, fields->prefix_tokens);
+        shm_set32(&desc->flags, fields->flags);
         shm_write_words(desc->tokens, tokens, fields->n_tokens);
         for (uint32_t i = fields->n_tokens; i < room; i++)
                 shm_set32(desc->tokens + i, 0);

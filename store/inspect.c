@@ -34,6 +34,12 @@ void space_usage(struct space *space, struct space_usage *ret) {
                 .leases = space->n_leases,
                 .max_blocks = space->max_blocks,
                 .segments = space->n_with_memory,
+                .sequences = space->n_sequences,
+                .private = space->n_private,
+                .shared = space->n_shared,
+                .spilled = space->n_spilled,
+                .vague = space->n_vague,
+                .spill_slots = space->ix->spill_slots,
         };
         ret->total = ret->free + ret->filling + ret->sealed + ret->limbo;
         sum_clients(space, ret);
@@ -52,7 +58,7 @@ uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret
                 if (b->state != KVD_SEALED)
                         continue;
                 ret[i] |= block_pinned(space, first + i, NULL) ? STORE_MAP_PINNED : 0;
-                ret[i] |= b->child == NONE ? STORE_MAP_LEAF : 0;
+                ret[i] |= b->child == NONE && !b->private ? STORE_MAP_LEAF : 0;
         }
         return n;
 }
@@ -99,7 +105,7 @@ int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *r
         uint32_t end = space->ix->n_segments * space->ix->segment_blocks;
 
         for (uint32_t id = *cursor; id < end; id++) {
-                if (space->blocks[id].state != KVD_SEALED || space->blocks[id].child != NONE)
+                if (space->blocks[id].state != KVD_SEALED || space->blocks[id].child != NONE || space->blocks[id].private)
                         continue;
                 describe_chain(space, id, ret);
                 *cursor = id + 1;

@@ -18,6 +18,24 @@
 
 #define NONE UINT32_MAX
 
+struct sequence;
+struct profile;
+
+/* ---- jobs, see job.h -------------------------------------------------------------------------------------------- */
+
+struct ticket {
+        const struct job_kind *kind;
+        struct space *space;
+        void *owner;           /* the kind's: a sequence, or nothing */
+        struct ticket *prev, *next;
+        bool waiting;
+        uint32_t losses;       /* of its job, one after the other */
+};
+
+struct ticket_queue {
+        struct ticket *first, *last;
+};
+
 /* ---- pool --------------------------------------------------------------------------------------------------- */
 
 struct store {
@@ -25,10 +43,17 @@ struct store {
         bool huge;             /* segments are made of reserved 2 MiB pages */
         uint64_t page_bytes;   /* 4 KiB or 2 MiB: the unit of a segment */
         uint64_t used;         /* bytes of segments that have memory */
+        uint64_t spill_used;   /* bytes of spill slots and sketches */
         uint32_t next_number;  /* of spaces */
         struct domain *domains; /* owned */
         struct space *deleted;  /* owned; their memory is being freed */
         struct segment *stale;  /* whose memory is being freed; NULL: none */
+
+        struct ticket_queue waiting[2]; /* for a worker: urgent, others */
+        uint64_t n_waiting, last_job;
+        struct job *job;       /* owned; the one in flight */
+        void (*on_job)(void *data);
+        void *on_job_data;
         char why[256];
 };
 
@@ -75,9 +100,15 @@ struct block {
         uint32_t run;          /* run that ends with it plus 1; 0: none */
         uint64_t stamp;        /* eviction order: see evict.c */
         uint32_t owner;        /* attachment slot that fills it; NONE */
+        uint32_t refs;         /* private: entries of sequences that name it */
+        uint32_t holds;        /* jobs in flight and changes offered that name it: it stays what it is, where it is */
+        uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
         uint8_t state;         /* enum kvd_state: the daemon's own copy */
         bool indexed;          /* in the block table */
         bool marked;           /* seal.c: named by the request at hand */
+        bool private;          /* SEALED, belongs to sequences: in no table and no chain (private.c) */
+        bool summarised;       /* its row of the summaries is made */
+        bool reviving;         /* FILLING, by a worker: in nobody's list */
 };
 
 /* ---- attachment --------------------------------------------------------------------------------------------- */
@@ -93,9 +124,11 @@ struct attachment {
         int pin_fd;            /* owned */
         struct kvd_pinpage *page; /* owned mapping */
         shm_u32 *pins, *touch; /* inside page */
+        shm_u32 *use;          /* ... each a struct kvd_use */
         uint32_t filling;      /* list of blocks it fills */
         uint32_t n_filling;
         uint32_t n_leases;
+        uint32_t n_sequences;
         uint32_t fold;         /* FOLDING: next block whose touch is taken over */
         struct arena *arena;   /* where its new blocks come from */
 };
@@ -142,6 +175,33 @@ struct space {
         uint32_t n_leases;
         uint64_t clock;            /* its low half is ix->clock */
         uint64_t sequence;         /* of seals: FIFO order */
+
+        struct sequence **sequences; /* owned; by slot, KVD_MAX_SEQUENCES */
+        struct sequence *closing;  /* owned; their blocks are being let go */
+        uint32_t n_sequences, last_incarnation, last_sketch;
+        uint64_t n_entries;        /* that open sequences have room for */
+        uint64_t n_steps;          /* of sequences, so far: their order */
+        uint64_t n_private, n_reviving; /* blocks */
+        uint64_t n_garbage;        /* private blocks without references and holds */
+        uint32_t garbage;          /* list of them, oldest first */
+        uint32_t garbage_last;
+        uint64_t n_shared, n_spilled, n_vague, n_leaving; /* entries */
+
+        bool methods;              /* one is on that reads summaries: one load on the way of a seal */
+        uint64_t *unsummarised;    /* owned; a bit for each block that wants a summary */
+        uint64_t n_unsummarised;
+        uint32_t summary_hand;
+        struct ticket summarise, score; /* score: of chains */
+        int summary_fd, summary_fd_ro; /* owned; -1 until first used */
+
+        int spill_fd;              /* owned; -1 until first used */
+        uint32_t *free_spills;     /* owned; stack of unused spill slots, see spill.c */
+        uint32_t n_free_spills;
+        uint32_t spill_end;        /* slots from here on never had memory */
+        uint64_t spill_bytes;      /* of slots and sketches, charged to the store */
+        uint32_t relief_hand, priority_hand;
+        bool starved;              /* an allocation found nothing to evict */
+        struct profile *profile;   /* owned; BiCache's samples, see profile.c */
 };
 
 static inline struct store *space_store(const struct space *s) {
@@ -201,7 +261,27 @@ void block_fill_end(struct space *space, uint32_t id); /* takes it off its owner
 bool block_filled_by(const struct attachment *a, kvd_ref ref);
 void arena_unlist(struct segment *segment);
 
+/* allocate.c */
+uint32_t room_take(struct space *space, struct arena *arena);
+
+/* seal.c */
+bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n); /* all, and none twice? */
+
+/* private.c: blocks of sequences */
+void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens);
+void block_ref_up(struct space *space, uint32_t id);   /* private blocks only */
+void block_ref_down(struct space *space, uint32_t id); /* the last one makes it garbage */
+void block_hold(struct space *space, uint32_t id);     /* any block */
+void block_let_go(struct space *space, uint32_t id);
+void block_discard(struct space *space, uint32_t id);  /* in nobody's list any more: free, or as soon as it is not held */
+bool block_current(const struct space *space, kvd_ref ref); /* sealed, and that very incarnation? */
+bool block_is_garbage(const struct block *b);
+void garbage_leave(struct space *space, uint32_t id);  /* evict.c: it is no more */
+bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins. True: something was freed */
+
 /* evict.c: chains, candidates, victims */
+void leaf_add(struct space *space, uint32_t id);
+bool evict_leaf(struct space *space, uint32_t id);
 void block_link(struct space *space, uint32_t id, uint32_t parent); /* sealed behind parent, or NONE */
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
 uint64_t block_last_use(const struct space *space, uint32_t id);

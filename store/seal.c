@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/internal.h"
+#include "store/sequence.h"
 
 /* A chain as it grows during one seal. */
 struct growth {
@@ -41,18 +41,22 @@ static int check_counts(struct attachment *a, const struct seal_request *q) {
 }
 
 /* A block named twice would be sealed twice: the second time it is somebody's already. */
-static int check_blocks(struct attachment *a, const struct seal_request *q) {
+bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n_refs) {
         struct block *blocks = a->space->blocks;
         uint32_t n = 0;
 
-        for (; n < q->n_blocks; n++) {
-                if (!block_filled_by(a, q->blocks[n]) || blocks[kvd_ref_id(q->blocks[n])].marked)
+        for (; n < n_refs; n++) {
+                if (!block_filled_by(a, refs[n]) || blocks[kvd_ref_id(refs[n])].marked)
                         break;
-                blocks[kvd_ref_id(q->blocks[n])].marked = true;
+                blocks[kvd_ref_id(refs[n])].marked = true;
         }
         for (uint32_t i = 0; i < n; i++)
-                blocks[kvd_ref_id(q->blocks[i])].marked = false;
-        if (n < q->n_blocks)
+                blocks[kvd_ref_id(refs[i])].marked = false;
+        return n == n_refs;
+}
+
+static int check_blocks(struct attachment *a, const struct seal_request *q) {
+        if (!blocks_filled_by(a, q->blocks, q->n_blocks))
                 return refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
         return 0;
 }
@@ -137,6 +141,7 @@ static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, st
         index_enter(space, id, g->root);
         block_link(space, id, g->parent);
         space_count(space, KVD_SPACE_SEALED, 1);
+        summarise_block(space, id);
         step(space, g, id);
         return block;
 }

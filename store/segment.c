@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
-#include "store/internal.h"
+#include "store/sequence.h"
 
 #define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */
 #define FREE_BYTES (UINT64_C(8) << 20) /* of memory given back at once: about 2 ms */
@@ -239,12 +239,15 @@ static bool fill_ahead(struct space *space) {
         return false;
 }
 
+#define SWEEP 256u /* garbage looked at in one call */
+
 bool store_idle(struct store *store) {
         bool more = free_stale(store) || store_bury(store);
 
         for (struct domain *d = store->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next)
-                        more |= attachment_fold(s) || space_trim(s) || fill_ahead(s);
+                        more |= sequences_tidy(s) || garbage_sweep(s, SWEEP) || attachment_fold(s) || space_trim(s) ||
+                                fill_ahead(s);
         return more;
 }
 

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "store/internal.h"
+#include "store/sequence.h"
 
 static const char *const policies[] = {[KVD_LRU] = "lru", [KVD_FIFO] = "fifo", [KVD_PRIORITY] = "priority"};
 
@@ -67,6 +67,7 @@ static int set_method(struct space *space, enum kvd_setting which, const char *t
                 return refuse_channels(space);
         kvd_setting_put(space->ix->settings, which, value);
         tell_channels(space->ix); /* a profile would say otherwise */
+        methods_changed(space);
         return 0;
 }
 

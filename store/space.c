@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
-#include "store/internal.h"
+#include "store/sequence.h"
 
 /* ---- finding and comparing ---------------------------------------------------------------------------------- */
 
@@ -70,7 +70,12 @@ static void space_free(struct space *space) {
                 free(arena->heap);
                 free(arena);
         }
+        sequences_free(space);
+        spill_close(space);
         index_free(space);
+        free(space->sequences);
+        free(space->unsummarised);
+        free(space->free_spills);
         free(space->segments);
         free(space->blocks);
         free(space->free_runs);
@@ -94,9 +99,16 @@ static int make_tables(struct space *space) {
         space->free_runs = sys->calloc(ix->run_capacity, sizeof *space->free_runs);
         space->attachments = sys->calloc(space_store(space)->config.max_attachments, sizeof(struct attachment *));
         space->leases = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases);
-        if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases)
+        space->sequences = sys->calloc(KVD_MAX_SEQUENCES, sizeof *space->sequences);
+        space->unsummarised = sys->calloc(DIV_UP(ix->capacity, 64), sizeof *space->unsummarised);
+        space->free_spills = sys->calloc(MAX(ix->spill_slots, 1), sizeof *space->free_spills);
+        if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases ||
+            !space->sequences || !space->unsummarised || !space->free_spills)
                 return -ENOMEM;
         space->n_free_runs = ix->run_capacity;
+        space->n_free_spills = ix->spill_slots;
+        ticket_init(&space->summarise, &job_summarise, space, NULL);
+        methods_changed(space);
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
                 space->leases[i].holder = NONE;
         space->count[KVD_ABSENT] = ix->capacity;
@@ -112,6 +124,7 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
                 return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'", spec->name);
         space->domain = domain;
         space->index_fd = space->index_fd_ro = -1;
+        space->summary_fd = space->summary_fd_ro = space->spill_fd = -1;
         memcpy(space->name, spec->name, sizeof space->name);
         r = index_new(space, spec);
         if (r < 0)
@@ -184,6 +197,8 @@ bool store_bury(struct store *store) {
         for (; space->n_buried < space->ix->max_segments; space->n_buried++)
                 if (segment_bury(space, &space->segments[space->n_buried]))
                         return true;
+        if (spill_bury(space))
+                return true;
         store->deleted = space->next;
         space_free(space);
         return store->deleted != NULL;
@@ -198,6 +213,9 @@ int space_delete(struct space *space, bool force) {
         if (n && !force)
                 return store_refuse(store, -EBUSY, "%u clients use space '%s'; end them, or force it", n, space->name);
         end_attachments(space);
+        job_withdraw(&space->summarise);
+        job_withdraw(&space->score);
+        jobs_forget_space(space);
         while (*at != space)
                 at = &(*at)->next;
         *at = space->next;

@@ -5,6 +5,7 @@
 
 #include "ipc/base/sys.h"
 #include "store/internal.h"
+#include "store/job.h"
 
 /* ---- pages -------------------------------------------------------------------------------------------------- */
 
@@ -53,6 +54,10 @@ int store_new(const struct store_config *config, struct store **ret) {
                 store->config.max_attachments = 256;
         if (!store->config.segment_bytes)
                 store->config.segment_bytes = UINT64_C(64) << 20;
+        if (!store->config.spill_bytes)
+                store->config.spill_bytes = store->config.pool_bytes;
+        if (jobs_new(store) < 0)
+                return store_refuse(store, -ENOMEM, "out of memory for jobs");
         return choose_pages(store);
 }
 
@@ -70,6 +75,7 @@ struct store *store_free(struct store *store) {
                 store->domains = domain->next;
                 free(domain);
         }
+        jobs_free(store);
         free(store);
         return NULL;
 }

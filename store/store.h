@@ -33,6 +33,7 @@ struct store_config {
         uint64_t segment_bytes;  /* wanted size of a segment; rounded so that blocks and pages fit */
         enum store_pages pages;  /* huge: reserved 2 MiB pages or nothing; auto: them if there are enough */
         uint32_t max_attachments; /* clients of one space */
+        uint64_t spill_bytes;    /* most memory of exact copies and sketches, of all spaces; 0: as much as the pool */
 };
 
 /* On failure *ret may be a store that takes only store_why and store_free. */

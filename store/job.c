@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The queue of tickets and the one job in flight. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "store/job.h"
+#include "store/sequence.h"
+
+#define READ_BYTES (UINT64_C(64) << 20) /* that one job reads: some 20 ms */
+
+int jobs_new(struct store *store) {
+        struct job *job = sys->calloc(1, sizeof *job);
+
+        if (!job)
+                return -ENOMEM;
+        store->job = job;
+        job->store = store;
+        job->items = sys->calloc(KVD_JOB_ITEMS, sizeof *job->items);
+        job->steps = sys->calloc(KVD_JOB_ITEMS, sizeof *job->steps);
+        return job->items && job->steps ? 0 : -ENOMEM;
+}
+
+void jobs_free(struct store *store) {
+        if (!store->job)
+                return;
+        free(store->job->items);
+        free(store->job->steps);
+        free(store->job);
+        store->job = NULL;
+}
+
+uint32_t job_blocks(const struct space *space) {
+        return (uint32_t)MIN(MAX(READ_BYTES / space->ix->block_bytes, 1), KVD_JOB_ITEMS);
+}
+
+/* ---- queue ------------------------------------------------------------------------------------------------------ */
+
+static struct ticket_queue *queue_of(const struct ticket *t) {
+        return &space_store(t->space)->waiting[t->kind->urgent ? 0 : 1];
+}
+
+static void enqueue(struct ticket *t, bool first) {
+        struct ticket_queue *q = queue_of(t);
+
+        t->waiting = true;
+        t->prev = first ? NULL : q->last;
+        t->next = first ? q->first : NULL;
+        *(t->prev ? &t->prev->next : &q->first) = t;
+        *(t->next ? &t->next->prev : &q->last) = t;
+        space_store(t->space)->n_waiting++;
+}
+
+static void dequeue(struct ticket *t) {
+        struct ticket_queue *q = queue_of(t);
+
+        *(t->prev ? &t->prev->next : &q->first) = t->next;
+        *(t->next ? &t->next->prev : &q->last) = t->prev;
+        t->prev = t->next = NULL;
+        t->waiting = false;
+        space_store(t->space)->n_waiting--;
+}
+
+void job_ask(struct ticket *t) {
+        struct store *store = space_store(t->space);
+
+        if (t->waiting)
+                return;
+        enqueue(t, false);
+        if (store->n_waiting == 1 && store->on_job)
+                store->on_job(store->on_job_data);
+}
+
+void job_withdraw(struct ticket *t) {
+        if (t->waiting)
+                dequeue(t);
+        if (t->space && space_store(t->space)->job->ticket == t)
+                space_store(t->space)->job->ticket = NULL;
+}
+
+uint64_t store_jobs_waiting(const struct store *store) {
+        return store->n_waiting;
+}
+
+void store_on_job(struct store *store, void (*called)(void *), void *data) {
+        store->on_job = called;
+        store->on_job_data = data;
+}
+
+/* ---- writing ---------------------------------------------------------------------------------------------------- */
+
+static bool reserve(struct job *job, uint64_t bytes) {
+        if (job->bytes + bytes > KVD_JOB_BYTES)
+                return false;
+        job->bytes += bytes;
+        return true;
+}
+
+struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t slot) {
+        struct kvd_job_item *item = (struct kvd_job_item *)((uint8_t *)job->to + job->bytes);
+
+        if (job->n_items == KVD_JOB_ITEMS || !reserve(job, sizeof *item))
+                return NULL;
+        if (block)
+                block_hold(job->space, kvd_ref_id(block));
+        job->items[job->n_items++] = (struct job_item){
+                .held = block, .slot = slot, .spill = NONE, .ordinal = KVD_NO_ORDINAL};
+        *item = (struct kvd_job_item){.ref = block, .row = kvd_ref_id(block), .to_row = NONE, .spill = NONE,
+                                      .ordinal = KVD_NO_ORDINAL, .slot = slot};
+        return item;
+}
+
+bool job_steps(struct job *job, const struct kvd_job_step *steps, uint32_t n) {
+        uint8_t *at = (uint8_t *)job->to + job->bytes;
+
+        if (!reserve(job, n * sizeof *steps))
+                return false;
+        memcpy(at, steps, n * sizeof *steps);
+        job->to->n_steps = n;
+        return true;
+}
+
+bool job_tokens(struct job *job, const uint32_t *tokens, uint32_t n) {
+        uint8_t *at = (uint8_t *)job->to + job->bytes;
+
+        if (!reserve(job, n * sizeof *tokens))
+                return false;
+        memcpy(at, tokens, n * sizeof *tokens);
+        job->n_tokens += n;
+        return true;
+}
+
+uint64_t job_token_room(const struct job *job, uint32_t n_steps) {
+        uint64_t used = job->bytes + n_steps * sizeof(struct kvd_job_step);
+
+        return used < KVD_JOB_BYTES ? (KVD_JOB_BYTES - used) / sizeof(uint32_t) : 0;
+}
+
+void job_results(struct job *job, uint32_t n) {
+        job->n_results = n;
+}
+
+void job_param(struct job *job, uint32_t which, uint32_t value) {
+        job->to->param[which] = value;
+}
+
+static void begin(struct job *job, struct ticket *t, void *arguments) {
+        job->kind = t->kind;
+        job->ticket = t;
+        job->space = t->space;
+        job->sketch = job->n_items = job->n_tokens = 0;
+        job->n_results = NONE;
+        job->to = arguments;
+        job->bytes = sizeof *job->to;
+        memset(job->to, 0, sizeof *job->to);
+}
+
+static void finish(struct job *job, struct store_job *ret) {
+        if (job->n_results == NONE)
+                job->n_results = job->n_items;
+        job->id = ++job->store->last_job;
+        job->to->kind = job->kind->number;
+        job->to->space = job->space->number;
+        job->to->id = job->id;
+        job->to->n_items = job->n_items;
+        job->to->n_tokens = job->n_tokens;
+        job->to->n_results = job->n_results;
+        job->to->sketch = job->sketch;
+        *ret = (struct store_job){job->id, job->space, job->sketch, job->bytes};
+        job->to = NULL;
+}
+
+static void end_holds(struct job *job) {
+        for (uint32_t i = 0; i < job->n_items; i++)
+                if (job->items[i].held)
+                        block_let_go(job->space, kvd_ref_id(job->items[i].held));
+        job->n_items = 0;
+}
+
+static struct ticket *first_waiting(struct store *store) {
+        return store->waiting[0].first ? store->waiting[0].first : store->waiting[1].first;
+}
+
+bool store_next_job(struct store *store, void *arguments, struct store_job *ret) {
+        struct job *job = store->job;
+        struct ticket *t;
+
+        if (job->id)
+                return false;
+        while ((t = first_waiting(store))) {
+                dequeue(t);
+                begin(job, t, arguments);
+                if (t->kind->write(t, job)) {
+                        finish(job, ret);
+                        return true;
+                }
+                end_holds(job);
+                job->ticket = NULL;
+        }
+        return false;
+}
+
+/* ---- its end ---------------------------------------------------------------------------------------------------- */
+
+static void settle(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct ticket *t = job->ticket;
+
+        job->id = 0;
+        if (!job->space)
+                return;
+        if (t)
+                t->losses = end == JOB_AGAIN ? t->losses + 1 : 0;
+        job->kind->settle(job, end, results, n);
+        end_holds(job);
+        job->ticket = NULL;
+        if (end != JOB_AGAIN || !t)
+                return;
+        if (t->waiting)
+                dequeue(t);
+        enqueue(t, true);
+}
+
+static bool right_size(const struct job *job, size_t bytes, uint32_t *ret_n) {
+        uint64_t n = job->kind->result_bytes ? bytes / job->kind->result_bytes : 0;
+
+        *ret_n = (uint32_t)MIN(n, job->n_results);
+        if (!job->kind->result_bytes)
+                return bytes == 0;
+        return bytes % job->kind->result_bytes == 0 && (n == job->n_results || (job->kind->fewer && n < job->n_results));
+}
+
+void store_job_done(struct store *store, uint64_t id, int error, const void *result, size_t bytes) {
+        struct job *job = store->job;
+        uint32_t n = 0;
+
+        if (!id || job->id != id)
+                return;
+        if (error || !right_size(job, bytes, &n))
+                settle(job, JOB_FAILED, NULL, 0);
+        else
+                settle(job, JOB_DONE, result, n);
+}
+
+void store_job_lost(struct store *store, uint64_t id) {
+        struct job *job = store->job;
+
+        if (!id || job->id != id)
+                return;
+        if (job->space)
+                space_count(job->space, KVD_SPACE_JOBS_LOST, 1);
+        settle(job, job->ticket && job->ticket->losses == 0 ? JOB_AGAIN : JOB_FAILED, NULL, 0);
+}
+
+void jobs_forget_space(struct space *space) {
+        struct job *job = space_store(space)->job;
+
+        if (job->space != space)
+                return;
+        job->space = NULL;
+        job->ticket = NULL;
+        job->n_items = 0;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_JOB_H
+#define KVD_STORE_JOB_H
+
+/*
+ * What the store asks of a worker. Who wants something marks it in his own tables and keeps a ticket, which waits in
+ * the store's queue. When the worker is free, the ticket's kind writes as much of it as fits into one job, and is told
+ * how that ended:
+ *
+ *      job_ask ──► waiting ──write──► in flight ──settle: JOB_DONE, JOB_FAILED──► (asked for again, if there is more)
+ *                     ▲                               │
+ *                     └──────── settle: JOB_AGAIN ────┘ once
+ *
+ * So nothing is allocated and a ticket waits once, however often it is asked for. Who goes away takes his ticket along
+ * (job_withdraw); if it is in flight, settle sees job->ticket == NULL and only takes back what the items own.
+ */
+
+#include "ipc/base/job.h"
+#include "store/internal.h"
+
+struct job;
+
+enum job_end {
+        JOB_DONE,   /* the results are there */
+        JOB_AGAIN,  /* the worker was lost: what was wanted is wanted still, and will be written again */
+        JOB_FAILED, /* the worker refused, answered nonsense, or was lost for the second time */
+};
+
+struct job_kind {
+        enum kvd_job_kind number;
+        uint32_t result_bytes; /* of one result */
+        bool fewer;            /* the worker may give fewer results than asked for */
+        bool urgent;           /* before all that is not: somebody waits for it */
+        /* Adds items (and steps, tokens). False: nothing to do (any more). Asks again itself if not all of it fits. */
+        bool (*write)(struct ticket *ticket, struct job *job);
+        /* results: n of them, if end is JOB_DONE. The items' holds end after it. */
+        void (*settle)(struct job *job, enum job_end end, const void *results, uint32_t n);
+};
+
+/* What the store knows of an item while the worker has it. */
+struct job_item {
+        kvd_ref held;     /* block that stays in its place; 0: none */
+        uint32_t slot;    /* the kind's: an entry of the sequence */
+        uint32_t spill;   /* spill slot that belongs to the job; NONE */
+        uint32_t ordinal; /* the kind's */
+        uint32_t flags;   /* the kind's */
+};
+
+struct job { /* the one in flight */
+        struct store *store;
+        uint64_t id;                 /* 0: there is none */
+        const struct job_kind *kind;
+        struct ticket *ticket;       /* NULL: its owner is gone */
+        struct space *space;         /* NULL: deleted, with everything that the items name */
+        uint32_t sketch;             /* number of the sketch that the worker reads or writes; 0: none */
+        uint32_t n_items, n_results; /* n_results: asked for */
+        struct job_item *items;      /* owned; KVD_JOB_ITEMS */
+        struct kvd_job_step *steps;  /* owned; KVD_JOB_ITEMS: to gather steps in, before job_steps */
+
+        /* while it is written */
+        struct kvd_job *to;          /* the worker's memory: written, never read back */
+        uint64_t bytes;
+        uint32_t n_tokens;
+};
+
+static inline void ticket_init(struct ticket *t, const struct job_kind *kind, struct space *space, void *owner) {
+        *t = (struct ticket){.kind = kind, .space = space, .owner = owner};
+}
+
+void job_ask(struct ticket *ticket);      /* any number of times */
+void job_withdraw(struct ticket *ticket); /* before its owner goes; one that never waited is fine */
+
+/* ---- for write ------------------------------------------------------------------------------------------------- */
+
+/*
+ * One more item, and the block (0: none) held while the worker has it. Row is the block's, sets spill, to_row to none
+ * and ordinal to KVD_NO_ORDINAL. NULL: no more room. The record beside it is job->items[job->n_items - 1].
+ */
+struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t slot);
+
+/* After all items: steps; after them: tokens, piece by piece. False: no more room. */
+bool job_steps(struct job *job, const struct kvd_job_step *steps, uint32_t n);
+bool job_tokens(struct job *job, const uint32_t *tokens, uint32_t n);
+uint64_t job_token_room(const struct job *job, uint32_t n_steps); /* tokens that fit behind so many steps */
+
+void job_results(struct job *job, uint32_t n);    /* without it: one for each item */
+void job_param(struct job *job, uint32_t which, uint32_t value);
+
+/* Blocks of this space that one job should look at, so that an urgent one need not wait long; at least 1. */
+uint32_t job_blocks(const struct space *space);
+
+/* ---- the store's ------------------------------------------------------------------------------------------------ */
+
+int jobs_new(struct store *store);
+void jobs_free(struct store *store);
+void jobs_forget_space(struct space *space); /* it is being deleted: what is in flight is nobody's */
+
+#endif

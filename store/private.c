@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Private blocks: what sequences filled for themselves. Sealed, so that nobody writes them, but in no table and no
+ * chain. The daemon counts the entries that name one (refs) and its own unfinished business with it (holds). While
+ * there is either, it is no candidate for eviction; with neither it is garbage: first in its arena's heap, and in a
+ * list that is swept when there is time. It goes through the same protocol as any other block (evict.c), because a
+ * client may still read it: references are bookkeeping, pins are safety.
+ *
+ *      FILLING ──append──► SEALED, refs 1 ──the last entry leaves it──► garbage ──nobody pins it──► FREE
+ *         └─held when its owner let go of it──► SEALED, refs 0, held ──job done──┘
+ *
+ * Holds also keep other blocks in their places: indexed ones that a worker reads or that were offered to a sequence,
+ * and the ones that a worker fills (reviving).
+ */
+
+#include <assert.h>
+
+#include "store/internal.h"
+
+bool block_is_garbage(const struct block *b) {
+        return b->private && b->state == KVD_SEALED && !b->refs && !b->holds;
+}
+
+/* ---- garbage ---------------------------------------------------------------------------------------------------- */
+
+static void list_append(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        b->next = NONE;
+        b->prev = space->n_garbage ? space->garbage_last : NONE;
+        *(b->prev == NONE ? &space->garbage : &space->blocks[b->prev].next) = id;
+        space->garbage_last = id;
+        space->n_garbage++;
+}
+
+static void list_remove(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        *(b->prev == NONE ? &space->garbage : &space->blocks[b->prev].next) = b->next;
+        *(b->next == NONE ? &space->garbage_last : &space->blocks[b->next].prev) = b->prev;
+        space->n_garbage--;
+}
+
+static void becomes_garbage(struct space *space, uint32_t id) {
+        space->blocks[id].stamp = 0;
+        leaf_add(space, id);
+        list_append(space, id);
+}
+
+void garbage_leave(struct space *space, uint32_t id) {
+        list_remove(space, id);
+        space->blocks[id].private = false;
+        space->n_private--;
+}
+
+/* What is pinned goes to the end of the list: a call meets it once. */
+bool garbage_sweep(struct space *space, uint32_t budget) {
+        uint64_t n = MIN(space->n_garbage, budget);
+        bool freed = false;
+
+        for (; n > 0; n--) {
+                uint32_t id = space->garbage;
+
+                if (evict_leaf(space, id)) {
+                        freed = true;
+                        continue;
+                }
+                list_remove(space, id);
+                list_append(space, id);
+        }
+        return freed;
+}
+
+/* ---- references and holds --------------------------------------------------------------------------------------- */
+
+static void drop(struct space *space, uint32_t id) {
+        if (block_is_garbage(&space->blocks[id]))
+                becomes_garbage(space, id);
+}
+
+void block_ref_up(struct space *space, uint32_t id) {
+        space->blocks[id].refs++;
+}
+
+void block_ref_down(struct space *space, uint32_t id) {
+        assert(space->blocks[id].refs > 0);
+        space->blocks[id].refs--;
+        drop(space, id);
+}
+
+void block_hold(struct space *space, uint32_t id) {
+        space->blocks[id].holds++;
+}
+
+void block_let_go(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        assert(b->holds > 0);
+        b->holds--;
+        drop(space, id);
+}
+
+bool block_current(const struct space *space, kvd_ref ref) {
+        uint32_t id = kvd_ref_id(ref);
+
+        return id < space->ix->capacity && space->blocks[id].state == KVD_SEALED && block_ref(space, id) == ref;
+}
+
+/* ---- sealing ---------------------------------------------------------------------------------------------------- */
+
+/* From FILLING, in nobody's list any more. Without references: the caller holds it, or adds one. */
+void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens) {
+        struct block *b = &space->blocks[id];
+
+        index_write(space, id, fields, tokens);
+        b->parent = b->child = b->sib_prev = b->sib_next = NONE;
+        b->stamp = 0;
+        b->score = 0;
+        b->summarised = false;
+        b->private = true;
+        space->n_private++;
+        if (b->reviving)
+                space->n_reviving--;
+        b->reviving = false;
+        block_set_state(space, id, KVD_SEALED, block_generation(space, id));
+}
+
+/* A block that was being filled, by a client or by a worker. One that a worker still reads or writes waits for it. */
+void block_discard(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+        struct kvd_desc fields = {.n_tokens = 1, .flags = KVD_DESC_PRIVATE};
+        uint32_t no_token = 0;
+
+        if (b->holds) {
+                block_seal_private(space, id, &fields, &no_token);
+                return;
+        }
+        if (b->reviving)
+                space->n_reviving--;
+        b->reviving = false;
+        block_to_free(space, id);
+}

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Sequences: opened, grown, closed. What the methods do with them is in the other files. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "store/sequence.h"
+
+static int refuse(struct attachment *a, int error, const char *what) {
+        return store_refuse(space_store(a->space), error, "sequence in space '%s': %s", a->space->name, what);
+}
+
+/* ---- lists ------------------------------------------------------------------------------------------------------ */
+
+void list_push(struct sequence *q, struct list *list, uint32_t slot) {
+        q->entries[slot].next = NONE;
+        *(list->n ? &q->entries[list->last].next : &list->first) = slot;
+        list->last = slot;
+        list->n++;
+}
+
+void list_push_first(struct sequence *q, struct list *list, uint32_t slot) {
+        q->entries[slot].next = list->n ? list->first : NONE;
+        if (!list->n)
+                list->last = slot;
+        list->first = slot;
+        list->n++;
+}
+
+uint32_t list_pop(struct sequence *q, struct list *list) {
+        uint32_t slot = list->first;
+
+        if (!list->n)
+                return NONE;
+        list->first = q->entries[slot].next;
+        list->n--;
+        return slot;
+}
+
+/* ---- entries ---------------------------------------------------------------------------------------------------- */
+
+void entry_set_flags(struct sequence *q, struct entry *e, uint32_t flags) {
+        struct space *space = q->space;
+        bool own = entry_is_own(e);
+
+        space->n_shared += !!(flags & KVD_ENTRY_SHARED) - !!(e->flags & KVD_ENTRY_SHARED);
+        space->n_spilled += !!(flags & KVD_ENTRY_SPILLED) - !!(e->flags & KVD_ENTRY_SPILLED);
+        space->n_vague += !!(flags & KVD_ENTRY_VAGUE) - !!(e->flags & KVD_ENTRY_VAGUE);
+        e->flags = (uint16_t)flags;
+        q->n_own += entry_is_own(e) - own;
+}
+
+void entry_set_leaving(struct sequence *q, struct entry *e, bool leaving) {
+        q->space->n_leaving += leaving - e->leaving;
+        e->leaving = leaving;
+}
+
+bool entry_is_own(const struct entry *e) {
+        return (e->flags & KVD_ENTRY_OWN) &&
+               !(e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED));
+}
+
+uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
+        uint32_t low = 0, high = q->n_entries;
+
+        while (low < high) {
+                uint32_t mid = (low + high) / 2;
+
+                if (q->entries[mid].position + q->entries[mid].n_tokens <= token)
+                        low = mid + 1;
+                else
+                        high = mid;
+        }
+        return low;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------------------------- */
+
+#define ENTRIES_PER_BLOCK 4u  /* of one sequence: more than the blocks that a space has, since entries may leave */
+#define ENTRIES_IN_ALL 64u    /* of all sequences, for each block of the space */
+
+static int check_room(struct attachment *a, uint32_t max_blocks) {
+        struct space *space = a->space;
+        uint64_t one = (uint64_t)space->ix->capacity * ENTRIES_PER_BLOCK;
+        uint64_t all = (uint64_t)space->ix->capacity * ENTRIES_IN_ALL;
+
+        if (!max_blocks)
+                return refuse(a, -EINVAL, "it must have room for at least one block");
+        if (max_blocks > one || space->n_entries + max_blocks > all)
+                return store_refuse(space_store(space), -EDQUOT, "a sequence of %u blocks is too long for space '%s': "
+                                    "one may have %llu, all together %llu more", max_blocks, space->name,
+                                    (unsigned long long)one, (unsigned long long)(all - space->n_entries));
+        return 0;
+}
+
+static uint32_t free_slot(const struct space *space) {
+        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
+                if (!space->sequences[i])
+                        return i;
+        return NONE;
+}
+
+static void sequence_free(struct sequence *q) {
+        if (!q)
+                return;
+        sketches_free(q);
+        free(q->entries);
+        free(q->tokens);
+        free(q->steps);
+        free(q);
+}
+
+static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) {
+        struct sequence *q = sys->calloc(1, sizeof *q);
+
+        if (!q)
+                return NULL;
+        q->space = a->space;
+        q->attachment = a;
+        q->max_blocks = max_blocks;
+        q->entries = sys->calloc(max_blocks, sizeof *q->entries);
+        q->tokens = sys->calloc(max_blocks, a->space->ix->geometry.block_tokens * sizeof *q->tokens);
+        q->steps = sys->calloc(max_blocks, sizeof *q->steps);
+        if (!q->entries || !q->tokens || !q->steps) {
+                sequence_free(q);
+                return NULL;
+        }
+        ticket_init(&q->cooling, &job_spill, a->space, q);
+        ticket_init(&q->reviving, &job_revive, a->space, q);
+        ticket_init(&q->forgetting, &job_forget, a->space, q);
+        ticket_init(&q->rebuilding, &job_rebuild, a->space, q);
+        return q;
+}
+
+int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
+        struct space *space = a->space;
+        uint32_t slot = free_slot(space);
+        struct sequence *q;
+        int r = check_room(a, max_blocks);
+
+        if (r < 0)
+                return r;
+        if (slot == NONE)
+                return store_refuse(space_store(space), -EUSERS, "space '%s' has %u sequences, the most there can be; "
+                                    "close some", space->name, KVD_MAX_SEQUENCES);
+        q = sequence_new(a, max_blocks);
+        if (!q)
+                return refuse(a, -ENOMEM, "out of memory for its table");
+        space->last_incarnation = space->last_incarnation % (UINT32_MAX / KVD_MAX_SEQUENCES - 1) + 1;
+        q->number = space->last_incarnation * KVD_MAX_SEQUENCES + slot;
+        space->sequences[slot] = q;
+        space->n_sequences++;
+        space->n_entries += max_blocks;
+        a->n_sequences++;
+        *ret = q->number;
+        return 0;
+}
+
+struct sequence *sequence_find(struct attachment *a, uint32_t number) {
+        struct sequence *q = a->space->sequences[SEQUENCE_SLOT(number)];
+
+        if (q && q->number == number && q->attachment == a)
+                return q;
+        refuse(a, -ENOENT, "this client has none of that number");
+        return NULL;
+}
+
+/* ---- growing ---------------------------------------------------------------------------------------------------- */
+
+static int check_append(struct attachment *a, const struct sequence *q, const struct append_request *req) {
+        const struct kvd_geometry *g = &a->space->ix->geometry;
+        uint64_t room = (uint64_t)req->n_blocks * g->block_tokens;
+
+        if (!req->n_blocks || req->n_tokens > room || req->n_tokens + g->block_tokens <= room)
+                return refuse(a, -EINVAL, "the number of tokens does not fit the number of blocks");
+        if (!req->own && req->n_tokens != room)
+                return refuse(a, -EINVAL, "only full blocks can be borrowed");
+        for (uint32_t i = 0; i < req->n_tokens; i++)
+                if (req->tokens[i] >= g->vocab)
+                        return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
+        if (req->n_blocks > q->max_blocks - q->n_entries)
+                return refuse(a, -ENOSPC, "its table is full");
+        return 0;
+}
+
+/* A borrowed block is used as it is: with the tokens and at the place that it was made for. */
+static int check_borrowed(struct attachment *a, const struct sequence *q, const struct append_request *req) {
+        struct space *space = a->space;
+        uint32_t bt = space->ix->geometry.block_tokens;
+        uint32_t group = q->group;
+
+        for (uint32_t i = 0; i < req->n_blocks; i++) {
+                uint32_t id = kvd_ref_id(req->blocks[i]);
+                const struct kvd_desc *desc;
+
+                if (!block_current(space, req->blocks[i]) || space->blocks[id].private)
+                        return refuse(a, -ESTALE, "a block is not in the cache (any more); look up again");
+                desc = kvd_index_desc(space->ix, id);
+                if (i == 0 && !q->n_entries)
+                        group = desc->group;
+                if (desc->group != group || desc->n_tokens != bt || (uint64_t)desc->depth * bt != q->n_tokens + i * bt)
+                        return refuse(a, -EINVAL, "a borrowed block is of another layer group, or not at its place");
+                if (memcmp(desc->tokens, req->tokens + i * bt, bt * sizeof *req->tokens) != 0)
+                        return refuse(a, -EINVAL, "a borrowed block has other tokens");
+        }
+        return 0;
+}
+
+static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const uint32_t *tokens, uint32_t n) {
+        struct entry *e = &q->entries[q->n_entries++];
+
+        *e = (struct entry){.ref = block, .position = q->n_tokens, .n_tokens = (uint16_t)n, .spill = NONE,
+                            .ordinal = KVD_NO_ORDINAL, .next = NONE};
+        memcpy(q->tokens + q->n_tokens, tokens, n * sizeof *tokens);
+        q->n_tokens += n;
+        q->n_unscored++;
+        entry_set_flags(q, e, flags);
+}
+
+static void seal_own(struct sequence *q, kvd_ref block, const uint32_t *tokens, uint32_t n) {
+        struct kvd_desc fields = {.depth = q->n_tokens, .n_tokens = (uint16_t)n, .group = (uint16_t)q->group,
+                                  .flags = KVD_DESC_PRIVATE};
+        uint32_t id = kvd_ref_id(block);
+
+        block_fill_end(q->space, id);
+        block_seal_private(q->space, id, &fields, tokens);
+        block_ref_up(q->space, id);
+        add_entry(q, block, KVD_ENTRY_OWN, tokens, n);
+        summarise_block(q->space, id);
+}
+
+int sequence_append(struct attachment *a, uint32_t number, const struct append_request *req, uint32_t *first) {
+        struct sequence *q = sequence_find(a, number);
+        uint32_t bt = a->space->ix->geometry.block_tokens;
+        int r;
+
+        if (!q)
+                return -ENOENT;
+        r = check_append(a, q, req);
+        if (r == 0 && req->own && !blocks_filled_by(a, req->blocks, req->n_blocks))
+                r = refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
+        if (r == 0 && !req->own)
+                r = check_borrowed(a, q, req);
+        if (r < 0)
+                return r;
+        *first = q->n_entries;
+        if (!req->own && !q->n_entries)
+                q->group = kvd_index_desc(a->space->ix, kvd_ref_id(req->blocks[0]))->group;
+        for (uint32_t i = 0; i < req->n_blocks; i++) {
+                uint32_t n = MIN(bt, req->n_tokens - i * bt);
+
+                if (req->own)
+                        seal_own(q, req->blocks[i], req->tokens + i * bt, n);
+                else
+                        add_entry(q, req->blocks[i], KVD_ENTRY_BORROWED, req->tokens + i * bt, n);
+        }
+        if (req->own)
+                space_count(a->space, KVD_SPACE_APPENDED, req->n_blocks);
+        return 0;
+}
+
+/* ---- closing ---------------------------------------------------------------------------------------------------- */
+
+static void withdraw(struct sequence *q) {
+        job_withdraw(&q->cooling);
+        job_withdraw(&q->reviving);
+        job_withdraw(&q->forgetting);
+        job_withdraw(&q->rebuilding);
+        job_withdraw(&q->comparing);
+        job_withdraw(&q->scoring);
+}
+
+/* It is gone at once; its blocks are let go of a piece at a time. */
+static void close_one(struct sequence *q) {
+        struct space *space = q->space;
+
+        withdraw(q);
+        space->sequences[SEQUENCE_SLOT(q->number)] = NULL;
+        space->n_sequences--;
+        q->attachment->n_sequences--;
+        q->attachment = NULL;
+        q->next = space->closing;
+        space->closing = q;
+}
+
+int sequence_close(struct attachment *a, uint32_t number) {
+        struct sequence *q = sequence_find(a, number);
+
+        if (!q)
+                return -ENOENT;
+        close_one(q);
+        return 0;
+}
+
+void sequences_close(struct attachment *a) {
+        for (uint32_t i = 0; a->n_sequences && i < KVD_MAX_SEQUENCES; i++)
+                if (a->space->sequences[i] && a->space->sequences[i]->attachment == a)
+                        close_one(a->space->sequences[i]);
+}
+
+#define CLOSE_ENTRIES 4096u                /* let go in one call */
+#define CLOSE_BYTES (UINT64_C(8) << 20)    /* of exact copies */
+
+/* Returns the bytes of memory that were given back. */
+static uint64_t let_go(struct sequence *q, struct entry *e) {
+        struct space *space = q->space;
+        uint64_t bytes = 0;
+
+        if (e->busy == OFFERED)
+                change_drop_offer(q, e);
+        if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) && space->blocks[kvd_ref_id(e->ref)].private &&
+            block_current(space, e->ref))
+                block_ref_down(space, kvd_ref_id(e->ref));
+        if (e->spill != NONE) {
+                spill_free(space, e->spill);
+                bytes = space->ix->block_bytes;
+        }
+        entry_set_leaving(q, e, false);
+        entry_set_flags(q, e, 0);
+        *e = (struct entry){.spill = NONE, .ordinal = KVD_NO_ORDINAL};
+        return bytes;
+}
+
+bool sequences_tidy(struct space *space) {
+        struct sequence *q = space->closing;
+        uint64_t bytes = 0;
+
+        if (!q)
+                return false;
+        for (uint32_t i = 0; i < CLOSE_ENTRIES && bytes < CLOSE_BYTES && q->cursor < q->n_entries; i++)
+                bytes += let_go(q, &q->entries[q->cursor++]);
+        if (q->cursor < q->n_entries)
+                return true;
+        space->closing = q->next;
+        space->n_entries -= q->max_blocks;
+        sequence_free(q);
+        return true;
+}
+
+void sequences_free(struct space *space) {
+        while (space->closing) {
+                struct sequence *q = space->closing;
+
+                space->closing = q->next;
+                sequence_free(q);
+        }
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_SEQUENCE_H
+#define KVD_STORE_SEQUENCE_H
+
+/*
+ * A sequence inside the store. An entry is resident (it names a block), or has left (an exact copy, tokens in a sketch,
+ * or neither). Beside that it is idle or busy with one thing, and in one list while it waits:
+ *
+ *      IDLE ─cool──► COOL_WANTED ──► COOLING ─────┐                         ┌─taken──► applied
+ *      IDLE ─revive► REVIVE_WANTED ► REVIVING ────┼──► OFFERED (a change) ──┤
+ *      IDLE ─────────COMPARE's answer─────────────┘                         └─not────► undone
+ *      applied or undone, and tokens in a sketch that should not be: FORGET_WANTED ──► FORGETTING ──► IDLE
+ *
+ * Who owns what: an entry owns its spill slot, and the ordinals of its tokens in a sketch. A spill slot that a worker is
+ * writing is the job's until it has the answer. A block that is offered is held, and gets its reference when taken.
+ */
+
+#include "ipc/base/job.h"
+#include "ipc/base/sequence.h"
+#include "store/job.h"
+
+enum entry_busy {
+        IDLE,
+        COOL_WANTED,
+        COOLING,
+        REVIVE_WANTED,
+        REVIVING,
+        FORGET_WANTED,
+        FORGETTING,
+        OFFERED,
+};
+
+struct entry {
+        kvd_ref ref;           /* resident block; 0: it has left */
+        uint64_t checksum;     /* of the exact copy */
+        uint32_t position;     /* of its first token */
+        uint32_t spill;        /* slot with the exact copy; NONE */
+        uint32_t sketch;       /* number, if ordinal is set */
+        uint32_t ordinal;      /* of its first token there; KVD_NO_ORDINAL */
+        int32_t delta;
+        uint16_t n_tokens;
+        uint16_t flags;        /* enum kvd_entry_flags */
+        uint8_t busy;
+        uint8_t want;          /* COOL_WANTED, COOLING: enum kvd_cool; REVIVE_WANTED, REVIVING: enum kvd_revive */
+        bool leaving;          /* counted in space->n_leaving */
+        bool summarised;       /* the exact copy's row was copied along */
+        uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
+
+        uint8_t change;        /* OFFERED: enum kvd_change_kind */
+        uint16_t new_flags;
+        int32_t new_delta;
+        float distance;
+        uint32_t next;         /* in one of the lists */
+        kvd_ref other;         /* OFFERED: the block that the change brings, held; 0: none */
+};
+
+struct list { /* of entries */
+        uint32_t first, last, n;
+};
+
+struct step { /* MemShare */
+        uint32_t first_token, n_tokens;
+        uint32_t first_entry, n_entries; /* blocks wholly inside */
+        uint64_t order;                  /* among the space's */
+        bool wanted;                     /* to be compared with older ones */
+};
+
+struct sketch {
+        struct sketch *next;
+        uint32_t number;
+        int fd;                /* owned */
+        uint64_t bytes;
+        uint32_t rows, columns;
+        uint32_t n_ordinals;   /* given out */
+        uint32_t n_tokens;     /* that weigh on it: put in and not taken out */
+        uint32_t n_entries;    /* that have ordinals in it */
+        bool broken;           /* a worker was lost while it wrote: to be made anew */
+};
+
+struct sequence {
+        struct space *space;
+        struct attachment *attachment; /* NULL: it is closed */
+        struct sequence *next; /* in space->closing */
+        uint32_t number;       /* slot, and incarnation above it */
+        uint32_t group;
+        uint32_t max_blocks;
+        uint32_t n_entries, n_tokens, n_steps;
+        struct entry *entries; /* owned; max_blocks */
+        uint32_t *tokens;      /* owned; max_blocks x block_tokens */
+        struct step *steps;    /* owned; max_blocks */
+
+        struct list changes;   /* offered; the first n_sent of them went out with the last answer */
+        uint32_t n_sent;
+        struct list cool, revive, forget; /* entries that wait for a worker */
+        struct ticket cooling, reviving, forgetting, rebuilding, comparing, scoring;
+
+        struct sketch *sketches; /* owned; newest first */
+        uint32_t n_own;        /* resident entries of its own that are not shared */
+        uint32_t n_steps_wanted;
+        bool passed;           /* relief had it compared again, in this time of need */
+        uint32_t n_unscored;   /* entries that came since the last scoring */
+        uint32_t cursor;       /* closed: next entry to let go */
+        struct critical *critical; /* owned; see critical.c */
+};
+
+#define SEQUENCE_SLOT(number) ((number) % KVD_MAX_SEQUENCES)
+
+/* sequence.c */
+struct sequence *sequence_find(struct attachment *attachment, uint32_t number); /* NULL, with a reason */
+void sequences_close(struct attachment *attachment);
+bool sequences_tidy(struct space *space); /* idle: lets go of a piece of a closed one. True: there was one */
+void sequences_free(struct space *space); /* the space is going, with all blocks */
+void entry_set_flags(struct sequence *sequence, struct entry *entry, uint32_t flags);
+void entry_set_leaving(struct sequence *sequence, struct entry *entry, bool leaving);
+bool entry_is_own(const struct entry *entry); /* resident, filled by this sequence, not shared */
+uint32_t sequence_entry_at(const struct sequence *sequence, uint32_t token); /* whose tokens contain it, or n_entries */
+
+void list_push(struct sequence *sequence, struct list *list, uint32_t slot);
+void list_push_first(struct sequence *sequence, struct list *list, uint32_t slot);
+uint32_t list_pop(struct sequence *sequence, struct list *list); /* or NONE */
+
+/* change.c: proposals to the client */
+struct offer {
+        enum kvd_change_kind kind;
+        kvd_ref block;     /* 0: none; held from here on */
+        int32_t delta;
+        uint32_t flags;    /* of the entry, if it is taken */
+        float distance;
+};
+void change_offer(struct sequence *sequence, uint32_t slot, const struct offer *offer);
+void change_drop_offer(struct sequence *sequence, struct entry *entry); /* the sequence closes */
+bool change_withdraw(struct sequence *sequence, uint32_t slot); /* false: the client has heard of it */
+void sync_news(struct space *space); /* after offers: wakes who waits for them */
+
+/* summarise.c */
+void summarise_block(struct space *space, uint32_t id); /* if any method wants it; made when a worker is free */
+void methods_changed(struct space *space);              /* after a setting was changed */
+
+/* spill.c */
+uint32_t spill_alloc(struct space *space); /* or NONE */
+void spill_free(struct space *space, uint32_t slot);
+uint32_t spill_free_at(const struct space *space, uint32_t i); /* the i-th unused slot, for check.c */
+bool spill_charge(struct space *space, uint64_t bytes); /* against what all spaces may use */
+void spill_discharge(struct space *space, uint64_t bytes);
+bool spill_bury(struct space *space);      /* frees a piece of a deleted space's. True: there is more */
+void spill_close(struct space *space);
+
+/* sketch.c */
+struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
+struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* one that takes them; made if need be; NULL */
+void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch); /* if nothing is in it; NULL is fine */
+void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch); /* gives it its ordinals */
+bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
+void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out); /* its ordinals are no more */
+void sketch_broken(struct sequence *sequence, struct sketch *sketch);
+void sketches_free(struct sequence *sequence);
+void entry_free_spill(struct sequence *sequence, struct entry *entry);
+void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* resident again: out of the sketch, then its copy */
+
+/* reviver.c */
+bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
+
+/* reviver.c, memshare.c, relief.c, priority.c: kinds of jobs */
+extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare;
+extern const struct job_kind job_score_sequence, job_score_chains;
+
+#endif

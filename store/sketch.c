@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Sketches of sequences (KVReviver, methods 2.2): what an entry has in one, how it gets out again, and what happens when
+ * a worker dies with one half written.
+ *
+ * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence ever
+ * gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its exact copy
+ * (job FORGET); without one its ordinals stay behind as noise, which the load guard counts.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+#include "store/sequence.h"
+
+static double setting(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_get(space->ix->settings, which);
+}
+
+/* ---- one sketch ------------------------------------------------------------------------------------------------- */
+
+/* Tokens of an epoch; as many blocks as a job can put in anew. */
+static uint32_t epoch_tokens(const struct sequence *q) {
+        uint32_t bt = q->space->ix->geometry.block_tokens;
+        double most = MIN((double)q->max_blocks, KVD_JOB_ITEMS) * bt;
+
+        return (uint32_t)MIN(MAX(setting(q->space, KVD_kvreviver_epoch), bt), most);
+}
+
+static uint32_t cell_floats(const struct kvd_index *ix) {
+        return ix->geometry.layers / ix->geometry.layer_groups * ix->geometry.kv_heads * ix->geometry.head_dim;
+}
+
+/* Cells are the vague share of the sequence's budget, for as many tokens as an epoch has. 0: no vague part. */
+static uint32_t columns(const struct sequence *q, uint32_t rows) {
+        double cells = setting(q->space, KVD_kvreviver_vague) * setting(q->space, KVD_kvreviver_budget) *
+                       epoch_tokens(q);
+
+        return cells > 0 ? (uint32_t)MAX(cells / rows, 1) : 0;
+}
+
+static int write_header(const struct sketch *s, uint32_t floats) {
+        struct kvd_sketch_header *h = sys->mmap(NULL, sizeof *h, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
+        uint64_t salt;
+
+        if (h == MAP_FAILED)
+                return -errno;
+        if (sys->getrandom(&salt, sizeof salt, 0) != (ssize_t)sizeof salt) {
+                munmap(h, sizeof *h);
+                return -EIO;
+        }
+        *h = (struct kvd_sketch_header){.rows = s->rows, .columns = s->columns, .salt = salt, .cell_floats = floats};
+        munmap(h, sizeof *h);
+        return 0;
+}
+
+static int make_memory(struct sketch *s, uint32_t floats) {
+        s->fd = sys->memfd_create("kvd-sketch", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (s->fd < 0 || sys->fchmod(s->fd, 0600) < 0 || sys->ftruncate(s->fd, (off_t)s->bytes) < 0 ||
+            sys->add_seals(s->fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+                return -errno;
+        return write_header(s, floats);
+}
+
+static void sketch_close(struct space *space, struct sketch *s) {
+        spill_discharge(space, s->bytes);
+        closep(&s->fd);
+        free(s);
+}
+
+static struct sketch *sketch_new(struct sequence *q) {
+        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows), floats = cell_floats(q->space->ix);
+        uint32_t b = columns(q, rows);
+        uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), 4096);
+        struct sketch *s;
+
+        if (!b || !spill_charge(q->space, bytes))
+                return NULL;
+        s = sys->calloc(1, sizeof *s);
+        if (!s) {
+                spill_discharge(q->space, bytes);
+                return NULL;
+        }
+        *s = (struct sketch){.next = q->sketches, .fd = -1, .bytes = bytes, .rows = rows, .columns = b};
+        if (make_memory(s, floats) < 0) {
+                sketch_close(q->space, s);
+                return NULL;
+        }
+        s->number = q->space->last_sketch = q->space->last_sketch % (UINT32_MAX - 1) + 1;
+        return q->sketches = s;
+}
+
+struct sketch *sketch_find(struct sequence *q, uint32_t number) {
+        struct sketch *s = q->sketches;
+
+        while (s && s->number != number)
+                s = s->next;
+        return s;
+}
+
+struct sketch *sketch_for(struct sequence *q, uint32_t n_tokens) {
+        struct sketch *s = q->sketches;
+
+        return s && s->n_ordinals + n_tokens <= epoch_tokens(q) ? s : sketch_new(q);
+}
+
+bool sketch_answers(const struct sequence *q, const struct sketch *s) {
+        double cells = (double)s->rows * s->columns;
+
+        return !s->broken && s->n_tokens <= setting(q->space, KVD_kvreviver_max_load) * cells;
+}
+
+static void sketch_free_if_empty(struct sequence *q, struct sketch *s) {
+        struct sketch **at = &q->sketches;
+
+        if (s->n_entries)
+                return;
+        while (*at != s)
+                at = &(*at)->next;
+        *at = s->next;
+        sketch_close(q->space, s);
+}
+
+void sketch_drop_unused(struct sequence *q, struct sketch *s) {
+        if (s)
+                sketch_free_if_empty(q, s);
+}
+
+void sketches_free(struct sequence *q) {
+        while (q->sketches) {
+                struct sketch *s = q->sketches;
+
+                q->sketches = s->next;
+                sketch_close(q->space, s);
+        }
+}
+
+int space_sketch_fd(struct space *space, uint32_t number, uint64_t *bytes) {
+        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++) {
+                struct sketch *s = space->sequences[i] ? sketch_find(space->sequences[i], number) : NULL;
+
+                if (!s)
+                        continue;
+                *bytes = s->bytes;
+                return s->fd;
+        }
+        return store_refuse(space_store(space), -ENOENT, "space '%s' has no sketch %u", space->name, number);
+}
+
+/* ---- an entry and its sketch -------------------------------------------------------------------------------------- */
+
+void sketch_enter(struct sequence *q, struct entry *e, struct sketch *s) {
+        e->sketch = s->number;
+        e->ordinal = s->n_ordinals;
+        s->n_ordinals += e->n_tokens;
+        s->n_tokens += e->n_tokens;
+        s->n_entries++;
+}
+
+void sketch_leave(struct sequence *q, struct entry *e, bool taken_out) {
+        struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
+
+        e->ordinal = KVD_NO_ORDINAL;
+        e->sketch = 0;
+        if (!s)
+                return;
+        if (taken_out)
+                s->n_tokens -= e->n_tokens;
+        s->n_entries--;
+        sketch_free_if_empty(q, s);
+}
+
+void entry_free_spill(struct sequence *q, struct entry *e) {
+        if (e->spill != NONE)
+                spill_free(q->space, e->spill);
+        e->spill = NONE;
+}
+
+static bool deletes_estimates(const struct space *space) {
+        return setting(space, KVD_kvreviver_delete) == 0;
+}
+
+/* Resident, and exact: its tokens leave the sketch, if there is a way to take them out; then its copy goes. */
+void entry_forget_sketch(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+        bool in_sketch = e->ordinal != KVD_NO_ORDINAL;
+
+        if (in_sketch && !sketch_find(q, e->sketch)->broken && (e->spill != NONE || deletes_estimates(q->space))) {
+                e->busy = FORGET_WANTED;
+                list_push(q, &q->forget, slot);
+                job_ask(&q->forgetting);
+                return;
+        }
+        sketch_leave(q, e, false);
+        entry_free_spill(q, e);
+}
+
+/* ---- FORGET: out of the sketch ------------------------------------------------------------------------------------ */
+
+static void forgotten(struct sequence *q, struct entry *e, bool taken_out) {
+        sketch_leave(q, e, taken_out);
+        entry_free_spill(q, e);
+        e->busy = IDLE;
+}
+
+static bool add_forget(struct sequence *q, uint32_t slot, struct job *job) {
+        struct entry *e = &q->entries[slot];
+        struct kvd_job_item *item = job_add(job, 0, slot);
+        bool estimate = deletes_estimates(q->space);
+
+        if (!item)
+                return false;
+        item->row = NONE;
+        item->checksum = e->checksum;
+        item->spill = estimate ? NONE : e->spill;
+        item->flags = estimate ? KVD_ENTRY_APPROX : 0;
+        item->ordinal = e->ordinal;
+        item->position = (int32_t)e->position;
+        item->n_tokens = e->n_tokens;
+        e->busy = FORGETTING;
+        return true;
+}
+
+/* Entries of one sketch, in the order in which they came. */
+static bool write_forget(struct ticket *t, struct job *job) {
+        struct sequence *q = t->owner;
+        uint32_t room = job_blocks(q->space), slot;
+
+        while (job->n_items < room && (slot = list_pop(q, &q->forget)) != NONE) {
+                struct entry *e = &q->entries[slot];
+                struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
+
+                if (!s || s->broken) { /* what is made anew is made without it */
+                        forgotten(q, e, false);
+                        continue;
+                }
+                if ((job->sketch && job->sketch != s->number) || !add_forget(q, slot, job)) {
+                        list_push_first(q, &q->forget, slot);
+                        break;
+                }
+                job->sketch = s->number;
+        }
+        if (q->forget.n)
+                job_ask(t);
+        return job->n_items > 0;
+}
+
+static void settle_forget(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct sequence *q = job->ticket ? job->ticket->owner : NULL;
+        const uint32_t *error = results;
+
+        if (!q)
+                return;
+        if (end != JOB_DONE)
+                sketch_broken(q, sketch_find(q, job->sketch));
+        for (uint32_t i = 0; i < job->n_items; i++)
+                forgotten(q, &q->entries[job->items[i].slot], end == JOB_DONE && error[i] == 0);
+}
+
+const struct job_kind job_forget = {
+        .number = KVD_JOB_FORGET, .result_bytes = sizeof(uint32_t), .write = write_forget, .settle = settle_forget};
+
+/* ---- REBUILD: a worker was lost while it wrote --------------------------------------------------------------------- */
+
+void sketch_broken(struct sequence *q, struct sketch *s) {
+        s->broken = true;
+        job_ask(&q->rebuilding);
+}
+
+static uint32_t without_sketch(const struct entry *e, uint32_t flags) {
+        uint32_t kept = flags & ~(uint32_t)(KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED | KVD_ENTRY_DROPPED);
+
+        return kept | (e->spill != NONE ? KVD_ENTRY_SPILLED : KVD_ENTRY_DROPPED);
+}
+
+/*
+ * What the sketch knew of the entry is lost. One that has left tells its client so; one that was just leaving, without a
+ * copy, stays if the client has not heard of it yet.
+ */
+static void degrade(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+
+        sketch_leave(q, e, false);
+        if (e->busy == OFFERED && e->change == KVD_CHANGE_LEAVE && (e->new_flags & KVD_ENTRY_VAGUE)) {
+                if (e->spill == NONE && change_withdraw(q, slot))
+                        return;
+                e->new_flags = (uint16_t)without_sketch(e, e->new_flags);
+        } else if (!e->ref && (e->flags & KVD_ENTRY_VAGUE)) {
+                struct offer leave = {.kind = KVD_CHANGE_LEAVE, .flags = without_sketch(e, e->flags)};
+
+                entry_set_flags(q, e, leave.flags);
+                if (e->busy == IDLE)
+                        change_offer(q, slot, &leave);
+        }
+}
+
+static bool can_be_rebuilt(const struct entry *e) {
+        return e->spill != NONE && e->busy != FORGET_WANTED;
+}
+
+static struct sketch *first_broken(struct sequence *q) {
+        struct sketch *s = q->sketches;
+
+        while (s && !s->broken)
+                s = s->next;
+        return s;
+}
+
+static void add_rebuild(struct sequence *q, uint32_t slot, struct job *job) {
+        struct entry *e = &q->entries[slot];
+        struct kvd_job_item *item = job_add(job, 0, slot);
+
+        if (!item) {
+                degrade(q, slot);
+                return;
+        }
+        item->row = NONE;
+        item->spill = e->spill;
+        item->checksum = e->checksum;
+        item->ordinal = e->ordinal;
+        item->position = (int32_t)e->position;
+        item->n_tokens = e->n_tokens;
+}
+
+static bool write_rebuild(struct ticket *t, struct job *job) {
+        struct sequence *q = t->owner;
+        struct sketch *s = first_broken(q);
+        uint32_t number = s ? s->number : 0;
+
+        if (!s)
+                return false;
+        s->n_entries++; /* it stays while entries leave it */
+        for (uint32_t i = 0; i < q->n_entries; i++) {
+                struct entry *e = &q->entries[i];
+
+                if (e->ordinal == KVD_NO_ORDINAL || e->sketch != number)
+                        continue;
+                if (can_be_rebuilt(e))
+                        add_rebuild(q, i, job);
+                else if (e->busy == FORGET_WANTED)
+                        sketch_leave(q, e, false);
+                else
+                        degrade(q, i);
+        }
+        s->n_entries--;
+        sketch_free_if_empty(q, s);
+        job->sketch = number;
+        if (q->changes.n)
+                sync_news(q->space);
+        if (!job->n_items && first_broken(q))
+                job_ask(t);
+        return job->n_items > 0;
+}
+
+static void rebuilt(struct job *job, struct sequence *q, const uint32_t *error) {
+        struct sketch *s = sketch_find(q, job->sketch);
+
+        if (!s)
+                return;
+        s->n_tokens = 0;
+        s->n_entries++;
+        s->broken = error == NULL;
+        for (uint32_t i = 0; i < job->n_items; i++) {
+                struct entry *e = &q->entries[job->items[i].slot];
+
+                s->n_tokens += e->n_tokens;
+                if (error && error[i] == 0)
+                        continue;
+                s->n_tokens -= e->n_tokens;
+                degrade(q, job->items[i].slot);
+        }
+        s->n_entries--;
+        sketch_free_if_empty(q, s);
+}
+
+static void settle_rebuild(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct sequence *q = job->ticket ? job->ticket->owner : NULL;
+
+        if (!q || end == JOB_AGAIN)
+                return;
+        rebuilt(job, q, end == JOB_DONE ? results : NULL);
+        sync_news(q->space);
+        if (first_broken(q))
+                job_ask(&q->rebuilding);
+        if (q->cool.n)
+                job_ask(&q->cooling);
+}
+
+const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD, .result_bytes = sizeof(uint32_t), .urgent = true,
+                                     .write = write_rebuild, .settle = settle_rebuild};

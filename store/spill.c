@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Memory of exact copies: one memfd per space, a slot per block. A slot has memory from when a worker writes it until
+ * it is freed (a hole is punched). What all spaces use of it, sketches included, is bounded by spill_bytes.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+#include "store/sequence.h"
+
+/* ---- budget ----------------------------------------------------------------------------------------------------- */
+
+bool spill_charge(struct space *space, uint64_t bytes) {
+        struct store *store = space_store(space);
+
+        if (store->spill_used + bytes > store->config.spill_bytes)
+                return false;
+        store->spill_used += bytes;
+        space->spill_bytes += bytes;
+        return true;
+}
+
+void spill_discharge(struct space *space, uint64_t bytes) {
+        space_store(space)->spill_used -= bytes;
+        space->spill_bytes -= bytes;
+}
+
+/* ---- slots ------------------------------------------------------------------------------------------------------ */
+
+/* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
+uint32_t spill_alloc(struct space *space) {
+        uint32_t i = space->n_free_spills - 1, slot;
+
+        if (!space->n_free_spills || !spill_charge(space, space->ix->block_bytes))
+                return NONE;
+        space->n_free_spills--;
+        slot = space->free_spills[i] + (space->ix->spill_slots - 1 - i);
+        space->spill_end = MAX(space->spill_end, slot + 1);
+        return slot;
+}
+
+static void punch(struct space *space, uint64_t from, uint64_t n) {
+        if (space->spill_fd >= 0)
+                sys->fallocate(space->spill_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)n);
+}
+
+void spill_free(struct space *space, uint32_t slot) {
+        uint64_t bytes = space->ix->block_bytes;
+        uint32_t i = space->n_free_spills++;
+
+        space->free_spills[i] = slot - (space->ix->spill_slots - 1 - i);
+        punch(space, slot * bytes, bytes);
+        spill_discharge(space, bytes);
+}
+
+uint32_t spill_free_at(const struct space *space, uint32_t i) {
+        return space->free_spills[i] + (space->ix->spill_slots - 1 - i);
+}
+
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+int space_spill_fd(struct space *space, uint64_t *bytes) {
+        _cleanup_(closep) int fd = -1;
+
+        *bytes = ALIGN_UP(MAX(space->ix->spill_slots * space->ix->block_bytes, 1), 4096);
+        if (space->spill_fd >= 0)
+                return space->spill_fd;
+        fd = sys->memfd_create("kvd-spill", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (fd < 0 || sys->fchmod(fd, 0600) < 0 || sys->ftruncate(fd, (off_t)*bytes) < 0 ||
+            sys->add_seals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+                return store_refuse(space_store(space), -errno, "no memory for copies of space '%s'", space->name);
+        space->spill_fd = STEAL_FD(fd);
+        return space->spill_fd;
+}
+
+#define BURY_BYTES (UINT64_C(8) << 20)
+
+/* A large memfd is not freed in an instant: piece by piece, from the end. */
+bool spill_bury(struct space *space) {
+        uint64_t end = space->spill_end * space->ix->block_bytes;
+        uint64_t from = end > BURY_BYTES ? end - BURY_BYTES : 0;
+
+        if (space->spill_fd < 0 || !space->spill_end)
+                return false;
+        space->spill_end = (uint32_t)(from / space->ix->block_bytes);
+        from = space->spill_end * space->ix->block_bytes;
+        punch(space, from, end - from);
+        return true;
+}
+
+void spill_close(struct space *space) {
+        closep(&space->spill_fd);
+        closep(&space->summary_fd);
+        closep(&space->summary_fd_ro);
+        if (space->domain)
+                spill_discharge(space, space->spill_bytes);
+}
