@@ -10,6 +10,7 @@
 #include "kernels/block.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
+#include "kernels/hshare.h"
 #include "kernels/variants.h"
 
 enum { LANES = 8, TILE_ROWS = 4, MAX_VECTORS = 8 };
@@ -345,4 +346,5 @@ const struct kvd_ops kvd_ops_avx2 = {
         .block = &kvd_block_avx2,
         .memshare = &kvd_memshare_avx2,
         .sketch = &kvd_sketch_avx2,
+        .hshare = &kvd_hshare_avx2,
 };

@@ -10,6 +10,7 @@
 #include "kernels/block.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
+#include "kernels/hshare.h"
 #include "kernels/variants.h"
 
 enum { TILE_ROWS = 4, TILE_PANELS = 4, MAX_PANELS = 8 };
@@ -250,4 +251,5 @@ const struct kvd_ops kvd_ops_avx512 = {
         .block = &kvd_block_avx512,
         .memshare = &kvd_memshare_avx512,
         .sketch = &kvd_sketch_avx512,
+        .hshare = &kvd_hshare_avx512,
 };

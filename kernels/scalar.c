@@ -11,6 +11,7 @@
 #include "kernels/block.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
+#include "kernels/hshare.h"
 #include "kernels/variants.h"
 
 static bool works(void) {
@@ -195,4 +196,5 @@ const struct kvd_ops kvd_ops_scalar = {
         .block = &kvd_block_scalar,
         .memshare = &kvd_memshare_scalar,
         .sketch = &kvd_sketch_scalar,
+        .hshare = &kvd_hshare_scalar,
 };

@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * HShare's kernels; compiled once for each instruction set. The inner product of two labels is one of small integers
+ * (at most 256 products of at most 225), exact in any order; what is left is a few fused operations a token.
+ */
+
+#include "kernels/hshare.h"
+
+#include <float.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/hshare_select.h"
+#include "kernels/lanes.h"
+
+enum { QUERIES = 4, USUAL = 32, USUAL_BYTES = 20 }; /* channels, and bytes of a label of so many */
+
+/* Sums over the channels of 16 labels, one label a lane. */
+struct products {
+        lanes dot[QUERIES]; /* of code times query's code */
+        lanes sum;          /* of codes */
+        lanes least, step;
+};
+
+/* ---- labels ---- */
+
+struct quantised {
+        float codes[KVD_LABEL_CHANNELS_MAX + KVD_LANES];
+        float least, step;
+};
+
+KERNEL float through_f16(float f) {
+        uint16_t half;
+
+        lanes_narrow_n(&half, lanes_set(f), 1, KVD_NUMBER_F16);
+        return lanes_sum(lanes_widen_n(&half, 1, KVD_NUMBER_F16));
+}
+
+/* x: n channels, then the first one again up to a multiple of 16. */
+KERNEL void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
+        lanes least = lanes_load(x), most = least, check = lanes_zero();
+        float largest, range;
+
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                lanes xi = lanes_load(x + i);
+
+                least = lanes_min(least, xi);
+                most = lanes_max(most, xi);
+                check = lanes_add(check, lanes_sub(xi, xi)); /* not 0 for what is not finite */
+        }
+        if (lanes_sum(check) != 0.0f) {
+                memset(to, 0, sizeof *to);
+                to->step = 1.0f;
+                return;
+        }
+        to->least = MAX(lanes_least(least), stored ? -65504.0f : -FLT_MAX);
+        largest = MIN(lanes_largest(most), stored ? 65504.0f : FLT_MAX);
+        range = largest - to->least;
+        to->step = range / 15.0f;
+        if (stored) {
+                to->least = through_f16(to->least);
+                to->step = through_f16(to->step);
+        }
+        if (!(to->step > 0.0f))
+                to->step = 1.0f;
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                lanes offset = lanes_sub(lanes_load(x + i), lanes_set(to->least));
+                lanes code = lanes_round(lanes_div(offset, lanes_set(to->step)));
+
+                lanes_store(to->codes + i, lanes_max(lanes_min(code, lanes_set(15.0f)), lanes_zero()));
+        }
+}
+
+/* The channels of one key, padded as quantise() wants them. */
+KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, uint32_t n, enum kvd_number type) {
+        uint16_t half[KVD_LABEL_CHANNELS_MAX];
+        uint32_t padded = ALIGN_UP(n, KVD_LANES);
+
+        for (uint32_t i = 0; i < padded; i++)
+                if (type == KVD_NUMBER_F32)
+                        to[i] = ((const float *)k)[channels[i < n ? i : 0]];
+                else
+                        half[i] = ((const uint16_t *)k)[channels[i < n ? i : 0]];
+        for (uint32_t i = 0; i < padded && type != KVD_NUMBER_F32; i += KVD_LANES)
+                lanes_store(to + i, lanes_widen(half + i, type));
+}
+
+KERNEL void store_label(uint8_t *label, const struct quantised *from, uint32_t n) {
+        uint8_t codes[KVD_LABEL_CHANNELS_MAX + 1];
+        uint32_t bytes = (n + 1) / 2;
+
+        for (uint32_t i = 0; i < n; i++)
+                codes[i] = (uint8_t)(int)from->codes[i];
+        codes[n] = 0;
+        for (uint32_t j = 0; j < bytes; j++)
+                label[j] = (uint8_t)(codes[2 * j] | codes[2 * j + 1] << 4);
+        lanes_narrow_n(label + bytes, lanes_set(from->least), 1, KVD_NUMBER_F16);
+        lanes_narrow_n(label + bytes + 2, lanes_set(from->step), 1, KVD_NUMBER_F16);
+}
+
+/* n_channels is a constant where it is passed, if it is the usual number. */
+KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
+                       uint32_t n_channels, enum kvd_number type) {
+        float x[KVD_LABEL_CHANNELS_MAX] = {0};
+        struct quantised q = {0};
+
+        for (uint32_t i = 0; i < n; i++, labels += kvd_label_bytes(n_channels)) {
+                pick_channels(x, number_at(k, i * stride, type), channels, n_channels, type);
+                quantise(&q, x, n_channels, true);
+                store_label(labels, &q, n_channels);
+        }
+}
+
+KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
+                       uint32_t n_channels, enum kvd_number type) {
+        if (n_channels == USUAL)
+                label_type(labels, k, stride, n, channels, USUAL, type);
+        else
+                label_type(labels, k, stride, n, channels, n_channels, type);
+}
+
+static void label(uint8_t *labels, const void *k, size_t stride, enum kvd_number type, uint32_t n,
+                  const uint16_t *channels, uint32_t n_channels) {
+        if (type == KVD_NUMBER_F32)
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
+        else if (type == KVD_NUMBER_F16)
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
+        else
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
+}
+
+static void query(struct kvd_label_query *to, const float *q, const uint16_t *channels, uint32_t n_channels) {
+        float x[KVD_LABEL_CHANNELS_MAX] = {0};
+        struct quantised label = {0};
+
+        pick_channels(x, q, channels, n_channels, KVD_NUMBER_F32);
+        quantise(&label, x, n_channels, false);
+        *to = (struct kvd_label_query){.least = label.least, .step = label.step};
+        for (uint32_t i = 0; i < n_channels; i++) {
+                (i % 2 ? to->high : to->low)[i / 2] = (uint8_t)(int)label.codes[i];
+                to->sum += (uint32_t)label.codes[i];
+        }
+}
+
+/* ---- inner products of 16 labels of 32 channels with a few queries ---- */
+
+#if !defined(KVD_ISA_SCALAR)
+
+KERNEL int four_codes(const uint8_t *codes) {
+        int word;
+
+        memcpy(&word, codes, 4);
+        return word;
+}
+
+#endif
+
+#if defined(KVD_ISA_AVX512)
+
+/* Dword w of each of 16 labels of five: label t's is the number 5 t + w of the 80. */
+KERNEL __m512i column(const __m512i part[5], int w) {
+        const __m512i step = _mm512_setr_epi32(0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75);
+        __m512i at = _mm512_add_epi32(step, _mm512_set1_epi32(w));
+        __mmask16 second = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(32));
+        __mmask16 third = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(64));
+        __m512i first = _mm512_permutex2var_epi32(part[0], at, part[1]);
+        __m512i rest = _mm512_permutex2var_epi32(part[2], at, part[3]);
+
+        return _mm512_mask_permutexvar_epi32(_mm512_mask_mov_epi32(first, second, rest), third, at, part[4]);
+}
+
+/* Bytes are multiplied and added in pairs: of 32 codes, 16 products come together in 16 bits, at most 3,600. */
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q) {
+        const __m512i nibble = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1);
+        __m512i part[5], acc[QUERIES], codes = _mm512_setzero_si512(), ends;
+
+        for (int i = 0; i < 5; i++)
+                part[i] = _mm512_loadu_si512(labels + (size_t)i * 64);
+        for (uint32_t g = 0; g < n_q; g++)
+                acc[g] = _mm512_setzero_si512();
+        for (int w = 0; w < 4; w++) {
+                __m512i both = column(part, w), low = _mm512_and_si512(both, nibble);
+                __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+
+                codes = _mm512_add_epi8(codes, _mm512_add_epi8(low, high));
+                for (uint32_t g = 0; g < n_q; g++) {
+                        __m512i ql = _mm512_set1_epi32(four_codes(q[g].low + 4 * w));
+                        __m512i qh = _mm512_set1_epi32(four_codes(q[g].high + 4 * w));
+
+                        acc[g] = _mm512_add_epi16(acc[g], _mm512_add_epi16(_mm512_maddubs_epi16(low, ql),
+                                                                           _mm512_maddubs_epi16(high, qh)));
+                }
+        }
+        codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi8(1));
+        to->sum = _mm512_cvtepi32_ps(_mm512_madd_epi16(codes, ones));
+        for (uint32_t g = 0; g < n_q; g++)
+                to->dot[g] = _mm512_cvtepi32_ps(_mm512_madd_epi16(acc[g], ones));
+        ends = column(part, 4);
+        to->least = lanes_from_half(_mm512_cvtepi32_epi16(ends), KVD_NUMBER_F16);
+        to->step = lanes_from_half(_mm512_cvtepi32_epi16(_mm512_srli_epi32(ends, 16)), KVD_NUMBER_F16);
+}
+
+#elif defined(KVD_ISA_AVX2)
+
+/* Dwords 0 to 3 of each of 8 labels. */
+KERNEL void columns(__m256i column[4], const uint8_t *labels) {
+        __m256i t[4], ab_low, ab_high, cd_low, cd_high;
+
+        for (int i = 0; i < 4; i++)
+                t[i] = _mm256_inserti128_si256(
+                        _mm256_castsi128_si256(_mm_loadu_si128((const void *)(labels + (size_t)i * USUAL_BYTES))),
+                        _mm_loadu_si128((const void *)(labels + (size_t)(i + 4) * USUAL_BYTES)), 1);
+        ab_low = _mm256_unpacklo_epi32(t[0], t[1]);
+        ab_high = _mm256_unpackhi_epi32(t[0], t[1]);
+        cd_low = _mm256_unpacklo_epi32(t[2], t[3]);
+        cd_high = _mm256_unpackhi_epi32(t[2], t[3]);
+        column[0] = _mm256_unpacklo_epi64(ab_low, cd_low);
+        column[1] = _mm256_unpackhi_epi64(ab_low, cd_low);
+        column[2] = _mm256_unpacklo_epi64(ab_high, cd_high);
+        column[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
+}
+
+/* The low (shift 0) or high (16) half of the last dword of each of 8 labels, as floats. */
+KERNEL __m256 ends_of(const uint8_t *labels, int shift) {
+        const __m256i at = _mm256_setr_epi32(0, 5, 10, 15, 20, 25, 30, 35);
+        __m256i ends = _mm256_i32gather_epi32((const int *)(labels + 16), at, 4);
+
+        ends = _mm256_and_si256(_mm256_srl_epi32(ends, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(0xffff));
+        return lanes_from_half(_mm_packus_epi32(_mm256_castsi256_si128(ends), _mm256_extracti128_si256(ends, 1)),
+                               KVD_NUMBER_F16);
+}
+
+KERNEL void half_products(__m256 *dot, __m256 *sum, const uint8_t *labels, const struct kvd_label_query *q,
+                          uint32_t n_q) {
+        const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+        __m256i column[4], acc[QUERIES], codes = _mm256_setzero_si256();
+
+        columns(column, labels);
+        for (uint32_t g = 0; g < n_q; g++)
+                acc[g] = _mm256_setzero_si256();
+        for (int w = 0; w < 4; w++) {
+                __m256i low = _mm256_and_si256(column[w], nibble);
+                __m256i high = _mm256_and_si256(_mm256_srli_epi16(column[w], 4), nibble);
+
+                codes = _mm256_add_epi8(codes, _mm256_add_epi8(low, high));
+                for (uint32_t g = 0; g < n_q; g++) {
+                        __m256i ql = _mm256_set1_epi32(four_codes(q[g].low + 4 * w));
+                        __m256i qh = _mm256_set1_epi32(four_codes(q[g].high + 4 * w));
+
+                        acc[g] = _mm256_add_epi16(acc[g], _mm256_add_epi16(_mm256_maddubs_epi16(low, ql),
+                                                                           _mm256_maddubs_epi16(high, qh)));
+                }
+        }
+        codes = _mm256_maddubs_epi16(codes, _mm256_set1_epi8(1));
+        *sum = _mm256_cvtepi32_ps(_mm256_madd_epi16(codes, ones));
+        for (uint32_t g = 0; g < n_q; g++)
+                dot[g] = _mm256_cvtepi32_ps(_mm256_madd_epi16(acc[g], ones));
+}
+
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q) {
+        const uint8_t *later = labels + (size_t)8 * USUAL_BYTES;
+        __m256 low[QUERIES], high[QUERIES];
+
+        half_products(low, &to->sum.low, labels, q, n_q);
+        half_products(high, &to->sum.high, later, q, n_q);
+        for (uint32_t g = 0; g < n_q; g++)
+                to->dot[g] = (lanes){low[g], high[g]};
+        to->least = (lanes){ends_of(labels, 0), ends_of(later, 0)};
+        to->step = (lanes){ends_of(labels, 16), ends_of(later, 16)};
+}
+
+#endif
+
+/* One label after the other, for any number of channels. */
+KERNEL void products_each(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q,
+                          uint32_t n_channels) {
+        uint32_t bytes = (n_channels + 1) / 2;
+        float dot[QUERIES][KVD_LANES], sum[KVD_LANES];
+        uint16_t least[KVD_LANES], step[KVD_LANES];
+
+        for (uint32_t t = 0; t < KVD_LANES; t++, labels += bytes + 4) {
+                uint32_t own = 0;
+
+                for (uint32_t g = 0; g < n_q; g++) {
+                        uint32_t acc = 0;
+
+                        for (uint32_t j = 0; j < bytes; j++)
+                                acc += (uint32_t)((labels[j] & 15) * q[g].low[j] + (labels[j] >> 4) * q[g].high[j]);
+                        dot[g][t] = (float)acc;
+                }
+                for (uint32_t j = 0; j < bytes; j++)
+                        own += (labels[j] & 15u) + (labels[j] >> 4);
+                sum[t] = (float)own;
+                memcpy(least + t, labels + bytes, 2);
+                memcpy(step + t, labels + bytes + 2, 2);
+        }
+        for (uint32_t g = 0; g < n_q; g++)
+                to->dot[g] = lanes_load(dot[g]);
+        to->sum = lanes_load(sum);
+        to->least = lanes_widen(least, KVD_NUMBER_F16);
+        to->step = lanes_widen(step, KVD_NUMBER_F16);
+}
+
+#if defined(KVD_ISA_SCALAR)
+
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q) {
+        products_each(to, labels, q, n_q, USUAL);
+}
+
+#endif
+
+/* ---- scores ---- */
+
+/* n of 16 labels; n_q is a constant where it is passed. */
+KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
+                        const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
+        struct products p;
+
+        if (n_channels == USUAL)
+                products(&p, labels, q, n_q);
+        else
+                products_each(&p, labels, q, n_q, n_channels);
+        for (uint32_t g = 0; g < n_q; g++) {
+                float offset = fmaf(q[g].step, (float)q[g].sum, (float)n_channels * q[g].least);
+                lanes inner = lanes_fma(lanes_set(q[g].step), p.dot[g], lanes_mul(lanes_set(q[g].least), p.sum));
+                lanes score = lanes_fma(p.step, inner, lanes_mul(p.least, lanes_set(offset)));
+
+                if (n == KVD_LANES)
+                        lanes_store(out + g * ld, score);
+                else
+                        lanes_store_n(out + g * ld, score, n);
+        }
+}
+
+KERNEL void score_labels(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
+                         const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
+        uint8_t last[KVD_LANES * (KVD_LABEL_CHANNELS_MAX / 2 + 4)];
+        size_t bytes = kvd_label_bytes(n_channels);
+        uint32_t i = 0;
+
+        for (; i + KVD_LANES <= n; i += KVD_LANES)
+                score_lanes(out + i, ld, labels + i * bytes, n_channels, q, n_q, KVD_LANES);
+        if (i == n)
+                return;
+        memset(last, 0, KVD_LANES * bytes);
+        memcpy(last, labels + i * bytes, (n - i) * bytes);
+        score_lanes(out + i, ld, last, n_channels, q, n_q, n - i);
+}
+
+/* n labels that lie one after the other. */
+static void score_some(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
+                       const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
+        for (; n_q >= QUERIES; n_q -= QUERIES, q += QUERIES, out += QUERIES * ld)
+                score_labels(out, ld, labels, n_channels, q, QUERIES, n);
+        if (n_q == 3)
+                score_labels(out, ld, labels, n_channels, q, 3, n);
+        else if (n_q == 2)
+                score_labels(out, ld, labels, n_channels, q, 2, n);
+        else if (n_q == 1)
+                score_labels(out, ld, labels, n_channels, q, 1, n);
+}
+
+static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t offset, uint32_t block_tokens,
+                   uint32_t n_channels, const struct kvd_label_query *queries, uint32_t n_queries, uint32_t first,
+                   uint32_t n) {
+        for (uint32_t i = 0, count; i < n; i += count) {
+                uint32_t block = (first + i) / block_tokens, slot = (first + i) % block_tokens;
+
+                count = MIN(n - i, block_tokens - slot);
+                if (blocks[block])
+                        score_some(to + i, ld, blocks[block] + offset + slot * kvd_label_bytes(n_channels), n_channels,
+                                   queries, n_queries, count);
+                for (uint32_t g = 0; !blocks[block] && g < n_queries; g++)
+                        for (uint32_t j = 0; j < count; j++)
+                                to[g * ld + i + j] = -INFINITY;
+        }
+}
+
+const struct kvd_hshare_ops KVD_VARIANT(kvd_hshare) = {
+        .label = label,
+        .query = query,
+        .scores = scores,
+        .aggregate = KVD_VARIANT(kvd_hshare_aggregate),
+        .top = KVD_VARIANT(kvd_hshare_top),
+        .overlap = KVD_VARIANT(kvd_hshare_overlap),
+        .weigh = KVD_VARIANT(kvd_hshare_weigh),
+};

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_HSHARE_SELECT_H
+#define KVD_KERNELS_HSHARE_SELECT_H
+
+/* Members of struct kvd_hshare_ops, each per instruction set; shared by the files that make the table. */
+
+#include "kernels/hshare.h"
+#include "kernels/lanes.h"
+
+void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint32_t n, uint32_t group, float scale,
+                                       enum kvd_aggregate how);
+uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z, uint32_t first,
+                                     uint32_t *scratch);
+void KVD_VARIANT(kvd_hshare_overlap)(uint32_t *to, const uint64_t *a, const uint64_t *b, uint32_t rows,
+                                     uint32_t words);
+void KVD_VARIANT(kvd_hshare_weigh)(float *weights, const float *q, size_t ldq, uint32_t group, const void *k,
+                                   size_t stride, enum kvd_number type, uint32_t n, uint32_t dim);
+
+#endif
