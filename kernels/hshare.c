@@ -38,7 +38,7 @@ KERNEL float through_f16(float f) {
 }
 
 /* x: n channels, then the first one again up to a multiple of 16. */
-KERNEL void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
+static void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
         lanes least = lanes_load(x), most = least, check = lanes_zero();
         float largest, range;
 
@@ -86,7 +86,7 @@ KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, ui
                 lanes_store(to + i, lanes_widen(half + i, type));
 }
 
-KERNEL void store_label(uint8_t *label, const struct quantised *from, uint32_t n) {
+static void store_label(uint8_t *label, const struct quantised *from, uint32_t n) {
         uint8_t codes[KVD_LABEL_CHANNELS_MAX + 1];
         uint32_t bytes = (n + 1) / 2;
 
@@ -99,7 +99,6 @@ KERNEL void store_label(uint8_t *label, const struct quantised *from, uint32_t n
         lanes_narrow_n(label + bytes + 2, lanes_set(from->step), 1, KVD_NUMBER_F16);
 }
 
-/* n_channels is a constant where it is passed, if it is the usual number. */
 KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
                        uint32_t n_channels, enum kvd_number type) {
         float x[KVD_LABEL_CHANNELS_MAX] = {0};
@@ -112,22 +111,14 @@ KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n
         }
 }
 
-KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
-                       uint32_t n_channels, enum kvd_number type) {
-        if (n_channels == USUAL)
-                label_type(labels, k, stride, n, channels, USUAL, type);
-        else
-                label_type(labels, k, stride, n, channels, n_channels, type);
-}
-
 static void label(uint8_t *labels, const void *k, size_t stride, enum kvd_number type, uint32_t n,
                   const uint16_t *channels, uint32_t n_channels) {
         if (type == KVD_NUMBER_F32)
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
+                label_type(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
         else if (type == KVD_NUMBER_F16)
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
+                label_type(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
         else
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
+                label_type(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
 }
 
 static void query(struct kvd_label_query *to, const float *q, const uint16_t *channels, uint32_t n_channels) {
@@ -273,7 +264,7 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
 #endif
 
 /* One label after the other, for any number of channels. */
-KERNEL void products_each(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q,
+static void products_each(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q,
                           uint32_t n_channels) {
         uint32_t bytes = (n_channels + 1) / 2;
         float dot[QUERIES][KVD_LANES], sum[KVD_LANES];
