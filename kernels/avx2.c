@@ -8,6 +8,7 @@
 
 #include "ipc/base/util.h"
 #include "kernels/block.h"
+#include "kernels/keydiff.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
 #include "kernels/hshare.h"
@@ -344,6 +345,7 @@ const struct kvd_ops kvd_ops_avx2 = {
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
         .block = &kvd_block_avx2,
+        .keydiff = &kvd_keydiff_avx2,
         .memshare = &kvd_memshare_avx2,
         .sketch = &kvd_sketch_avx2,
         .hshare = &kvd_hshare_avx2,

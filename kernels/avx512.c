@@ -8,6 +8,7 @@
 
 #include "ipc/base/util.h"
 #include "kernels/block.h"
+#include "kernels/keydiff.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
 #include "kernels/hshare.h"
@@ -249,6 +250,7 @@ const struct kvd_ops kvd_ops_avx512 = {
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
         .block = &kvd_block_avx512,
+        .keydiff = &kvd_keydiff_avx512,
         .memshare = &kvd_memshare_avx512,
         .sketch = &kvd_sketch_avx512,
         .hshare = &kvd_hshare_avx512,

@@ -11,12 +11,14 @@
  *   lanes_load    lanes_load_n    16 floats; n < 16 floats, the other lanes are 0. No byte beyond n is touched,
  *   lanes_store   lanes_store_n   read or written, here and below. No alignment is needed.
  *   lanes_widen   lanes_widen_n   the same from memory of a type; exact
+ *   lanes_widen_2                 32 elements into two lanes at the least cost, not in order: see lanes_place_2
  *   lanes_narrow  lanes_narrow_n  the same to memory of a type; to nearest, ties to even
  *   lanes_stream  lanes_fence     to a multiple of 64 bytes, past the caches; visible to others behind the fence
  *   lanes_min     lanes_max       a < b ? a : b and a > b ? a : b: b where one of them is a NaN
  *   lanes_round                   to the nearest integer, ties to even
  *   lanes_select_less             a < b ? x : y
  *   lanes_sum                     j + (j + 8), then 4, 2, 1: the order of kernels/ops.h
+ *   lanes_sum_16                  the sums of 16 of them
  *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
  *   lanes_exp                     e^x as in kernels/variants.h: 0 below -87, e^88 above 88
  *
@@ -29,6 +31,16 @@
 #include "kernels/variants.h"
 
 #define KVD_LANES 16
+
+/* Bytes of 16 elements. */
+KERNEL size_t lanes_bytes(enum kvd_number type) {
+        return type == KVD_NUMBER_F32 ? 64 : 32;
+}
+
+/* Where element i of 32 is after lanes_widen_2, lane place % 16 of its first or second result. */
+KERNEL uint32_t lanes_place_2(uint32_t i, enum kvd_number type) {
+        return type == KVD_NUMBER_BF16 ? i % 2 * KVD_LANES + i / 2 : i;
+}
 
 #if defined(KVD_ISA_AVX512)
 #define KVD_VARIANT(name) name##_avx512
@@ -50,6 +62,22 @@ KERNEL size_t number_size(enum kvd_number type) {
 
 KERNEL const void *number_at(const void *base, size_t i, enum kvd_number type) {
         return (const char *)base + i * number_size(type);
+}
+
+/* n up to 16, not known to be less. */
+KERNEL lanes lanes_load_to(const float *from, uint32_t n) {
+        return n < KVD_LANES ? lanes_load_n(from, n) : lanes_load(from);
+}
+
+KERNEL void lanes_store_to(float *to, lanes a, uint32_t n) {
+        if (n < KVD_LANES)
+                lanes_store_n(to, a, n);
+        else
+                lanes_store(to, a);
+}
+
+KERNEL lanes lanes_widen_to(const void *from, uint32_t n, enum kvd_number type) {
+        return n < KVD_LANES ? lanes_widen_n(from, n, type) : lanes_widen(from, type);
 }
 
 KERNEL lanes lanes_exp(lanes x) {

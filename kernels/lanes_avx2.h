@@ -87,6 +87,28 @@ KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
         return lanes_widen(half, type);
 }
 
+KERNEL __m256 lanes_even(__m256i both) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(both, 16));
+}
+
+KERNEL __m256 lanes_odd(__m256i both) {
+        return _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000)));
+}
+
+KERNEL void lanes_widen_2(const void *from, enum kvd_number type, lanes *a, lanes *b) {
+        const __m256i *pairs = from;
+
+        if (type == KVD_NUMBER_BF16) {
+                __m256i first = _mm256_loadu_si256(pairs), second = _mm256_loadu_si256(pairs + 1);
+
+                *a = (lanes){lanes_even(first), lanes_even(second)};
+                *b = (lanes){lanes_odd(first), lanes_odd(second)};
+                return;
+        }
+        *a = lanes_widen(from, type);
+        *b = lanes_widen((const char *)from + lanes_bytes(type), type);
+}
+
 KERNEL void lanes_narrow(void *to, lanes a, enum kvd_number type) {
         __m128i *half = to;
 
@@ -197,6 +219,33 @@ KERNEL float lanes_sum(lanes v) {
 
         b = _mm_add_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+/* The lower and upper parts of width 4, 2 or 1 of a and of b, added. */
+KERNEL __m256 half_fold_4(__m256 a, __m256 b) {
+        return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+KERNEL __m256 half_fold_2(__m256 a, __m256 b) {
+        return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+}
+
+KERNEL __m256 half_fold_1(__m256 a, __m256 b) {
+        return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+}
+
+/* Sums of eight. */
+KERNEL __m256 half_sums(const lanes v[8]) {
+        __m256 s[8];
+
+        for (int i = 0; i < 8; i++)
+                s[i] = _mm256_add_ps(v[i].low, v[i].high);
+        return half_fold_1(half_fold_2(half_fold_4(s[0], s[4]), half_fold_4(s[1], s[5])),
+                           half_fold_2(half_fold_4(s[2], s[6]), half_fold_4(s[3], s[7])));
+}
+
+KERNEL lanes lanes_sum_16(const lanes v[KVD_LANES]) {
+        return (lanes){half_sums(v), half_sums(v + 8)};
 }
 
 KERNEL float lanes_largest(lanes v) {

@@ -67,6 +67,19 @@ KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
         return lanes_from_half(_mm256_maskz_loadu_epi16(lanes_mask(n), from), type);
 }
 
+KERNEL void lanes_widen_2(const void *from, enum kvd_number type, lanes *a, lanes *b) {
+        __m512i both;
+
+        if (type == KVD_NUMBER_BF16) {
+                both = _mm512_loadu_si512(from);
+                *a = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+                *b = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
+                return;
+        }
+        *a = lanes_widen(from, type);
+        *b = lanes_widen((const char *)from + lanes_bytes(type), type);
+}
+
 KERNEL void lanes_narrow(void *to, lanes a, enum kvd_number type) {
         if (type == KVD_NUMBER_F32)
                 _mm512_storeu_ps(to, a);
@@ -150,6 +163,35 @@ KERNEL float lanes_sum(lanes v) {
 
         b = _mm_add_ps(b, _mm_movehl_ps(b, b));
         return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+/* Two sums in one: the lower and upper parts of width 8, 4, 2 or 1 lanes of a and of b, added. */
+KERNEL lanes lanes_fold_8(lanes a, lanes b) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+
+KERNEL lanes lanes_fold_4(lanes a, lanes b) {
+        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+
+KERNEL lanes lanes_fold_2(lanes a, lanes b) {
+        return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+}
+
+KERNEL lanes lanes_fold_1(lanes a, lanes b) {
+        return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+}
+
+/* Four sums of four: fold_8 leaves halves, fold_4 quarters in the order 0 1 2 3, one vector a quarter. */
+KERNEL lanes lanes_quarters(lanes a, lanes b, lanes c, lanes d) {
+        return lanes_fold_4(lanes_fold_8(a, b), lanes_fold_8(c, d));
+}
+
+KERNEL lanes lanes_sum_16(const lanes v[KVD_LANES]) {
+        lanes a = lanes_quarters(v[0], v[4], v[8], v[12]), b = lanes_quarters(v[1], v[5], v[9], v[13]);
+        lanes c = lanes_quarters(v[2], v[6], v[10], v[14]), d = lanes_quarters(v[3], v[7], v[11], v[15]);
+
+        return lanes_fold_1(lanes_fold_2(a, b), lanes_fold_2(c, d));
 }
 
 KERNEL float lanes_largest(lanes v) {

@@ -58,6 +58,16 @@ KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
         return lanes_widen_n(from, KVD_LANES, type);
 }
 
+KERNEL void lanes_widen_2(const void *from, enum kvd_number type, lanes *a, lanes *b) {
+        lanes low = lanes_widen(from, type), high = lanes_widen((const char *)from + lanes_bytes(type), type);
+
+        for (uint32_t i = 0; i < 2 * KVD_LANES; i++) {
+                uint32_t place = lanes_place_2(i, type);
+
+                (place < KVD_LANES ? a : b)->at[place % KVD_LANES] = (i < KVD_LANES ? low : high).at[i % KVD_LANES];
+        }
+}
+
 KERNEL void lanes_narrow_n(void *to, lanes a, uint32_t n, enum kvd_number type) {
         uint16_t half[KVD_LANES];
 
@@ -145,6 +155,14 @@ KERNEL float lanes_sum(lanes a) {
                 for (int j = 0; j < width; j++)
                         a.at[j] += a.at[j + width];
         return a.at[0];
+}
+
+KERNEL lanes lanes_sum_16(const lanes v[KVD_LANES]) {
+        lanes sums;
+
+        for (int i = 0; i < KVD_LANES; i++)
+                sums.at[i] = lanes_sum(v[i]);
+        return sums;
 }
 
 KERNEL float lanes_largest(lanes a) {

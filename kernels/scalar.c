@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "kernels/block.h"
+#include "kernels/keydiff.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
 #include "kernels/hshare.h"
@@ -194,6 +195,7 @@ const struct kvd_ops kvd_ops_scalar = {
         .narrow = kvd_narrow_scalar,
         .copy_nt = copy_nt,
         .block = &kvd_block_scalar,
+        .keydiff = &kvd_keydiff_scalar,
         .memshare = &kvd_memshare_scalar,
         .sketch = &kvd_sketch_scalar,
         .hshare = &kvd_hshare_scalar,

@@ -45,6 +45,14 @@ static void on_select(const float *in, float *out) {
                                            lanes_load(in + 48)));
 }
 
+static void on_sum_16(const float *in, float *out) {
+        lanes v[16];
+
+        for (int i = 0; i < 16; i++)
+                v[i] = lanes_load(in + i * 3);
+        lanes_store(out, lanes_sum_16(v));
+}
+
 static void load_n(const float *in, float *out, uint32_t n) {
         lanes_store(out, lanes_load_n(in, n));
 }
@@ -78,6 +86,19 @@ static void widen(const void *in, float *out, uint32_t n, enum kvd_number type) 
         }
 }
 
+static void widen_2(const void *in, float *out, enum kvd_number type) {
+        lanes a, b;
+
+        if (type == KVD_NUMBER_F32)
+                lanes_widen_2(in, KVD_NUMBER_F32, &a, &b);
+        else if (type == KVD_NUMBER_F16)
+                lanes_widen_2(in, KVD_NUMBER_F16, &a, &b);
+        else
+                lanes_widen_2(in, KVD_NUMBER_BF16, &a, &b);
+        lanes_store(out, a);
+        lanes_store(out + 16, b);
+}
+
 static void narrow(const float *in, void *out, uint32_t n, enum kvd_number type) {
         switch (type) {
         case KVD_NUMBER_F32:
@@ -104,6 +125,7 @@ const struct lanes_probe KVD_VARIANT(lanes_probe) = {
                 {"sqrt", on_sqrt, 16},
                 {"round", on_round, 16},
                 {"exp", on_exp, 16},
+                {"sum_16", on_sum_16, 16},
                 {"set", on_set, 16},
                 {"fma", on_fma, 16},
                 {"select", on_select, 16},
@@ -114,5 +136,6 @@ const struct lanes_probe KVD_VARIANT(lanes_probe) = {
         .load_n = load_n,
         .store_n = store_n,
         .widen = widen,
+        .widen_2 = widen_2,
         .narrow = narrow,
 };

@@ -134,6 +134,30 @@ START_TEST(remainders_touch_nothing_else) {
 }
 END_TEST
 
+/* 32 elements in front of a guard page; each is found where lanes_place_2 says. */
+START_TEST(pairs_are_where_they_should_be) {
+        for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
+                size_t size = types[t] == KVD_NUMBER_F32 ? 4 : 2;
+                uint8_t *memory = buffer(32 * size);
+                float expected[32], got[32], wide[32];
+
+                for (size_t i = 0; i < 32 * size; i++)
+                        memory[i] = (uint8_t)random_u32();
+                scalar->widen(memory, wide, 16, types[t]);
+                scalar->widen(memory + 16 * size, wide + 16, 16, types[t]);
+                scalar->widen_2(memory, expected, types[t]);
+                for (size_t i = 0; i < 32; i++)
+                        compare(&wide[i], &expected[types[t] == KVD_NUMBER_BF16 ? i % 2 * 16 + i / 2 : i], 1, "scalar",
+                                "widen_2");
+                for (size_t v = 0; v < n_variants; v++) {
+                        variants[v]->widen_2(memory, got, types[t]);
+                        compare(expected, got, 32, names[v], "widen_2");
+                }
+                buffers_free();
+        }
+}
+END_TEST
+
 /* The reference means what the header says. */
 START_TEST(reference_keeps_its_definitions) {
         float in[64], out[16];
@@ -170,6 +194,7 @@ int main(void) {
         tcase_set_timeout(tests, 120);
         tcase_add_test(tests, operations_equal_the_reference);
         tcase_add_test(tests, remainders_touch_nothing_else);
+        tcase_add_test(tests, pairs_are_where_they_should_be);
         tcase_add_test(tests, reference_keeps_its_definitions);
         suite_add_tcase(suite, tests);
         srunner_run_all(runner, CK_ENV);

@@ -82,5 +82,6 @@ def same(a, b):
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype.kind == "f":
-        return bool(np.array_equal(a, b, equal_nan=True) and np.array_equal(np.signbit(a)[a == 0], np.signbit(b)[b == 0]))
+        signs = np.array_equal(np.signbit(a)[a == 0], np.signbit(b)[b == 0])
+        return bool(np.array_equal(a, b, equal_nan=True) and signs)
     return bool(np.array_equal(a, b))

@@ -15,6 +15,7 @@
 /* Sorted by method. */
 static const struct compute_row *const methods[] = {
         compute_block,
+        compute_keydiff,
         compute_memshare,
         compute_sketch,
 };

@@ -97,7 +97,7 @@ const struct compute_row compute_block[] = {
                 .name = "block.gather",
                 .text = "brings scattered blocks together",
                 .in = {{"pool", "pool,width", COMPUTE_ANY, "blocks, whatever is in them"},
-                       {"table", "n", COMPUTE_IS(NPY_I32), "which blocks, in order; -1: none, its place becomes zeros"}},
+                       {"table", "n", COMPUTE_IS(NPY_I32), "which blocks, in order; -1: none, zeros in its place"}},
                 .out = {{"rows", "n,width", COMPUTE_LIKE_FIRST, "the blocks of the table"}},
                 .run = run_gather,
         },

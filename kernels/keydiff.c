@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks are taken in their order, and in a block one head after the other, 16 tokens at a time: where blocks hold all
+ * heads, that is how memory is read fastest. Widening takes two lanes at once (lanes_widen_2), whose elements are not
+ * in order; anchors are therefore turned into that order and back, by place_of().
+ */
+
+#include "kernels/keydiff.h"
+
+#include "ipc/base/util.h"
+#include "kernels/lanes.h"
+
+enum { GROUP = KVD_LANES, CHAIN = 1024 };
+
+/* Up to 16 tokens of one block. */
+struct group {
+        const void *keys; /* of head 0 of the first one; NULL: no block */
+        uint32_t n;
+};
+
+KERNEL struct group group_at(const struct kvd_keys *keys, uint32_t t, uint32_t to, enum kvd_number type) {
+        uint32_t row = t % keys->per_block;
+        const uint8_t *block = keys->blocks[t / keys->per_block];
+
+        return (struct group){block ? number_at(block + keys->offset, row * keys->token_stride, type) : NULL,
+                              MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
+}
+
+/* What is read after this head of this group, so that it is asked for meanwhile: blocks lie anywhere. */
+KERNEL const void *next_of(const struct kvd_keys *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
+                           enum kvd_number type) {
+        struct group next;
+
+        if (h + 1 < keys->heads)
+                return number_at(g.keys, (h + 1) * keys->head_stride, type);
+        if (to - t <= g.n)
+                return g.keys;
+        next = group_at(keys, t + g.n, to, type);
+        return next.keys ? next.keys : g.keys;
+}
+
+KERNEL void ask_for(const void *row, uint32_t dim, enum kvd_number type) {
+        for (size_t byte = 0; byte < dim * number_size(type); byte += 64)
+                __builtin_prefetch((const char *)row + byte, 0, 2);
+}
+
+/* dim floats of a head, rounded up to whole lanes */
+KERNEL uint32_t padded(uint32_t dim) {
+        return (dim + KVD_LANES - 1) / KVD_LANES * KVD_LANES;
+}
+
+/* ---- one row ---- */
+
+/* Where element d of a row is after widening: pairs of lanes as far as they go, then whole lanes, then a rest. */
+KERNEL uint32_t place_of(uint32_t d, uint32_t dim, enum kvd_number type) {
+        return d < dim / 32 * 32 ? d / 32 * 32 + lanes_place_2(d % 32, type) : d;
+}
+
+KERNEL lanes squares(const void *row, uint32_t dim, enum kvd_number type) {
+        lanes a = lanes_zero(), b = lanes_zero(), x, y;
+        uint32_t d = 0;
+
+        for (; d + 32 <= dim; d += 32) {
+                lanes_widen_2(number_at(row, d, type), type, &x, &y);
+                a = lanes_fma(x, x, a);
+                b = lanes_fma(y, y, b);
+        }
+        if (d + 16 <= dim) {
+                x = lanes_widen(number_at(row, d, type), type);
+                a = lanes_fma(x, x, a);
+                d += 16;
+        }
+        if (d < dim) {
+                y = lanes_widen_n(number_at(row, d, type), dim - d, type);
+                b = lanes_fma(y, y, b);
+        }
+        return lanes_add(a, b);
+}
+
+/* m is in the order of place_of(), padded with zeros to whole lanes. */
+KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_number type, lanes *ret_squares) {
+        lanes a = lanes_zero(), b = lanes_zero(), p = lanes_zero(), q = lanes_zero(), x, y;
+        uint32_t d = 0;
+
+        for (; d + 32 <= dim; d += 32) {
+                lanes_widen_2(number_at(row, d, type), type, &x, &y);
+                a = lanes_fma(x, x, a);
+                b = lanes_fma(y, y, b);
+                p = lanes_fma(x, lanes_load(m + d), p);
+                q = lanes_fma(y, lanes_load(m + d + 16), q);
+        }
+        if (d + 16 <= dim) {
+                x = lanes_widen(number_at(row, d, type), type);
+                a = lanes_fma(x, x, a);
+                p = lanes_fma(x, lanes_load(m + d), p);
+                d += 16;
+        }
+        if (d < dim) {
+                y = lanes_widen_n(number_at(row, d, type), dim - d, type);
+                b = lanes_fma(y, y, b);
+                q = lanes_fma(y, lanes_load(m + d), q);
+        }
+        *ret_squares = lanes_add(a, b);
+        return lanes_add(p, q);
+}
+
+/* ---- the anchor ---- */
+
+/* The valid rows of a group of one head, and 1 / max(|k|, 1e-12) of each. */
+KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys, const void *next,
+                           size_t stride, uint32_t n, uint32_t dim, enum kvd_number type) {
+        lanes sums[GROUP];
+        float square[GROUP], norm[GROUP];
+        uint32_t valid = 0;
+
+        for (uint32_t i = 0; i < n; i++) {
+                ask_for(number_at(next, i * stride, type), dim, type);
+                sums[i] = squares(number_at(keys, i * stride, type), dim, type);
+        }
+        for (uint32_t i = n; i < GROUP; i++)
+                sums[i] = lanes_zero();
+        lanes_store(square, lanes_sum_16(sums));
+        lanes_store(norm, lanes_div(lanes_set(1.0f),
+                                    lanes_max(lanes_sqrt(lanes_load(square)), lanes_set(1e-12f))));
+        for (uint32_t i = 0; i < n; i++)
+                if (square[i] > 0.0f && square[i] < INFINITY) {
+                        rows[valid] = number_at(keys, i * stride, type);
+                        inverse[valid++] = norm[i];
+                }
+        return valid;
+}
+
+KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n, uint32_t dim,
+                           enum kvd_number type) {
+        uint32_t d = 0;
+
+        for (; d + 32 <= dim; d += 32) {
+                lanes a = lanes_load(sum + d), b = lanes_load(sum + d + 16), x, y;
+
+                for (uint32_t i = 0; i < n; i++) {
+                        lanes_widen_2(number_at(rows[i], d, type), type, &x, &y);
+                        a = lanes_fma(x, lanes_set(inverse[i]), a);
+                        b = lanes_fma(y, lanes_set(inverse[i]), b);
+                }
+                lanes_store(sum + d, a);
+                lanes_store(sum + d + 16, b);
+        }
+        for (; d < dim; d += 16) {
+                lanes a = lanes_load(sum + d);
+
+                for (uint32_t i = 0; i < n; i++) {
+                        const void *from = number_at(rows[i], d, type);
+                        lanes x = d + 16 <= dim ? lanes_widen(from, type) : lanes_widen_n(from, dim - d, type);
+
+                        a = lanes_fma(x, lanes_set(inverse[i]), a);
+                }
+                lanes_store(sum + d, a);
+        }
+}
+
+/* Adds what was summed up in that order to the sums, and begins anew. */
+KERNEL void flush(float *sums, float *part, const struct kvd_keys *keys, uint32_t dim, enum kvd_number type) {
+        for (uint32_t h = 0; h < keys->heads; h++)
+                for (uint32_t d = 0; d < dim; d++)
+                        sums[(size_t)h * dim + d] += part[(size_t)h * padded(dim) + place_of(d, dim, type)];
+        memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
+}
+
+KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+                        float *part, uint32_t dim, enum kvd_number type) {
+        size_t stride = keys->token_stride;
+        uint32_t since = 0;
+
+        memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
+        for (uint32_t t = from; t < to;) {
+                struct group g = group_at(keys, t, to, type);
+
+                for (uint32_t h = 0; h < keys->heads && g.keys; h++) {
+                        const void *head = number_at(g.keys, h * keys->head_stride, type), *rows[GROUP];
+                        float inverse[GROUP];
+                        const void *next = next_of(keys, g, h, t, to, type);
+                        uint32_t n = g.n == GROUP ? directions(rows, inverse, head, next, stride, GROUP, dim, type)
+                                                  : directions(rows, inverse, head, next, stride, g.n, dim, type);
+
+                        add_directions(part + (size_t)h * padded(dim), rows, inverse, n, dim, type);
+                        counts[h] += n;
+                }
+                t += g.n;
+                since += g.n;
+                if (since >= CHAIN || t == to) {
+                        flush(sums, part, keys, dim, type);
+                        since = 0;
+                }
+        }
+}
+
+/* ---- scores ---- */
+
+KERNEL lanes score_group(const void *keys, const void *next, size_t stride, uint32_t n, const float *m, float length,
+                         uint32_t dim, enum kvd_number type) {
+        lanes dots[GROUP], sums[GROUP], square, score;
+
+        for (uint32_t i = 0; i < n; i++) {
+                ask_for(number_at(next, i * stride, type), dim, type);
+                dots[i] = products(number_at(keys, i * stride, type), m, dim, type, &sums[i]);
+        }
+        for (uint32_t i = n; i < GROUP; i++)
+                sums[i] = dots[i] = lanes_zero();
+        square = lanes_sum_16(sums);
+        score = lanes_max(lanes_mul(lanes_sqrt(square), lanes_set(length)), lanes_set(1e-8f));
+        score = lanes_div(lanes_sub(lanes_zero(), lanes_sum_16(dots)), score);
+        score = lanes_select_less(square, lanes_set(INFINITY), score, lanes_set(-INFINITY));
+        return lanes_select_less(lanes_zero(), square, score, lanes_set(-INFINITY));
+}
+
+KERNEL float length_of(const float *m, uint32_t dim) {
+        lanes sum = lanes_zero();
+
+        for (uint32_t d = 0; d < dim; d += KVD_LANES)
+                sum = lanes_fma(lanes_load(m + d), lanes_load(m + d), sum);
+        return sqrtf(lanes_sum(sum));
+}
+
+/* The anchors in that order, each followed in lengths by its own. */
+KERNEL void place_anchors(float *placed, float *lengths, const float *m, const struct kvd_keys *keys, uint32_t dim,
+                          enum kvd_number type) {
+        memset(placed, 0, (size_t)keys->heads * padded(dim) * sizeof *placed);
+        for (uint32_t h = 0; h < keys->heads; h++) {
+                float *head = placed + (size_t)h * padded(dim);
+
+                for (uint32_t d = 0; d < dim; d++)
+                        head[place_of(d, dim, type)] = m[(size_t)h * dim + d];
+                lengths[h] = length_of(head, dim);
+        }
+}
+
+KERNEL lanes score_head(const struct kvd_keys *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
+                        const float *m, float length, uint32_t dim, enum kvd_number type) {
+        const void *head = number_at(g.keys, h * keys->head_stride, type), *next = next_of(keys, g, h, t, to, type);
+
+        if (g.n == GROUP)
+                return score_group(head, next, keys->token_stride, GROUP, m, length, dim, type);
+        return score_group(head, next, keys->token_stride, g.n, m, length, dim, type);
+}
+
+KERNEL void score_body(float *scores, size_t stride, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+                       const float *m, float *placed, uint32_t dim, enum kvd_number type) {
+        float *lengths = placed + (size_t)keys->heads * padded(dim);
+
+        place_anchors(placed, lengths, m, keys, dim, type);
+        for (uint32_t t = from; t < to;) {
+                struct group g = group_at(keys, t, to, type);
+
+                for (uint32_t h = 0; h < keys->heads; h++) {
+                        float *to_head = scores + h * stride + (t - from);
+
+                        if (g.keys)
+                                lanes_store_to(to_head, score_head(keys, g, h, t, to, placed + (size_t)h * padded(dim),
+                                                                   lengths[h], dim, type), g.n);
+                        else
+                                lanes_store_to(to_head, lanes_set(-INFINITY), g.n);
+                }
+                t += g.n;
+        }
+}
+
+/* ---- a copy for each type; and for the usual size, whose sums then stay in registers ---- */
+
+#define EACH_TYPE(keys, body, ...)                                                                                    \
+        ((keys)->type == KVD_NUMBER_F32   ? EACH_DIM(keys, body, KVD_NUMBER_F32, __VA_ARGS__)                         \
+         : (keys)->type == KVD_NUMBER_F16 ? EACH_DIM(keys, body, KVD_NUMBER_F16, __VA_ARGS__)                         \
+                                          : EACH_DIM(keys, body, KVD_NUMBER_BF16, __VA_ARGS__))
+#define EACH_DIM(keys, body, type, ...)                                                                               \
+        ((keys)->dim == 128 ? body(__VA_ARGS__, 128, type) : body(__VA_ARGS__, (keys)->dim, type))
+
+static void anchor(float *sums, uint32_t *counts, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+                   float *scratch) {
+        EACH_TYPE(keys, anchor_body, sums, counts, keys, from, to, scratch);
+}
+
+static void score(float *scores, size_t stride, const struct kvd_keys *keys, uint32_t from, uint32_t to, const float *m,
+                  float *scratch) {
+        EACH_TYPE(keys, score_body, scores, stride, keys, from, to, m, scratch);
+}
+
+/* ---- all pairs ---- */
+
+/* The direction of a row, in order; zeros if it has none. */
+KERNEL bool direction_of(float *to, const void *row, uint32_t dim, enum kvd_number type) {
+        float square = row ? lanes_sum(squares(row, dim, type)) : 0.0f;
+        lanes inverse = lanes_set(1.0f / fmaxf(sqrtf(square), 1e-12f));
+
+        memset(to, 0, dim * sizeof *to);
+        if (!(square > 0.0f && square < INFINITY))
+                return false;
+        for (uint32_t d = 0; d < dim; d += KVD_LANES) {
+                uint32_t n = MIN(dim - d, (uint32_t)KVD_LANES);
+
+                lanes_store_to(to + d, lanes_mul(lanes_widen_to(number_at(row, d, type), n, type), inverse), n);
+        }
+        return true;
+}
+
+static float dot(const float *a, const float *b, uint32_t dim) {
+        lanes sum = lanes_zero();
+
+        for (uint32_t d = 0; d < dim; d += KVD_LANES) {
+                uint32_t n = MIN(dim - d, (uint32_t)KVD_LANES);
+
+                sum = lanes_fma(lanes_load_to(a + d, n), lanes_load_to(b + d, n), sum);
+        }
+        return lanes_sum(sum);
+}
+
+KERNEL void directions_body(float *scores, float *to, const struct kvd_keys *keys, uint32_t head, uint32_t n,
+                            uint32_t dim, enum kvd_number type) {
+        for (uint32_t t = 0; t < n; t++) {
+                struct group g = group_at(keys, t, n, type);
+                const void *row = g.keys ? number_at(g.keys, head * keys->head_stride, type) : NULL;
+
+                scores[t] = direction_of(to + (size_t)t * dim, row, dim, type) ? 0.0f : -INFINITY;
+        }
+}
+
+static void pairwise(float *scores, const struct kvd_keys *keys, uint32_t head, uint32_t n, float *scratch) {
+        uint32_t dim = keys->dim;
+
+        EACH_TYPE(keys, directions_body, scores, scratch, keys, head, n);
+        for (uint32_t t = 0; t < n; t++)
+                for (uint32_t u = 0; u < n; u++)
+                        scores[t] -= dot(scratch + (size_t)t * dim, scratch + (size_t)u * dim, dim);
+}
+
+/* ---- from scores to choices ---- */
+
+static void priority(float *p, const float *scores, size_t n) {
+        for (size_t i = 0; i < n; i++) {
+                float half = 0.5f * scores[i] + 0.5f;
+
+                p[i] = half > 0.0f ? (half < 1.0f ? half : 1.0f) : 0.0f;
+        }
+}
+
+static void blocks(float *mean, float *best, const float *scores, size_t stride, uint32_t heads, uint32_t n,
+                   uint32_t per_block) {
+        uint32_t n_blocks = DIV_UP(n, per_block);
+
+        for (uint32_t b = 0; b < n_blocks; b++) {
+                uint32_t end = MIN(n, (b + 1) * per_block), valid = 0;
+                float sum = 0.0f;
+
+                for (uint32_t h = 0; h < heads; h++) {
+                        float *largest = &best[(size_t)h * n_blocks + b];
+
+                        *largest = -INFINITY;
+                        for (uint32_t t = b * per_block; t < end; t++)
+                                *largest = scores[h * stride + t] > *largest ? scores[h * stride + t] : *largest;
+                        valid += *largest > -INFINITY;
+                        sum += *largest > -INFINITY ? *largest : 0.0f;
+                }
+                mean[b] = valid ? sum / (float)valid : -INFINITY;
+        }
+}
+
+const struct kvd_keydiff_ops KVD_VARIANT(kvd_keydiff) = {
+        .anchor = anchor,
+        .score = score,
+        .pairwise = pairwise,
+        .priority = priority,
+        .blocks = blocks,
+};
