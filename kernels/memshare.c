@@ -4,7 +4,7 @@
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
 
-enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 };
+enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4, TILE = 4 };
 
 /* What rounding may have added to a bound, as a share of both norms: 256 tokens' mean in fp32, and then some. */
 #define SLACK 2e-5
@@ -249,14 +249,32 @@ static void norms(const struct kvd_memshare_shape *s, const void *block, float *
                 out[i] = (float)sqrt(squares_of(s, plane(s, block, i / 2, i % 2)));
 }
 
-KERNEL int mean_row(float *out, const uint8_t *x, uint32_t n, uint32_t dim, size_t stride, enum kvd_number type) {
-        for (uint32_t i = 0; i < dim; i += 16)
-                store_at(out, i, dim, lanes_zero());
+/* Elements i to i + 16 TILE - 1 of the mean: the sums stay in registers. */
+KERNEL void mean_tile(float *out, const uint8_t *x, uint32_t i, uint32_t n, size_t stride,
+                      enum kvd_number type) {
+        lanes sum[TILE];
+
+        for (uint32_t k = 0; k < TILE; k++)
+                sum[k] = lanes_zero();
         for (uint32_t t = 0; t < n; t++, x += stride * number_size(type))
-                for (uint32_t i = 0; i < dim; i += 16)
-                        store_at(out, i, dim, lanes_add(load_at(out, i, dim), widen_at(x, i, dim, type)));
-        for (uint32_t i = 0; i < dim; i += 16)
-                store_at(out, i, dim, lanes_div(load_at(out, i, dim), lanes_set((float)n)));
+                for (uint32_t k = 0; k < TILE; k++)
+                        sum[k] = lanes_add(sum[k], lanes_widen(x + (i + k * 16) * number_size(type), type));
+        for (uint32_t k = 0; k < TILE; k++)
+                lanes_store(out + i + k * 16, lanes_div(sum[k], lanes_set((float)n)));
+}
+
+KERNEL int mean_row(float *out, const uint8_t *x, uint32_t n, uint32_t dim, size_t stride, enum kvd_number type) {
+        uint32_t i = 0;
+
+        for (; i + TILE * 16 <= dim; i += TILE * 16)
+                mean_tile(out, x, i, n, stride, type);
+        for (; i < dim; i += 16) {
+                lanes sum = lanes_zero();
+
+                for (uint32_t t = 0; t < n; t++)
+                        sum = lanes_add(sum, widen_at(x + t * stride * number_size(type), i, dim, type));
+                store_at(out, i, dim, lanes_div(sum, lanes_set((float)n)));
+        }
         return 0;
 }
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/sketch.h"
 
+#include "ipc/base/util.h"
 #include "kernels/lanes.h"
 
-enum { AHEAD = 2 }; /* tokens whose cells are asked for before they are needed */
+/* How many tokens ahead cells are asked for, and how much of a cell: the processor sees by itself how it goes on. */
+enum { AHEAD = 2, START = 64 };
 
 KERNEL uint8_t *vector_at(const struct kvd_sketch_vectors *x, uint32_t i, enum kvd_number type) {
         return x->blocks[i / x->per_block] + x->offset + (i % x->per_block) * x->stride * number_size(type);
@@ -24,12 +26,12 @@ KERNEL void find_cells(struct cells *cells, const struct kvd_sketch_part *p, con
         }
 }
 
-KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t rows) {
+KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t rows, int write) {
         for (uint32_t r = 0; r < rows; r++) {
                 const float *at = p->cells + ((size_t)r * p->columns + (places[r] & KVD_SKETCH_COLUMN)) * p->stride;
 
-                for (uint32_t d = 0; d < p->dim; d += 16)
-                        __builtin_prefetch(at + d, 1, 3);
+                for (uint32_t d = 0; d < MIN(p->dim, START); d += 16)
+                        __builtin_prefetch(at + d, write, 3);
         }
 }
 
@@ -67,7 +69,7 @@ KERNEL void insert_all(const struct kvd_sketch_part *p, const uint32_t *places, 
 
         for (uint32_t i = 0; i < n; i++) {
                 if (i + AHEAD < n)
-                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows);
+                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows, 1);
                 find_cells(&cells, p, places + (size_t)i * rows, rows);
                 insert_vector(p, &cells, vector_at(x, i, type), weight, rows, type);
         }
@@ -185,7 +187,7 @@ KERNEL void query_all(const struct kvd_sketch_part *p, const uint32_t *places, u
 
         for (uint32_t i = 0; i < n; i++) {
                 if (i + AHEAD < n)
-                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows);
+                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows, 0);
                 find_cells(&cells, p, places + (size_t)i * rows, rows);
                 query_vector(p, &cells, vector_at(x, i, type), shrink, rows, type);
         }
