@@ -18,6 +18,7 @@
 #include "tools/kvlm/options.h"
 #include "tools/kvlm/prompts.h"
 #include "tools/kvlm/report.h"
+#include "tools/kvlm/space_methods.h"
 
 enum { BLOCK_TOKENS = 16 };
 
@@ -37,6 +38,7 @@ struct parts {
         struct sampler *sampler;
         struct prompts *prompts;
         struct engine engine;
+        struct methods methods; /* of the request at hand */
         FILE *logits;
         bool failed; /* some prompt did */
 };
@@ -139,7 +141,7 @@ static int open_engine(struct parts *p) {
                 .stop = o->stop,
                 .verify = o->verify,
                 .progress = o->progress,
-                .methods = &p->options.methods,
+                .methods = &p->methods,
                 .pooled = &p->options.pooled,
         };
         return 0;
@@ -167,11 +169,13 @@ static int answer(struct parts *p, const uint32_t *ids, uint32_t n) {
         const struct options *o = &p->options;
         struct request request = {.tokens = ids, .n_tokens = n, .logits = p->logits};
         struct result result;
-        int r = generate(&p->engine, &request, &result);
+        int r = space_methods(cache_space(p->cache), o->method_values, &p->methods);
 
+        if (r == 0)
+                r = generate(&p->engine, &request, &result);
         if (r < 0)
                 return r == -EINTR ? r : failed(p);
-        r = o->json ? report_json(&result, &o->methods, o->verify) : report_text(&result, o->verify);
+        r = o->json ? report_json(&result, &p->methods, o->verify) : report_text(&result, o->verify);
         if (result.wrong_bytes > 0)
                 p->failed = true;
         result_release(&result);
