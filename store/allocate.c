@@ -60,6 +60,7 @@ static int refuse_quota(struct space *space, uint32_t limit) {
 
 static int refuse_full(struct space *space, int error) {
         space_count(space, KVD_SPACE_REFUSED_FULL, 1);
+        space->starved = true;
         if (error < 0)
                 return store_refuse(space_store(space), -ENOBUFS, "the system gives no memory for the pool (%s); set "
                                     "pool below what is free", strerror(-error));

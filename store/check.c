@@ -9,16 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "store/internal.h"
+#include "store/check.h"
 
 #define PIECE 4096u
 
-struct walk {
-        const struct space *space;
-        struct check_report *report;
-};
-
-_printf_(3, 4) static void expect(struct walk *w, bool holds, const char *format, ...) {
+void expect(struct walk *w, bool holds, const char *format, ...) {
         va_list args;
 
         if (holds)
@@ -170,6 +165,7 @@ static void check_block(struct walk *w, uint32_t id) {
                id, b->state, kvd_slot_state(slot));
         if (b->state != KVD_SEALED) {
                 expect(w, !b->heap && !b->run && !b->indexed, "B16 block %u is indexed and not sealed", id);
+                expect(w, !b->private && !b->refs, "Q1 block %u is private and not sealed", id);
                 return;
         }
         if (!b->private)
@@ -190,6 +186,7 @@ void space_check(struct space *space, uint32_t *cursor, struct check_report *rep
                 check_counts(&w);
                 check_segments(&w);
                 check_lists(&w);
+                check_sequences(&w);
         }
         for (; *cursor < end && *cursor < first + PIECE; (*cursor)++, report->checked++)
                 check_block(&w, *cursor);

@@ -24,7 +24,7 @@
 
 #include <errno.h>
 
-#include "store/internal.h"
+#include "store/sequence.h"
 
 /* ---- pins --------------------------------------------------------------------------------------------------- */
 
@@ -45,9 +45,11 @@ bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
         return n > 0;
 }
 
+#define CLOCK ((UINT64_C(1) << 48) - 1) /* of a stamp: above it is the level of policy priority */
+
 /* The clock of a client's last use. A client can only write nonsense about the order in which blocks go. */
 uint64_t block_last_use(const struct space *space, uint32_t id) {
-        uint64_t last = space->blocks[id].stamp;
+        uint64_t last = space->blocks[id].stamp & CLOCK;
 
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
@@ -70,6 +72,23 @@ static uint64_t fifo_refresh(const struct space *space, uint32_t id) {
         return space->blocks[id].stamp;
 }
 
+#define LEVELS 32u /* of priority: blocks of one level go in the order of their last use */
+
+static uint64_t priority_stamp(const struct space *space, uint32_t id, uint64_t clock) {
+        uint64_t level = 1 + (uint64_t)(priority_of_block(space, id) * (LEVELS - 1));
+
+        return level << 48 | MIN(clock, CLOCK);
+}
+
+static uint64_t priority_refresh(const struct space *space, uint32_t id) {
+        return priority_stamp(space, id, block_last_use(space, id));
+}
+
+/* Nobody has said anything of it: the middle. */
+static uint64_t priority_first(struct space *space) {
+        return (uint64_t)(1 + (LEVELS - 1) / 2) << 48 | space->clock;
+}
+
 static uint64_t lru_first(struct space *space) {
         return space->clock;
 }
@@ -80,11 +99,12 @@ static uint64_t fifo_first(struct space *space) {
 
 static const struct policy {
         uint64_t (*first)(struct space *);                   /* stamp of a block just sealed */
-        uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now: never smaller */
+        uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now */
         bool pinned_is_used; /* a pinned leaf is as warm as one used now */
 } policies[] = {
         [KVD_LRU] = {lru_first, lru_refresh, true},
         [KVD_FIFO] = {fifo_first, fifo_refresh, false},
+        [KVD_PRIORITY] = {priority_first, priority_refresh, false},
 };
 
 static const struct policy *policy_of(const struct space *space) {
@@ -142,6 +162,39 @@ static void leaf_remove(struct space *space, uint32_t id) {
         heap_put(arena, at, last);
         sift_up(arena, at);
         sift_down(arena, space->blocks[last].heap - 1);
+}
+
+/* Its place may be higher or lower. What goes first whatever the policy stays there. */
+void block_restamp(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        if (!b->stamp || b->private)
+                return;
+        b->stamp = policy_of(space)->refresh(space, id);
+        if (!b->heap)
+                return;
+        sift_up(block_arena(space, id), b->heap - 1);
+        sift_down(block_arena(space, id), b->heap - 1);
+}
+
+static void heapify(struct arena *arena) {
+        for (uint32_t i = arena->n_heap / 2; i-- > 0;)
+                sift_down(arena, i);
+}
+
+/* Policies read stamps differently: all blocks' are put in order at once. */
+void evict_policy_changed(struct space *space) {
+        uint32_t n = space->ix->n_segments * space->ix->segment_blocks;
+        bool levels = space->ix->policy == KVD_PRIORITY;
+
+        for (uint32_t id = 0; id < n; id++) {
+                struct block *b = &space->blocks[id];
+
+                if (b->state == KVD_SEALED && !b->private && b->stamp)
+                        b->stamp = levels ? priority_stamp(space, id, b->stamp & CLOCK) : b->stamp & CLOCK;
+        }
+        for (struct arena *arena = space->arenas; arena; arena = arena->next)
+                heapify(arena);
 }
 
 /* ---- chains --------------------------------------------------------------------------------------------------- */

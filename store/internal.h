@@ -38,6 +38,8 @@ struct ticket_queue {
 
 /* ---- pool --------------------------------------------------------------------------------------------------- */
 
+#define STORE_RANKS 65536u
+
 struct store {
         struct store_config config;
         bool huge;             /* segments are made of reserved 2 MiB pages */
@@ -52,6 +54,7 @@ struct store {
         struct ticket_queue waiting[2]; /* for a worker: urgent, others */
         uint64_t n_waiting, last_job;
         struct job *job;       /* owned; the one in flight */
+        uint32_t *ranks;       /* owned; scratch, a count for each 16-bit value */
         void (*on_job)(void *data);
         void *on_job_data;
         char why[256];
@@ -199,8 +202,10 @@ struct space {
         uint32_t n_free_spills;
         uint32_t spill_end;        /* slots from here on never had memory */
         uint64_t spill_bytes;      /* of slots and sketches, charged to the store */
-        uint32_t relief_hand, priority_hand;
+        uint32_t priority_hand;
         bool starved;              /* an allocation found nothing to evict */
+        bool relieving;            /* over the high watermark, and not yet under the low one */
+        kvd_ref unscored;          /* leaf that wants a score */
         struct profile *profile;   /* owned; BiCache's samples, see profile.c */
 };
 
@@ -281,6 +286,8 @@ bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody p
 
 /* evict.c: chains, candidates, victims */
 void leaf_add(struct space *space, uint32_t id);
+void block_restamp(struct space *space, uint32_t id); /* a leaf's place in its heap, by now */
+void evict_policy_changed(struct space *space);
 bool evict_leaf(struct space *space, uint32_t id);
 void block_link(struct space *space, uint32_t id, uint32_t parent); /* sealed behind parent, or NONE */
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);

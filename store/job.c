@@ -73,6 +73,10 @@ void job_ask(struct ticket *t) {
                 store->on_job(store->on_job_data);
 }
 
+bool job_pending(const struct ticket *t) {
+        return t->waiting || space_store(t->space)->job->ticket == t;
+}
+
 void job_withdraw(struct ticket *t) {
         if (t->waiting)
                 dequeue(t);

@@ -68,6 +68,7 @@ static inline void ticket_init(struct ticket *t, const struct job_kind *kind, st
 }
 
 void job_ask(struct ticket *ticket);      /* any number of times */
+bool job_pending(const struct ticket *ticket); /* waiting or in flight */
 void job_withdraw(struct ticket *ticket); /* before its owner goes; one that never waited is fine */
 
 /* ---- for write ------------------------------------------------------------------------------------------------- */

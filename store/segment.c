@@ -245,9 +245,12 @@ bool store_idle(struct store *store) {
         bool more = free_stale(store) || store_bury(store);
 
         for (struct domain *d = store->domains; d; d = d->next)
-                for (struct space *s = d->spaces; s; s = s->next)
+                for (struct space *s = d->spaces; s; s = s->next) {
+                        space_relieve(s);
+                        priority_look(s);
                         more |= sequences_tidy(s) || garbage_sweep(s, SWEEP) || attachment_fold(s) || space_trim(s) ||
                                 fill_ahead(s);
+                }
         return more;
 }
 

@@ -131,6 +131,8 @@ static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) 
         ticket_init(&q->reviving, &job_revive, a->space, q);
         ticket_init(&q->forgetting, &job_forget, a->space, q);
         ticket_init(&q->rebuilding, &job_rebuild, a->space, q);
+        ticket_init(&q->comparing, &job_compare, a->space, q);
+        ticket_init(&q->scoring, &job_score_sequence, a->space, q);
         return q;
 }
 

@@ -45,6 +45,8 @@ struct entry {
         bool leaving;          /* counted in space->n_leaving */
         bool summarised;       /* the exact copy's row was copied along */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
+        uint16_t priority;     /* as priority_rank found it */
+        float value;           /* ... on its way there */
 
         uint8_t change;        /* OFFERED: enum kvd_change_kind */
         uint16_t new_flags;
@@ -96,8 +98,9 @@ struct sequence {
 
         struct sketch *sketches; /* owned; newest first */
         uint32_t n_own;        /* resident entries of its own that are not shared */
-        uint32_t n_steps_wanted;
+        uint32_t compared;     /* step of the COMPARE job in flight */
         bool passed;           /* relief had it compared again, in this time of need */
+        uint32_t spent;        /* ... and found nothing to let go when n_own was this; 0: did not look */
         uint32_t n_unscored;   /* entries that came since the last scoring */
         uint32_t cursor;       /* closed: next entry to let go */
         struct critical *critical; /* owned; see critical.c */
@@ -159,6 +162,18 @@ void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* resident 
 
 /* reviver.c */
 bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
+
+/* memshare.c */
+bool sequence_compare_all(struct sequence *sequence);
+
+/* priority.c */
+#define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
+void priority_rank(struct sequence *sequence);
+double priority_of_block(const struct space *space, uint32_t id);
+void priority_look(struct space *space); /* idle */
+
+/* relief.c */
+void space_relieve(struct space *space); /* idle; a bounded amount of work */
 
 /* reviver.c, memshare.c, relief.c, priority.c: kinds of jobs */
 extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare;

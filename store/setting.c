@@ -20,6 +20,7 @@ static int set_policy(struct space *space, const char *value) {
         for (uint32_t i = KVD_LRU; i < ARRAY_SIZE(policies); i++)
                 if (strcmp(policies[i], value) == 0) {
                         space->ix->policy = i;
+                        evict_policy_changed(space);
                         return 0;
                 }
         return store_refuse(space_store(space), -EINVAL, "policy is lru, fifo or priority, not '%s'", value);

@@ -108,6 +108,7 @@ static int make_tables(struct space *space) {
         space->n_free_runs = ix->run_capacity;
         space->n_free_spills = ix->spill_slots;
         ticket_init(&space->summarise, &job_summarise, space, NULL);
+        ticket_init(&space->score, &job_score_chains, space, NULL);
         methods_changed(space);
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
                 space->leases[i].holder = NONE;

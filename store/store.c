@@ -56,7 +56,8 @@ int store_new(const struct store_config *config, struct store **ret) {
                 store->config.segment_bytes = UINT64_C(64) << 20;
         if (!store->config.spill_bytes)
                 store->config.spill_bytes = store->config.pool_bytes;
-        if (jobs_new(store) < 0)
+        store->ranks = sys->calloc(STORE_RANKS, sizeof *store->ranks);
+        if (!store->ranks || jobs_new(store) < 0)
                 return store_refuse(store, -ENOMEM, "out of memory for jobs");
         return choose_pages(store);
 }
@@ -76,6 +77,7 @@ struct store *store_free(struct store *store) {
                 free(domain);
         }
         jobs_free(store);
+        free(store->ranks);
         free(store);
         return NULL;
 }

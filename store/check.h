@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_CHECK_H
+#define KVD_STORE_CHECK_H
+
+#include "store/internal.h"
+
+struct walk {
+        struct space *space;
+        struct check_report *report;
+};
+
+/* Counts a broken invariant, and keeps the first one in words. */
+_printf_(3, 4) void expect(struct walk *w, bool holds, const char *format, ...);
+
+void check_sequences(struct walk *w); /* check_sequences.c: Q1 and following */
+
+#endif

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * MemShare (methods 2.1): which blocks a worker compares, and what becomes of its answer. A step that ended is compared
+ * with older ones: its full blocks, but for the sequence's first, last and newest, may be replaced; full blocks of older
+ * steps may stand in, if they are what they say (no approximation, no replacement). A block that is replaced is the
+ * sequence's own; one that stands in may also be of the prefix cache, or of another sequence of the space (cross_seq).
+ */
+
+#include <errno.h>
+#include <math.h>
+
+#include "store/sequence.h"
+
+static double setting(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_get(space->ix->settings, which);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------ */
+
+/* The blocks that lie wholly inside. */
+static struct step make_step(const struct sequence *q, uint32_t first, uint32_t n) {
+        struct step s = {.first_token = first, .n_tokens = n, .first_entry = sequence_entry_at(q, first)};
+        uint32_t end;
+
+        if (s.first_entry < q->n_entries && q->entries[s.first_entry].position < first)
+                s.first_entry++;
+        end = sequence_entry_at(q, first + n);
+        s.n_entries = end > s.first_entry ? end - s.first_entry : 0;
+        return s;
+}
+
+int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32_t n) {
+        struct sequence *q = sequence_find(a, number);
+        struct step step;
+
+        if (!q)
+                return -ENOENT;
+        if (!n || first > q->n_tokens || n > q->n_tokens - first)
+                return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u tokens, not the "
+                                    "%u from %u on", a->space->name, q->n_tokens, n, first);
+        if (!setting(a->space, KVD_memshare_on) || n < setting(a->space, KVD_memshare_min_step_tokens) ||
+            q->n_steps == q->max_blocks)
+                return 0;
+        step = make_step(q, first, n);
+        if (!step.n_entries)
+                return 0;
+        step.order = ++a->space->n_steps;
+        step.wanted = true;
+        q->steps[q->n_steps++] = step;
+        job_ask(&q->comparing);
+        return 1;
+}
+
+/* Relief: what was compared when it ended may have more like it by now. */
+bool sequence_compare_all(struct sequence *q) {
+        bool any = false;
+
+        for (uint32_t i = 1; i < q->n_steps; i++)
+                any = q->steps[i].wanted = true;
+        if (any)
+                job_ask(&q->comparing);
+        return any;
+}
+
+/* ---- who may replace whom --------------------------------------------------------------------------------------- */
+
+static bool is_full(const struct space *space, const struct entry *e) {
+        return e->n_tokens == space->ix->geometry.block_tokens;
+}
+
+static bool is_target(const struct sequence *q, uint32_t slot) {
+        const struct entry *e = &q->entries[slot];
+        double guard = MAX(setting(q->space, KVD_memshare_recent_guard), 1);
+
+        return slot > 0 && slot + guard < q->n_entries && e->busy == IDLE && entry_is_own(e) &&
+               !(e->flags & KVD_ENTRY_APPROX) && is_full(q->space, e) &&
+               q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
+}
+
+static bool is_source(const struct sequence *q, const struct sequence *of, const struct entry *e) {
+        bool untouched = e->busy == IDLE || e->busy == FORGET_WANTED || e->busy == FORGETTING;
+        bool known = q == of && (e->flags & KVD_ENTRY_BORROWED);
+
+        return e->ref && untouched && (known || entry_is_own(e)) && !(e->flags & KVD_ENTRY_APPROX) &&
+               is_full(q->space, e) && block_current(q->space, e->ref);
+}
+
+/* Position of a block's first token when it was written. */
+static uint32_t base_of(const struct space *space, kvd_ref ref) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, kvd_ref_id(ref));
+
+        return desc->flags & KVD_DESC_PRIVATE ? desc->depth : desc->depth * space->ix->geometry.block_tokens;
+}
+
+/* ---- the job ---------------------------------------------------------------------------------------------------- */
+
+#define COMPARE_STEPS 1024u /* of one job */
+
+struct gathering {
+        struct sequence *q;
+        struct job *job;
+        uint32_t n_steps;
+        uint64_t n_tokens;
+        const uint32_t *tokens[COMPARE_STEPS];
+};
+
+static bool add_block(struct gathering *g, const struct entry *e, uint32_t slot, uint32_t flags) {
+        struct kvd_job_item *item = job_add(g->job, e->ref, slot);
+
+        if (!item)
+                return false;
+        item->position = (int32_t)base_of(g->q->space, e->ref);
+        item->n_tokens = e->n_tokens;
+        item->flags = g->job->items[g->job->n_items - 1].flags = flags;
+        return true;
+}
+
+/* A step's blocks that may take part, before the first one of the new step. False: no more room. */
+static bool add_step(struct gathering *g, struct sequence *of, const struct step *s, bool is_new, uint32_t before) {
+        struct kvd_job_step *to = &g->job->steps[g->n_steps];
+        bool room = true;
+
+        *to = (struct kvd_job_step){.first_item = g->job->n_items, .first_token = (uint32_t)g->n_tokens,
+                                    .n_tokens = s->n_tokens};
+        if (g->n_steps == COMPARE_STEPS || job_token_room(g->job, g->n_steps + 1) < g->n_tokens + s->n_tokens)
+                return false;
+        for (uint32_t i = s->first_entry; room && i < s->first_entry + s->n_entries; i++) {
+                if (is_new ? !is_target(of, i) : i >= before || !is_source(g->q, of, &of->entries[i]))
+                        continue;
+                room = job_token_room(g->job, g->n_steps + 2) > g->n_tokens + s->n_tokens +
+                                                                 sizeof(struct kvd_job_item) / sizeof(uint32_t) &&
+                       add_block(g, &of->entries[i], i, is_new ? KVD_JOB_TARGET : KVD_JOB_SOURCE);
+        }
+        to->n_items = g->job->n_items - to->first_item;
+        if (!to->n_items)
+                return room;
+        g->tokens[g->n_steps++] = of->tokens + s->first_token;
+        g->n_tokens += s->n_tokens;
+        return room;
+}
+
+static bool add_older(struct gathering *g, uint32_t at) {
+        const struct step *s = &g->q->steps[at];
+
+        for (uint32_t i = g->q->n_steps; i-- > 0;)
+                if (g->q->steps[i].order < s->order &&
+                    !add_step(g, g->q, &g->q->steps[i], false, s->first_entry))
+                        return false;
+        return true;
+}
+
+static void add_others(struct gathering *g, uint64_t order) {
+        struct space *space = g->q->space;
+
+        for (uint32_t k = 0; k < KVD_MAX_SEQUENCES; k++) {
+                struct sequence *of = space->sequences[k];
+
+                if (!of || of == g->q || of->group != g->q->group)
+                        continue;
+                for (uint32_t i = of->n_steps; i-- > 0;)
+                        if (of->steps[i].order < order && !add_step(g, of, &of->steps[i], false, NONE))
+                                return;
+        }
+}
+
+/* The new step, then older ones, latest first. False: there is nothing to compare. */
+static bool gather(struct gathering *g, uint32_t at) {
+        const struct step *s = &g->q->steps[at];
+        uint32_t targets;
+
+        add_step(g, g->q, s, true, 0);
+        targets = g->job->n_items;
+        if (!targets)
+                return false;
+        if (add_older(g, at) && setting(g->q->space, KVD_memshare_cross_seq))
+                add_others(g, s->order);
+        job_results(g->job, targets);
+        return g->job->n_items > targets;
+}
+
+static void write_steps(struct gathering *g) {
+        job_steps(g->job, g->job->steps, g->n_steps);
+        for (uint32_t i = 0; i < g->n_steps; i++)
+                job_tokens(g->job, g->tokens[i], g->job->steps[i].n_tokens);
+}
+
+static bool more_wanted(const struct sequence *q) {
+        for (uint32_t i = 0; i < q->n_steps; i++)
+                if (q->steps[i].wanted)
+                        return true;
+        return false;
+}
+
+static bool write_compare(struct ticket *t, struct job *job) {
+        struct gathering g = {.q = t->owner, .job = job};
+        uint32_t at = 0;
+
+        while (at < g.q->n_steps && !g.q->steps[at].wanted)
+                at++;
+        if (at == g.q->n_steps)
+                return false;
+        g.q->steps[at].wanted = false;
+        g.q->compared = at;
+        if (more_wanted(g.q))
+                job_ask(t);
+        if (!gather(&g, at)) {
+                space_count(g.q->space, KVD_SPACE_STEPS, 1);
+                return false;
+        }
+        write_steps(&g);
+        return true;
+}
+
+/* ---- its answer ------------------------------------------------------------------------------------------------- */
+
+static bool makes_sense(const struct job *job, const struct kvd_match *m) {
+        return m->target < job->n_items && m->source < job->n_items && job->items[m->target].flags == KVD_JOB_TARGET &&
+               job->items[m->source].flags == KVD_JOB_SOURCE && isfinite(m->distance) &&
+               m->distance <= setting(job->space, KVD_memshare_tau_block);
+}
+
+static void propose(struct job *job, struct sequence *q, const struct kvd_match *m) {
+        struct job_item *target = &job->items[m->target];
+        kvd_ref source = job->items[m->source].held;
+        struct entry *e = &q->entries[target->slot];
+        struct offer offer = {.kind = KVD_CHANGE_REMAP, .block = source, .flags = KVD_ENTRY_OWN | KVD_ENTRY_SHARED,
+                              .distance = m->distance};
+
+        target->flags = 0; /* once is enough */
+        if (e->ref != target->held || !is_target(q, target->slot))
+                return;
+        if (setting(q->space, KVD_memshare_align))
+                offer.delta = (int32_t)(e->position - base_of(q->space, source));
+        change_offer(q, target->slot, &offer);
+}
+
+static void settle_compare(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct sequence *q = job->ticket ? job->ticket->owner : NULL;
+        const struct kvd_match *matches = results;
+        uint32_t before = q ? q->changes.n : 0;
+
+        if (!q)
+                return;
+        if (end == JOB_AGAIN)
+                q->steps[q->compared].wanted = true;
+        if (end != JOB_DONE)
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                if (makes_sense(job, &matches[i]))
+                        propose(job, q, &matches[i]);
+        space_count(q->space, KVD_SPACE_STEPS, 1);
+        if (q->changes.n > before)
+                sync_news(q->space);
+}
+
+const struct job_kind job_compare = {.number = KVD_JOB_COMPARE, .result_bytes = sizeof(struct kvd_match), .fewer = true,
+                                     .write = write_compare, .settle = settle_compare};

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a block is worth (methods 5.2.3): attention mass and selections, as clients report them in their pin pages, and
+ * KeyDiff's score, as a worker computes it. In a sequence each counts by its rank among the sequence's blocks; a signal
+ * that nobody gives drops out and the others' weights take its share. Clients can only write nonsense about the order in
+ * which blocks go.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "store/sequence.h"
+
+static double setting(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_get(space->ix->settings, which);
+}
+
+static struct kvd_use use_of(const struct attachment *a, uint32_t id) {
+        uint32_t word = atomic_load_explicit(&a->use[id], memory_order_relaxed);
+        struct kvd_use use;
+
+        memcpy(&use, &word, sizeof use);
+        return use;
+}
+
+/* ---- in a sequence ---------------------------------------------------------------------------------------------- */
+
+enum signal { MASS, HITS, KEYDIFF, N_SIGNALS };
+
+static const enum kvd_setting weight_of[] = {
+        [MASS] = KVD_pressure_mass, [HITS] = KVD_pressure_hits, [KEYDIFF] = KVD_pressure_keydiff};
+
+static uint16_t signal_of(const struct sequence *q, const struct entry *e, enum signal which) {
+        struct kvd_use use;
+
+        if (which == KEYDIFF)
+                return e->score;
+        use = use_of(q->attachment, kvd_ref_id(e->ref));
+        return which == MASS ? use.mass : use.hits;
+}
+
+/* counts[v]: entries whose signal is v. Returns whether anybody gives the signal at all. */
+static bool count_signal(const struct sequence *q, enum signal which, uint32_t *counts) {
+        bool given = false;
+
+        memset(counts, 0, STORE_RANKS * sizeof *counts);
+        for (uint32_t i = 0; i < q->n_entries; i++) {
+                uint16_t v = q->entries[i].ref ? signal_of(q, &q->entries[i], which) : 0;
+
+                counts[v] += q->entries[i].ref != 0;
+                given |= v != 0;
+        }
+        return given;
+}
+
+/* counts[v] becomes twice the rank of v: entries below it, and half of its equals. Returns twice the entries. */
+static uint32_t counts_to_ranks(uint32_t *counts) {
+        uint32_t below = 0;
+
+        for (uint32_t v = 0; v < STORE_RANKS; v++) {
+                uint32_t n = counts[v];
+
+                counts[v] = 2 * below + n;
+                below += n;
+        }
+        return 2 * below;
+}
+
+/* Tokens from here on are recent: never let go by the daemon itself. */
+static uint64_t recent_from(const struct sequence *q) {
+        double recent = setting(q->space, KVD_kvreviver_recent) * setting(q->space, KVD_kvreviver_budget) * q->n_tokens;
+
+        return q->n_tokens - (uint64_t)MIN(recent, q->n_tokens);
+}
+
+static bool is_protected(const struct sequence *q, uint32_t slot) {
+        double last = MAX(setting(q->space, KVD_memshare_recent_guard), 1);
+
+        return slot < setting(q->space, KVD_keydiff_sink_blocks) || slot + last >= q->n_entries ||
+               q->entries[slot].position + q->entries[slot].n_tokens > recent_from(q);
+}
+
+/* Writes entries' priority, 0 to PRIORITY_MOST; only of resident ones. */
+void priority_rank(struct sequence *q) {
+        uint32_t *ranks = space_store(q->space)->ranks;
+        double weights = 0;
+
+        for (uint32_t i = 0; i < q->n_entries; i++)
+                q->entries[i].value = 0;
+        for (enum signal k = 0; k < N_SIGNALS; k++) {
+                double weight = setting(q->space, weight_of[k]);
+                uint32_t all;
+
+                if (weight == 0 || !count_signal(q, k, ranks))
+                        continue;
+                weights += weight;
+                all = counts_to_ranks(ranks);
+                for (uint32_t i = 0; i < q->n_entries; i++)
+                        if (q->entries[i].ref)
+                                q->entries[i].value +=
+                                        (float)(weight * ranks[signal_of(q, &q->entries[i], k)] / all);
+        }
+        for (uint32_t i = 0; i < q->n_entries; i++) {
+                struct entry *e = &q->entries[i];
+                double p = weights > 0 ? e->value / weights : 0.5;
+
+                e->priority = is_protected(q, i) ? PRIORITY_MOST : (uint16_t)(MIN(p, 1) * (PRIORITY_MOST - 1));
+        }
+}
+
+/* ---- in a chain ------------------------------------------------------------------------------------------------- */
+
+/* A share of the average to 0 to 1: the average is the middle. */
+static double squash(uint32_t v) {
+        return (double)v / (v + 256);
+}
+
+/* 0 to 1; chains have no ranks, since many sequences use them. */
+double priority_of_block(const struct space *space, uint32_t id) {
+        const struct block *b = &space->blocks[id];
+        double sum = 0, weights = 0, w;
+        struct kvd_use most = {0};
+
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                const struct attachment *a = space->attachments[i];
+                struct kvd_use use = a && a->state != FOLDING ? use_of(a, id) : (struct kvd_use){0};
+
+                most.mass = MAX(most.mass, use.mass);
+                most.hits = MAX(most.hits, use.hits);
+        }
+        w = most.mass ? setting(space, KVD_pressure_mass) : 0;
+        sum += w * squash(most.mass);
+        weights += w;
+        w = most.hits ? setting(space, KVD_pressure_hits) : 0;
+        sum += w * squash(most.hits);
+        weights += w;
+        w = b->score ? setting(space, KVD_pressure_keydiff) : 0;
+        sum += w * b->score / UINT16_MAX;
+        weights += w;
+        return weights > 0 ? sum / weights : 0.5;
+}
+
+/* ---- SCORE: KeyDiff's opinion -------------------------------------------------------------------------------------- */
+
+/* 1 to 65535, or 0 for what is no score. */
+static uint16_t from_float(float score) {
+        return isfinite(score) && score >= 0 && score <= 1 ? (uint16_t)(1 + score * (UINT16_MAX - 1)) : 0;
+}
+
+static bool write_score_sequence(struct ticket *t, struct job *job) {
+        struct sequence *q = t->owner;
+        uint32_t i = q->n_entries > KVD_JOB_ITEMS ? q->n_entries - KVD_JOB_ITEMS : 0;
+
+        for (; i < q->n_entries; i++) {
+                const struct entry *e = &q->entries[i];
+                struct kvd_job_item *item;
+
+                if (!e->ref || (e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_APPROX)) || !block_current(q->space, e->ref))
+                        continue;
+                item = job_add(job, e->ref, i);
+                if (!item)
+                        break;
+                item->position = (int32_t)e->position;
+                item->n_tokens = e->n_tokens;
+        }
+        q->n_unscored = 0;
+        return job->n_items > 0;
+}
+
+static void settle_score_sequence(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct sequence *q = job->ticket ? job->ticket->owner : NULL;
+        const float *score = results;
+
+        for (uint32_t i = 0; q && end == JOB_DONE && i < job->n_items; i++)
+                q->entries[job->items[i].slot].score = from_float(score[i]);
+}
+
+const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
+                                            .write = write_score_sequence, .settle = settle_score_sequence};
+
+/* A chain from its root to the leaf that wants a score; of a very long one, its end. */
+static bool write_score_chain(struct ticket *t, struct job *job) {
+        struct space *space = t->space;
+        uint32_t ids[KVD_JOB_ITEMS], n = 0;
+
+        if (!block_current(space, space->unscored) || space->blocks[kvd_ref_id(space->unscored)].private)
+                return false;
+        for (uint32_t id = kvd_ref_id(space->unscored); id != NONE && n < KVD_JOB_ITEMS; id = space->blocks[id].parent)
+                ids[n++] = id;
+        while (n-- > 0) {
+                const struct kvd_desc *desc = kvd_index_desc(space->ix, ids[n]);
+                struct kvd_job_item *item = job_add(job, block_ref(space, ids[n]), ids[n]);
+
+                if (!item)
+                        break;
+                item->position = (int32_t)(desc->depth * space->ix->geometry.block_tokens);
+                item->n_tokens = desc->n_tokens;
+        }
+        return true;
+}
+
+/* What cannot be scored counts as the middle, and is not asked for again. */
+static void settle_score_chain(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        const float *score = results;
+
+        for (uint32_t i = 0; end != JOB_AGAIN && i < job->n_items; i++) {
+                struct block *b = &job->space->blocks[job->items[i].slot];
+                uint16_t s = end == JOB_DONE ? from_float(score[i]) : 0;
+
+                b->score = s ? s : UINT16_MAX / 2;
+                block_restamp(job->space, job->items[i].slot);
+        }
+}
+
+const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
+                                          .write = write_score_chain, .settle = settle_score_chain};
+
+#define LOOKS 1024u /* blocks that one call looks at */
+
+/* Idle work under policy priority: a hand goes round the leaves, corrects their order, and finds those without a score. */
+void priority_look(struct space *space) {
+        uint32_t n = space->ix->n_segments * space->ix->segment_blocks;
+
+        if (space->ix->policy != KVD_PRIORITY || !n)
+                return;
+        for (uint32_t i = 0; i < MIN(n, LOOKS); i++) {
+                uint32_t id = space->priority_hand++ % n;
+                const struct block *b = &space->blocks[id];
+
+                if (!b->heap || b->private)
+                        continue;
+                block_restamp(space, id);
+                if (b->score || space->score.waiting || !space->methods)
+                        continue;
+                space->unscored = block_ref(space, id);
+                job_ask(&space->score);
+        }
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The order of relief (methods 5.4), when what cannot simply be evicted takes too much of a space: private blocks that
+ * sequences name, and blocks being filled. Evicting prefixes is left to the allocations that need room: until then
+ * they serve. So, cheapest loss first:
+ *
+ *      1  private blocks that nobody names (private.c)           in every allocation, and when there is time
+ *      2  prefixes that nobody uses (evict.c)                    in every allocation
+ *      3  the largest sequences are compared once more           MemShare
+ *      4  their blocks of lowest priority leave: exact copies,   KVReviver, down to its budget of each sequence
+ *         and the sketch in front of them
+ *      5  ... without a copy, if kvreviver.drop allows it
+ *      6  allocations are refused
+ *
+ * Nothing here waits: it asks for jobs, and clients take what comes of them when they can.
+ */
+
+#include <string.h>
+
+#include "store/sequence.h"
+
+static double setting(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_get(space->ix->settings, which);
+}
+
+static bool is_on(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_on(space->ix->settings, which);
+}
+
+/* ---- how much ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t committed(const struct space *space) {
+        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->n_private - space->n_garbage;
+}
+
+static void end_of_need(struct space *space) {
+        space->relieving = false;
+        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
+                if (space->sequences[i]) {
+                        space->sequences[i]->passed = false;
+                        space->sequences[i]->spent = 0;
+                }
+}
+
+#define STARVED_BLOCKS 16u /* wanted where an allocation found nothing, for all that the watermarks say */
+
+/* Blocks that should leave beside those that are leaving already. */
+static uint64_t blocks_needed(struct space *space) {
+        double high = setting(space, KVD_pressure_high) * space->max_blocks;
+        double low = setting(space, KVD_pressure_low) * space->max_blocks;
+        uint64_t now = committed(space), want = 0;
+
+        if (now > high)
+                space->relieving = true;
+        if (space->relieving && now > low)
+                want = now - (uint64_t)low;
+        else if (space->relieving)
+                end_of_need(space);
+        if (space->starved)
+                want = MAX(want, STARVED_BLOCKS);
+        return want > space->n_leaving ? want - space->n_leaving : 0;
+}
+
+/* ---- by which means --------------------------------------------------------------------------------------------- */
+
+/* 0: by none. */
+static enum kvd_cool means(const struct space *space) {
+        bool vague = setting(space, KVD_kvreviver_vague) > 0;
+
+        if (!is_on(space, KVD_kvreviver_on))
+                return 0;
+        if (is_on(space, KVD_kvreviver_spill) && space->n_free_spills)
+                return vague ? KVD_COOL_VAGUE : KVD_COOL_SPILL;
+        if (vague && !is_on(space, KVD_kvreviver_spill))
+                return KVD_COOL_VAGUE;
+        return is_on(space, KVD_kvreviver_drop) ? vague ? KVD_COOL_VAGUE : KVD_COOL_DROP : 0;
+}
+
+/* ---- of which sequence ------------------------------------------------------------------------------------------ */
+
+/* The one with the most blocks to give that was not found without since it last had fewer or more. */
+static struct sequence *largest(const struct space *space) {
+        struct sequence *best = NULL;
+
+        for (uint32_t i = 0; space->n_sequences && i < KVD_MAX_SEQUENCES; i++) {
+                struct sequence *q = space->sequences[i];
+
+                if (q && q->n_own && q->n_own != q->spent && (!best || q->n_own > best->n_own))
+                        best = q;
+        }
+        return best;
+}
+
+/* Blocks that it may lose: its budget stays. */
+static uint64_t above_budget(const struct sequence *q) {
+        double budget = setting(q->space, KVD_kvreviver_budget) * q->n_entries;
+        uint64_t leaving = 0;
+
+        for (uint32_t i = 0; i < q->n_entries; i++)
+                leaving += q->entries[i].leaving;
+        return q->n_own > budget + (double)leaving ? (uint64_t)(q->n_own - budget - (double)leaving) : 0;
+}
+
+static bool may_leave(const struct sequence *q, const struct entry *e) {
+        return e->busy == IDLE && entry_is_own(e) && e->priority < PRIORITY_MOST &&
+               q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
+}
+
+/* The priority up to which n entries may leave. */
+static uint32_t cut(const struct sequence *q, uint64_t n) {
+        uint32_t *counts = space_store(q->space)->ranks;
+        uint64_t below = 0;
+
+        memset(counts, 0, STORE_RANKS * sizeof *counts);
+        for (uint32_t i = 0; i < q->n_entries; i++)
+                if (may_leave(q, &q->entries[i]))
+                        counts[q->entries[i].priority]++;
+        for (uint32_t p = 0; p < PRIORITY_MOST; p++) {
+                below += counts[p];
+                if (below >= n)
+                        return p;
+        }
+        return PRIORITY_MOST;
+}
+
+/* Lets up to n entries of lowest priority cool. Returns how many. */
+static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
+        uint32_t limit = cut(q, n), cooled = 0;
+
+        for (uint32_t pass = 0; pass < 2; pass++) /* those at the limit last: not all of them may be needed */
+                for (uint32_t i = 0; i < q->n_entries && cooled < n; i++) {
+                        const struct entry *e = &q->entries[i];
+
+                        if (may_leave(q, e) && (pass ? e->priority == limit : e->priority < limit))
+                                cooled += cool_entry(q, i, how);
+                }
+        space_count(q->space, KVD_SPACE_RELIEVED, cooled);
+        return cooled;
+}
+
+#define COOL_PIECE 256u /* entries of one call */
+#define UNSCORED 8u     /* one in so many may lack a score */
+
+/* Returns whether anything was begun. */
+static bool relieve(struct sequence *q, uint64_t need) {
+        enum kvd_cool how = means(q->space);
+        uint64_t n = MIN(MIN(need, above_budget(q)), COOL_PIECE);
+
+        if (!q->passed && is_on(q->space, KVD_memshare_on)) {
+                q->passed = true;
+                if (sequence_compare_all(q))
+                        return true;
+        }
+        if (!how || !n)
+                return false;
+        if (q->n_unscored > q->n_entries / UNSCORED && setting(q->space, KVD_pressure_keydiff) > 0)
+                job_ask(&q->scoring);
+        if (job_pending(&q->scoring) || job_pending(&q->comparing))
+                return true; /* they end, one way or the other: then this is called again */
+        priority_rank(q);
+        return cool_lowest(q, n, how) > 0;
+}
+
+#define TRIES 4u /* sequences of one call */
+
+void space_relieve(struct space *space) {
+        uint64_t need;
+
+        if (!is_on(space, KVD_pressure_on) || !space->n_sequences ||
+            !(is_on(space, KVD_kvreviver_on) || is_on(space, KVD_memshare_on)))
+                return;
+        need = blocks_needed(space);
+        for (uint32_t i = 0; need && i < TRIES; i++) {
+                struct sequence *q = largest(space);
+
+                if (!q)
+                        break;
+                if (relieve(q, need))
+                        return;
+                q->spent = q->n_own;
+        }
+        space->starved = false;
+}

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Sequences and private blocks: their life, what is refused, and jobs that are lost. */
+
+#include <check.h>
+#include <errno.h>
+#include <string.h>
+
+#include "tests/store/fixture.h"
+
+static struct space *space;
+static struct attachment *a;
+static struct table t;
+
+static void setup(void) {
+        fixture_open(64, 64);
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+}
+
+static void teardown(void) {
+        check_clean(space);
+        fixture_close();
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+START_TEST(private_blocks_live_and_die_with_their_sequence) {
+        table_open(&t, a, 32, true);
+        ck_assert_int_eq(table_append(&t, 3 * BT + 1, 10), 0);
+        ck_assert_int_eq(table_append(&t, 2 * BT, 100), 0);
+        check_clean(space);
+        table_check(&t);
+        ck_assert_uint_eq(usage_of(space).private, 6);
+        ck_assert_uint_eq(usage_of(space).leaves, 0);
+        ck_assert_uint_eq(t.slots[4].position, 3 * BT + 1);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_APPENDED), 6);
+        table_close(&t);
+        check_clean(space);
+        idle();
+        ck_assert_uint_eq(usage_of(space).private, 0);
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+}
+END_TEST
+
+START_TEST(a_pin_outlives_the_sequence) {
+        shm_u32 *pins;
+        kvd_ref ref;
+
+        table_open(&t, a, 32, true);
+        ck_assert_int_eq(table_append(&t, 2 * BT, 10), 0);
+        pins = t.pins;
+        ref = t.slots[0].ref;
+        atomic_fetch_add(&pins[kvd_ref_id(ref)], 1);
+        ck_assert_int_eq(sequence_close(a, t.number), 0);
+        atomic_store(&pins[kvd_ref_id(t.slots[1].ref)], 0);
+        idle();
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).private, 1);
+        ck_assert(block_current(space, ref));
+        atomic_store(&pins[kvd_ref_id(ref)], 0);
+        idle();
+        ck_assert_uint_eq(usage_of(space).private, 0);
+}
+END_TEST
+
+START_TEST(nobody_evicts_what_a_sequence_names) {
+        kvd_ref refs[64];
+        int got = 0, n;
+
+        table_open(&t, a, 64, false);
+        ck_assert_int_eq(table_append(&t, 20 * BT, 10), 0);
+        while ((n = space_allocate(a, 64, refs + got)) > 0 && got < 44)
+                got += n;
+        ck_assert_int_eq(got, 44);
+        ck_assert_int_eq(space_allocate(a, 1, refs), -ENOBUFS);
+        space_evict(space, 0, KVD_ROOT, &(bool){false});
+        table_check(&t);
+        table_close(&t);
+        ck_assert_int_eq(space_allocate(a, 1, refs), -ENOBUFS); /* closing is not on a request's way */
+        idle();
+        ck_assert_int_ge(space_allocate(a, 4, refs), 1);
+}
+END_TEST
+
+START_TEST(a_client_that_is_lost_leaves_nothing) {
+        table_open(&t, a, 32, true);
+        ck_assert_int_eq(table_append(&t, 9 * BT, 10), 0);
+        attachment_orphan(a);
+        idle();
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).sequences, 0);
+        ck_assert_uint_eq(usage_of(space).private, 9); /* its process may read them still */
+        table_forget(&t);
+        attachment_free(a, true);
+        idle();
+        ck_assert_uint_eq(usage_of(space).private, 0);
+}
+END_TEST
+
+/* ---- refusals --------------------------------------------------------------------------------------------------- */
+
+START_TEST(nonsense_is_refused_and_changes_nothing) {
+        struct attachment *b = fixture_attach(space);
+        uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8}, first, number;
+        kvd_ref own[2], foreign;
+        struct append_request q = {.own = true, .n_blocks = 2, .blocks = own, .n_tokens = 8, .tokens = tokens};
+        struct kvd_change changes[KVD_SYNC_CHANGES];
+
+        ck_assert_int_eq(sequence_open(a, 0, &number), -EINVAL);
+        ck_assert_int_eq(sequence_open(a, UINT32_MAX, &number), -EDQUOT);
+        table_open(&t, a, 3, false);
+        ck_assert_int_eq(space_allocate(a, 2, own), 2);
+        ck_assert_int_eq(space_allocate(b, 1, &foreign), 1);
+        ck_assert_int_eq(sequence_append(b, t.number, &q, &first), -ENOENT);
+        ck_assert_int_eq(sequence_append(a, t.number + 1, &q, &first), -ENOENT);
+        ck_assert_int_eq(sequence_close(b, t.number), -ENOENT);
+        q.n_tokens = 4;
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -EINVAL);
+        q.n_tokens = 9;
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -EINVAL);
+        q.n_tokens = 8;
+        tokens[7] = 100000;
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -EINVAL);
+        tokens[7] = 8;
+        q.blocks = (kvd_ref[]){own[0], own[0]};
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -ESTALE);
+        q.blocks = (kvd_ref[]){own[0], foreign};
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -ESTALE);
+        q.blocks = own;
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), 0);
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -ENOSPC);
+        ck_assert_int_eq(sequence_cool(a, t.number, 4, tokens, 1), -EINVAL);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_DROP, (uint32_t[]){2}, 1), -EINVAL);
+        ck_assert_int_eq(sequence_share(a, t.number, 5, 4), -EINVAL);
+        ck_assert_int_eq(sequence_sync(a, t.number, tokens, 1, changes), -EINVAL);
+        ck_assert_int_eq(sequence_share(a, t.number, 0, 8), 0); /* off */
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, (uint32_t[]){0}, 1), 0); /* off */
+        ck_assert_uint_eq(store_jobs_waiting(store), 0);
+}
+END_TEST
+
+START_TEST(sequences_of_a_space_are_counted) {
+        uint32_t number;
+
+        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
+                ck_assert_int_eq(sequence_open(a, 1, &number), 0);
+        ck_assert_int_eq(sequence_open(a, 1, &number), -EUSERS);
+        ck_assert_int_eq(sequence_close(a, number), 0);
+        ck_assert_int_eq(sequence_close(a, number), -ENOENT);
+        ck_assert_int_eq(sequence_open(a, 1, &number), 0);
+}
+END_TEST
+
+/* ---- borrowing ---------------------------------------------------------------------------------------------------- */
+
+static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret, uint32_t *tokens) {
+        struct seal_request q = {.n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
+
+        for (uint32_t i = 0; i < n * BT; i++)
+                tokens[i] = token + i;
+        for (uint32_t got = 0; got < n;)
+                got += (uint32_t)space_allocate(a, n - got, ret + got);
+        ck_assert_int_eq(space_seal(a, &q, ret), 0);
+}
+
+START_TEST(a_prefix_is_borrowed_as_it_is_or_not_at_all) {
+        uint32_t tokens[4 * BT], first;
+        kvd_ref chain[4], swapped[2];
+        struct append_request q = {.n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
+
+        seal_chain(4, 7, chain, tokens);
+        table_open(&t, a, 8, false);
+        tokens[5]++;
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -EINVAL);
+        tokens[5]--;
+        swapped[0] = chain[1];
+        ck_assert_int_eq(sequence_append(a, t.number, &(struct append_request){.n_blocks = 1, .blocks = swapped,
+                                         .n_tokens = BT, .tokens = tokens + BT}, &first), -EINVAL);
+        q.n_tokens--;
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -EINVAL);
+        q.n_tokens++;
+        swapped[0] = chain[0] + (UINT64_C(1) << 32);
+        ck_assert_int_eq(sequence_append(a, t.number, &(struct append_request){.n_blocks = 1, .blocks = swapped,
+                                         .n_tokens = BT, .tokens = tokens}, &first), -ESTALE);
+        ck_assert_int_eq(sequence_append(a, t.number, &q, &first), 0);
+        check_clean(space);
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &(bool){false}), 4); /* only a pin would hold it */
+        check_clean(space);
+        ck_assert_int_eq(sequence_close(a, t.number), 0);
+        idle();
+}
+END_TEST
+
+START_TEST(a_private_block_is_not_borrowed) {
+        uint32_t first;
+
+        table_open(&t, a, 8, false);
+        ck_assert_int_eq(table_append(&t, BT, 1), 0);
+        ck_assert_int_eq(sequence_append(a, t.number, &(struct append_request){.n_blocks = 1, .blocks = &t.slots[0].ref,
+                                         .n_tokens = BT, .tokens = t.tokens}, &first), -ESTALE);
+}
+END_TEST
+
+/* ---- jobs --------------------------------------------------------------------------------------------------------- */
+
+static int n_asked;
+
+static void asked(void *data) {
+        n_asked++;
+}
+
+START_TEST(summaries_are_made_only_for_who_reads_them) {
+        table_open(&t, a, 32, false);
+        store_on_job(store, asked, NULL);
+        ck_assert_int_eq(table_append(&t, 3 * BT, 1), 0);
+        ck_assert_uint_eq(store_jobs_waiting(store), 0);
+        set(space, "keydiff", "on");
+        ck_assert_int_eq(n_asked, 1); /* for what was sealed before */
+        ck_assert_int_eq(table_append(&t, 2 * BT, 50), 0);
+        ck_assert_int_eq(n_asked, 1);
+        ck_assert(worker_take());
+        ck_assert_uint_eq(worker_job->kind, KVD_JOB_SUMMARISE);
+        ck_assert_uint_eq(worker_job->n_items, 5);
+        ck_assert(!worker_take());
+        check_clean(space);
+        worker_die();
+        ck_assert_uint_eq(work(), 1);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), 5);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_JOBS_LOST), 1);
+}
+END_TEST
+
+START_TEST(a_worker_holds_what_it_reads) {
+        kvd_ref chain[4], refs[64];
+        uint32_t tokens[4 * BT];
+        bool more;
+
+        set(space, "keydiff", "on");
+        seal_chain(4, 7, chain, tokens);
+        table_open(&t, a, 8, false);
+        ck_assert_int_eq(table_append(&t, 2 * BT, 1), 0);
+        ck_assert(worker_take());
+        table_close(&t);
+        idle();
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 0);
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).private, 2);
+        worker_answer("nonsense", 8);
+        idle();
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).private, 0);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), 0);
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 4);
+        ck_assert_int_gt(space_allocate(a, 1, refs), 0);
+}
+END_TEST
+
+START_TEST(answers_to_nothing_are_ignored) {
+        store_job_done(store, 0, 0, NULL, 0);
+        store_job_done(store, 77, 0, NULL, 0);
+        store_job_lost(store, 77);
+        set(space, "hshare", "on");
+        table_open(&t, a, 8, false);
+        ck_assert_int_eq(table_append(&t, BT, 1), 0);
+        ck_assert(worker_take());
+        store_job_done(store, worker_job->id + 1, 0, NULL, 0);
+        worker_do();
+        store_job_done(store, worker_job->id, 0, NULL, 0);
+        store_job_lost(store, worker_job->id);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), 1);
+}
+END_TEST
+
+START_TEST(a_space_may_go_while_a_worker_reads_it) {
+        struct space *other = fixture_space("other", 16);
+        struct attachment *b = fixture_attach(other);
+        struct table u;
+
+        set(other, "memshare", "on");
+        table_open(&u, b, 8, false);
+        ck_assert_int_eq(table_append(&u, 3 * BT, 1), 0);
+        ck_assert(worker_take());
+        ck_assert_int_eq(space_delete(other, true), 0);
+        idle();
+        worker_answer(NULL, 0);
+        ck_assert(!worker_take());
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("sequence");
+        TCase *tc = tcase_create("sequence");
+        SRunner *runner;
+        int failed;
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_add_test(tc, private_blocks_live_and_die_with_their_sequence);
+        tcase_add_test(tc, a_pin_outlives_the_sequence);
+        tcase_add_test(tc, nobody_evicts_what_a_sequence_names);
+        tcase_add_test(tc, a_client_that_is_lost_leaves_nothing);
+        tcase_add_test(tc, nonsense_is_refused_and_changes_nothing);
+        tcase_add_test(tc, sequences_of_a_space_are_counted);
+        tcase_add_test(tc, a_prefix_is_borrowed_as_it_is_or_not_at_all);
+        tcase_add_test(tc, a_private_block_is_not_borrowed);
+        tcase_add_test(tc, summaries_are_made_only_for_who_reads_them);
+        tcase_add_test(tc, a_worker_holds_what_it_reads);
+        tcase_add_test(tc, answers_to_nothing_are_ignored);
+        tcase_add_test(tc, a_space_may_go_while_a_worker_reads_it);
+        suite_add_tcase(suite, tc);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed ? 1 : 0;
+}

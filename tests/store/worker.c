@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A worker that knows enough to be wrong about: copies with checksums, a count sketch of signed sums, and a comparison
+ * that finds blocks alike if their bytes are.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/store/fixture.h"
+
+#define FLOATS (BLOCK_BYTES / 4)
+#define CELL 16u /* floats of one token and plane kind: layers x kv_heads x head_dim */
+
+static _Alignas(64) uint8_t arguments[KVD_JOB_BYTES];
+struct kvd_job *worker_job = (struct kvd_job *)arguments;
+int worker_verdict;
+static struct store_job taken;
+static bool has_job;
+
+static struct kvd_job_item *items(void) {
+        return (struct kvd_job_item *)(worker_job + 1);
+}
+
+static struct kvd_job_step *steps(void) {
+        return (struct kvd_job_step *)(items() + worker_job->n_items);
+}
+
+static uint32_t *job_tokens_of(uint32_t step) {
+        return (uint32_t *)(steps() + worker_job->n_steps) + steps()[step].first_token;
+}
+
+bool worker_take(void) {
+        if (has_job || !store_next_job(store, arguments, &taken))
+                return false;
+        ck_assert_uint_le(taken.bytes, KVD_JOB_BYTES);
+        ck_assert_uint_eq(taken.id, worker_job->id);
+        ck_assert_uint_eq(taken.bytes, sizeof(struct kvd_job) + worker_job->n_items * sizeof(struct kvd_job_item) +
+                                               worker_job->n_steps * sizeof(struct kvd_job_step) +
+                                               worker_job->n_tokens * sizeof(uint32_t));
+        return has_job = true;
+}
+
+void worker_answer(const void *result, size_t bytes) {
+        ck_assert(has_job);
+        has_job = false;
+        store_job_done(store, taken.id, 0, result, bytes);
+}
+
+void worker_fail(int error) {
+        ck_assert(has_job);
+        has_job = false;
+        store_job_done(store, taken.id, error, NULL, 0);
+}
+
+/* ---- copies ----------------------------------------------------------------------------------------------------- */
+
+static uint64_t checksum(const void *data) {
+        const uint8_t *at = data;
+        uint64_t h = UINT64_C(14695981039346656037);
+
+        for (uint32_t i = 0; i < BLOCK_BYTES; i++)
+                h = (h ^ at[i]) * UINT64_C(1099511628211);
+        return h;
+}
+
+static void spill_io(uint32_t slot, void *data, bool write) {
+        uint64_t bytes;
+        int fd = space_spill_fd(taken.space, &bytes);
+        off_t at = (off_t)slot * BLOCK_BYTES;
+
+        ck_assert_int_ge(fd, 0);
+        ck_assert_uint_le((uint64_t)at + BLOCK_BYTES, bytes);
+        ck_assert_int_eq(write ? pwrite(fd, data, BLOCK_BYTES, at) : pread(fd, data, BLOCK_BYTES, at), BLOCK_BYTES);
+}
+
+void worker_spoil(struct space *space, uint32_t slot) {
+        uint64_t bytes;
+        int fd = space_spill_fd(space, &bytes);
+        uint8_t byte;
+
+        ck_assert_int_eq(pread(fd, &byte, 1, (off_t)slot * BLOCK_BYTES + 5), 1);
+        byte ^= 4;
+        ck_assert_int_eq(pwrite(fd, &byte, 1, (off_t)slot * BLOCK_BYTES + 5), 1);
+}
+
+static void write_dest(kvd_ref ref, const float *data) {
+        uint32_t id = kvd_ref_id(ref), per = space_index(taken.space)->segment_blocks;
+        int fd = space_worker_segment_fd(taken.space, id / per);
+
+        ck_assert_int_eq(pwrite(fd, data, BLOCK_BYTES, (off_t)(id % per) * BLOCK_BYTES), BLOCK_BYTES);
+}
+
+/* ---- sketch ------------------------------------------------------------------------------------------------------ */
+
+struct cells {
+        struct kvd_sketch_header header;
+        float *at;
+};
+
+static int sketch_fd(uint64_t *bytes) {
+        int fd = space_sketch_fd(taken.space, taken.sketch, bytes);
+
+        ck_assert_msg(fd >= 0, "%s", store_why(store));
+        return fd;
+}
+
+static void load_sketch(struct cells *c) {
+        uint64_t bytes;
+        int fd = sketch_fd(&bytes);
+
+        ck_assert_int_eq(pread(fd, &c->header, sizeof c->header, 0), sizeof c->header);
+        ck_assert_uint_eq(c->header.cell_floats, CELL);
+        ck_assert_uint_le(kvd_sketch_bytes(c->header.rows, c->header.columns, CELL), bytes);
+        c->at = calloc(2 * c->header.rows * c->header.columns * CELL, sizeof *c->at);
+        ck_assert_int_ge(pread(fd, c->at, 2 * c->header.rows * c->header.columns * CELL * sizeof *c->at,
+                               sizeof c->header + CELL * sizeof(float)), 0);
+}
+
+static void store_sketch(struct cells *c) {
+        uint64_t bytes;
+        int fd = sketch_fd(&bytes);
+
+        ck_assert_int_eq(pwrite(fd, &c->header, sizeof c->header, 0), sizeof c->header);
+        ck_assert_int_ge(pwrite(fd, c->at, 2 * c->header.rows * c->header.columns * CELL * sizeof *c->at,
+                                sizeof c->header + CELL * sizeof(float)), 0);
+        free(c->at);
+}
+
+static float *cell(struct cells *c, uint32_t values, uint32_t row, uint32_t ordinal, float *sign) {
+        uint64_t h = (c->header.salt + row * 1000003ull + ordinal) * UINT64_C(0x9e3779b97f4a7c15);
+        uint32_t column = (uint32_t)(h >> 33) % c->header.columns;
+
+        *sign = h & 256 ? 1 : -1;
+        return c->at + (((uint64_t)values * c->header.rows + row) * c->header.columns + column) * CELL;
+}
+
+/* Float i of a token: planes are K0 V0 K1 V1. */
+static float *block_float(float *block, uint32_t values, uint32_t token, uint32_t i) {
+        return &block[((i / 8 * 2 + values) * BT + token) * 8 + i % 8];
+}
+
+static void sketch_add(struct cells *c, const struct kvd_job_item *item, float *block, float weight) {
+        float sign;
+
+        for (uint32_t t = 0; t < item->n_tokens; t++)
+                for (uint32_t v = 0; v < 2; v++)
+                        for (uint32_t r = 0; r < c->header.rows; r++) {
+                                float *to = cell(c, v, r, item->ordinal + t, &sign);
+
+                                for (uint32_t i = 0; i < CELL; i++)
+                                        to[i] += weight * sign * *block_float(block, v, t, i);
+                        }
+}
+
+static float median3(float a, float b, float c) {
+        float low = a < b ? a : b, high = a < b ? b : a;
+
+        return c < low ? low : c > high ? high : c;
+}
+
+static void sketch_query(struct cells *c, const struct kvd_job_item *item, float *block) {
+        float x[3], sign;
+
+        ck_assert_uint_eq(c->header.rows, 3);
+        for (uint32_t t = 0; t < item->n_tokens; t++)
+                for (uint32_t v = 0; v < 2; v++)
+                        for (uint32_t i = 0; i < CELL; i++) {
+                                for (uint32_t r = 0; r < 3; r++)
+                                        x[r] = cell(c, v, r, item->ordinal + t, &sign)[i] * sign;
+                                *block_float(block, v, t, i) = median3(x[0], x[1], x[2]);
+                        }
+}
+
+/* ---- jobs -------------------------------------------------------------------------------------------------------- */
+
+static void do_spill(uint32_t n) {
+        static struct kvd_spilled result[KVD_JOB_ITEMS];
+        struct cells c = {0};
+        float block[FLOATS];
+
+        if (taken.sketch)
+                load_sketch(&c);
+        for (uint32_t i = 0; i < n; i++) {
+                struct kvd_job_item *item = &items()[i];
+
+                block_floats(taken.space, item->ref, block);
+                result[i] = (struct kvd_spilled){.checksum = checksum(block)};
+                if (item->spill != UINT32_MAX)
+                        spill_io(item->spill, block, true);
+                if (item->ordinal != KVD_NO_ORDINAL)
+                        sketch_add(&c, item, block, 1);
+        }
+        if (taken.sketch)
+                store_sketch(&c);
+        if (n == worker_job->n_items)
+                worker_answer(result, n * sizeof *result);
+}
+
+static void do_revive(uint32_t n) {
+        static uint32_t result[KVD_JOB_ITEMS];
+        struct cells c = {0};
+
+        if (taken.sketch)
+                load_sketch(&c);
+        for (uint32_t i = 0; i < n; i++) {
+                struct kvd_job_item *item = &items()[i];
+                float block[FLOATS] = {0};
+
+                if (item->flags & KVD_ENTRY_APPROX)
+                        sketch_query(&c, item, block);
+                else
+                        spill_io(item->spill, block, false);
+                result[i] = item->flags & KVD_ENTRY_APPROX || checksum(block) == item->checksum ? 0 : EBADMSG;
+                write_dest(item->ref, block);
+        }
+        free(c.at);
+        if (n == worker_job->n_items)
+                worker_answer(result, n * sizeof *result);
+}
+
+static void do_sketch(uint32_t n, bool anew) {
+        static uint32_t result[KVD_JOB_ITEMS];
+        struct cells c = {0};
+        float block[FLOATS];
+
+        load_sketch(&c);
+        if (anew)
+                memset(c.at, 0, 2 * c.header.rows * c.header.columns * CELL * sizeof *c.at);
+        for (uint32_t i = 0; i < n; i++) {
+                struct kvd_job_item *item = &items()[i];
+
+                ck_assert_uint_ne(item->spill, UINT32_MAX);
+                spill_io(item->spill, block, false);
+                result[i] = checksum(block) == item->checksum ? 0 : EBADMSG;
+                if (!result[i])
+                        sketch_add(&c, item, block, anew ? 1 : -1);
+        }
+        store_sketch(&c);
+        if (n == worker_job->n_items)
+                worker_answer(result, n * sizeof *result);
+}
+
+static bool same_tokens(uint32_t a, uint32_t b) {
+        return steps()[a].n_tokens == steps()[b].n_tokens &&
+               memcmp(job_tokens_of(a), job_tokens_of(b), steps()[a].n_tokens * sizeof(uint32_t)) == 0;
+}
+
+static bool same_block(kvd_ref a, kvd_ref b) {
+        float x[FLOATS], y[FLOATS];
+
+        block_floats(taken.space, a, x);
+        block_floats(taken.space, b, y);
+        return memcmp(x, y, sizeof x) == 0;
+}
+
+/* Of steps with the same tokens, blocks with the same bytes. */
+static void do_compare(void) {
+        static struct kvd_match result[KVD_JOB_ITEMS];
+        uint32_t n = 0;
+
+        for (uint32_t t = 0; t < steps()[0].n_items && !worker_verdict; t++)
+                for (uint32_t s = 1, found = 0; s < worker_job->n_steps && !found; s++)
+                        for (uint32_t k = 0; k < steps()[s].n_items && same_tokens(0, s) && !found; k++)
+                                if (same_block(items()[t].ref, items()[steps()[s].first_item + k].ref)) {
+                                        result[n++] = (struct kvd_match){t, steps()[s].first_item + k, 0, 1};
+                                        found = 1;
+                                }
+        worker_answer(result, n * sizeof *result);
+}
+
+static void do_score(void) {
+        static float result[KVD_JOB_ITEMS];
+
+        for (uint32_t i = 0; i < worker_job->n_items; i++)
+                result[i] = (float)(i + 1) / (float)(worker_job->n_items + 1);
+        worker_answer(result, worker_job->n_items * sizeof *result);
+}
+
+static void do_it(uint32_t n) {
+        switch (worker_job->kind) {
+        case KVD_JOB_SUMMARISE:
+                worker_answer(NULL, 0);
+                break;
+        case KVD_JOB_SCORE:
+                do_score();
+                break;
+        case KVD_JOB_COMPARE:
+                do_compare();
+                break;
+        case KVD_JOB_SPILL:
+                do_spill(n);
+                break;
+        case KVD_JOB_REVIVE:
+                do_revive(n);
+                break;
+        case KVD_JOB_FORGET:
+        case KVD_JOB_REBUILD:
+                do_sketch(n, worker_job->kind == KVD_JOB_REBUILD);
+                break;
+        default:
+                worker_fail(ENOSYS);
+        }
+}
+
+void worker_do(void) {
+        ck_assert(has_job);
+        do_it(worker_job->n_items);
+}
+
+/* Half of what writes is written; then it is gone. */
+void worker_die(void) {
+        uint32_t kind = worker_job->kind, n = worker_job->n_items;
+
+        ck_assert(has_job);
+        if (n > 1 && (kind == KVD_JOB_SPILL || kind == KVD_JOB_REVIVE || kind == KVD_JOB_FORGET ||
+                      kind == KVD_JOB_REBUILD))
+                do_it(n / 2);
+        has_job = false;
+        store_job_lost(store, taken.id);
+}
+
+uint32_t work(void) {
+        uint32_t n = 0;
+
+        for (; worker_take(); n++)
+                worker_do();
+        return n;
+}
