@@ -2,7 +2,7 @@
 
 One question follows each held-out document; the region is denoised as `denoise.py` says. `exact`: every token of the
 answer and the first `<eos>` are right. `tokens`: share of the answer's tokens that are right, whatever else is wrong.
-By length of the document with as many steps as the region has tokens, and by number of steps at one length.
+By length of the document with two tokens a step, and by number of steps at one length.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from model import Llama
 LENGTHS = (64, 128, 256, 400, 500)
 STEPS_AT = 400
 DIVISORS = (64, 32, 16, 8, 4, 2, 1)     # steps are the region's length by one of these
+TOKENS_A_STEP = 2                       # where the length varies
 LINKS = 7
 
 
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--seed", default="held-out")
     parser.add_argument("--each", type=int, default=40, help="questions per kind and length or number of steps")
     parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=list(MAKERS))
-    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument("--lengths", nargs="*", type=int, default=LENGTHS)
     parser.add_argument("--divisors", nargs="*", type=int, default=DIVISORS)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -66,7 +67,7 @@ def main() -> None:
                     "by_length": {}, f"by_steps_at_{STEPS_AT}": {}}
     for kind in options.kinds:
         for length in options.lengths:
-            shares = measure(model, list(draw(options.seed, kind, length, options.each)), 1)
+            shares = measure(model, list(draw(options.seed, kind, length, options.each)), TOKENS_A_STEP)
             result["by_length"].setdefault(kind, {})[str(length)] = shares
             print(f"{kind:9} length {length:4}  {shares}", flush=True)
         cases = list(draw(options.seed, kind, STEPS_AT, options.each))

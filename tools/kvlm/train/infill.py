@@ -15,7 +15,7 @@ import random
 from dataclasses import dataclass, field
 
 import vocabulary as v
-from corpus import ANSWER, BLANK, COMMA, COPY, DOT, IS, NEWLINE, REASON, THEN_ANSWER, UNFINISHED, ASK
+from corpus import ANSWER, BLANK, COMMA, COPY, DOT, IS, NEWLINE, THEN_ANSWER, UNFINISHED, ASK
 from corpus import Chain, Fact, Writer, enc
 
 MASK = v.UNK            # an id that no text has
@@ -88,7 +88,8 @@ class Mixture:
     repeat: float
     anywhere: float
     alone: float                        # one block after the document instead of as many as fit
-    single: float                       # of the blocks; the rest is shared by the longer ones
+    single: float                       # of the blocks
+    chains: float                       # of the documents; of these documents' longer blocks as many ask for them
     density: tuple[float, float]
 
 
@@ -105,13 +106,13 @@ class Infiller(Writer):
 
     def heirs(self, chain: Chain) -> Block:
         part = chain.part(self.rng)
-        return Block(part.question(), (*part.answer(), NEWLINE), REASON)
+        return Block(part.question(), (*part.answer(), NEWLINE), ANSWER)
 
     def work(self, chain: Chain) -> Block:
         """The end of a chain, found step by step."""
         links = self.rng.randint(1, min(MOST_LINKS, len(chain.names)))
         tail = Chain(chain.names[-links:])
-        return Block(tail.task(), tuple(tail.work()[:-1]), REASON)
+        return Block(tail.task(), tuple(tail.work()[:-1]), ANSWER)
 
     def fill(self, told: list[Fact], length: int) -> list[int]:
         """Exactly `length` tokens: the facts among fillers; the newline at its end."""
@@ -133,8 +134,8 @@ class Infiller(Writer):
             draw = self.rng.random()
             if draw < mixture.single:
                 block = self.single(pool.pop())
-            elif chain and draw > 1 - (1 - mixture.single) * 0.5:
-                block = self.heirs(chain) if self.rng.random() < 0.5 else self.work(chain)
+            elif chain and draw > 1 - (1 - mixture.single) * mixture.chains:
+                block = self.heirs(chain) if self.rng.random() < 0.4 else self.work(chain)
             else:
                 most = min(len(pool), MOST_NAMES, max(2, (room - 6) // 7))
                 count = self.rng.randint(min(2, most), most)
@@ -153,7 +154,7 @@ class Infiller(Writer):
             body = int(length * self.rng.uniform(0.35, 0.75))
             count = max(2, min(100, int(body * self.rng.uniform(*mixture.density) / 8)))
             facts = self.facts(count, 0.0)
-            steps = self.rng.randint(2, 8) if length >= 128 and self.rng.random() < 0.5 else 0
+            steps = self.rng.randint(2, 8) if length >= 128 and self.rng.random() < mixture.chains else 0
             chain = self.chain(steps, {f.name for f in facts}) if steps else None
             told = facts + (chain.facts() if chain else [])
             blocks = self.blocks(facts, chain, length - 1 - body, mixture)

@@ -2,16 +2,16 @@
 
 `../demo/diffusion.jsonl`, an object per line. Ten lines share each prefix, which begins with `<bos>` and tells facts; a
 prompt goes on with text of its own and ends with a question about the prefix. The sets differ in how much of prefix
-and prompt together the prefix is. Everything but `reference` follows from the seed, and no question is chosen or
-dropped by whether the model can answer it.
+and prompt together the prefix is. Everything but `reference_ids` follows from the seed, and no question is chosen or
+dropped by whether the model can answer it. `kvlm --prompts` reads the file as it is.
 
-    set, kind               which prefix (its share in percent), which kind of question (`infill_cases.py`)
-    prefix, prompt, answer  as text; `<bos>` and `<eos>` have none
-    *_ids                   as token ids: prefix with `<bos>`; answer with its newline and as many `<eos>` as fill the
-                            region
-    gen_length              tokens of the region
-    ratio, ratio_region     prefix / (prefix + prompt), prefix / (prefix + prompt + region)
-    reference               what `denoise.py` makes of it in `steps` steps: the region's `ids`
+    set, kind                 which prefix (its share in percent), which kind of question (`infill_cases.py`)
+    document, prompt, answer  as text: the prefix, what follows it, and what is right
+    *_ids                     as token ids: prefix with `<bos>`; answer with its newline and as many `<eos>` as fill
+                              the region
+    gen_length, steps         tokens of the region, and steps to denoise it in
+    ratio, ratio_region       prefix / (prefix + prompt), prefix / (prefix + prompt + region)
+    reference_ids             what `denoise.py` makes of the region in so many steps
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ SEED = "diffusion-demo"
 SETS = ((30, 150), (50, 220), (70, 300), (85, 360), (95, 450), (None, 330), (None, 480))
 KINDS = ("known-6", "known-12", "single", "known-6", "work-7", "known-6", "known-12", "heirs", "known-6", "known-12")
 LINKS, FACTS, FACT_SHARE, SLACK = 7, 10, 0.6, 4
+TOKENS_A_STEP = 2       # as BiCache (2 tokens a step, 256 in 128 steps) was measured
 UNIT = 8                # a region has a multiple of this many tokens, with room for at least one <eos>
 
 
@@ -76,13 +77,14 @@ def line(name: str, prefix: list[int], prompt: list[int], case: Case, model: Lla
     answer = case.answer + [v.EOS] * (region - len(case.answer))
     texts = [TOKENS.decode(ids) for ids in (prefix, prompt, case.answer)]
     assert [v.BOS, *TOKENS.encode(texts[0])] == prefix and TOKENS.encode(texts[1]) == prompt
-    steps = region // 2
+    steps = region // TOKENS_A_STEP
     found, _ = denoise(model, prefix + prompt, region, steps)
-    return {"set": name, "kind": case.kind, "prefix": texts[0], "prompt": texts[1], "answer": texts[2],
-            "gen_length": region, "ratio": round(len(prefix) / len(prefix + prompt), 4),
+    return {"set": name, "kind": case.kind, "document": texts[0], "prompt": texts[1], "answer": texts[2],
+            "gen_length": region, "steps": steps,
+            "ratio": round(len(prefix) / len(prefix + prompt), 4),
             "ratio_region": round(len(prefix) / (len(prefix + prompt) + region), 4),
             "prefix_ids": prefix, "prompt_ids": prompt, "answer_ids": answer,
-            "reference": {"steps": steps, "ids": found}}
+            "reference_ids": found}
 
 
 def lines(share: int | None, length: int, model: Llama) -> list[dict]:
@@ -110,7 +112,7 @@ def main() -> None:
     for name in dict.fromkeys(one["set"] for one in made):
         ours = [one for one in made if one["set"] == name]
         ratios = sorted(one["ratio"] for one in ours)
-        right = sum(one["reference"]["ids"] == one["answer_ids"] for one in ours)
+        right = sum(one["reference_ids"] == one["answer_ids"] for one in ours)
         print(f"{name}: {len(ours)} lines, prefix {len(ours[0]['prefix_ids'])} tokens, ratio {ratios[0]} to "
               f"{ratios[-1]}, {right} regions right")
 

@@ -85,6 +85,7 @@ class Trainer:
     """The loop; what a model learns, and from which start, a subclass may say otherwise."""
 
     LENGTHS = (64, 128, 256, 512, 1024, 2112)
+    CURRENT = 0.6           # share of updates with samples of the stage's own length
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -142,7 +143,7 @@ class Trainer:
     def pick_length(self) -> int:
         """Mostly the current stage, sometimes an earlier one."""
         stage = self.progress.stage
-        return stage if stage == 0 or self.random.random() < 0.6 else self.random.randrange(stage)
+        return stage if stage == 0 or self.random.random() < self.CURRENT else self.random.randrange(stage)
 
     def update(self) -> tuple[float, float]:
         """One optimiser step; returns its loss and rate."""
