@@ -158,9 +158,199 @@ static void compact(const struct kvd_slots *to, const struct kvd_slots *from, co
         }
 }
 
+/* ---- four bits ---- */
+
+#define LARGEST_F16 65504.0f
+
+/* Sixteen groups at a time, so that ranges and steps are computed side by side. */
+struct groups {
+        const uint8_t *from[KVD_LANES]; /* the numbers; packed, the codes */
+        uint8_t *to[KVD_LANES];
+        uint32_t length[KVD_LANES];
+        size_t range[KVD_LANES]; /* of the packed row, where the group's least number and step are */
+        uint32_t n;
+};
+
+struct walk {
+        uint8_t *wide;   /* the next row */
+        uint8_t *packed;
+        size_t wide_stride, packed_stride;
+        uint32_t rows, dim, group, at; /* rows left; the next group begins with number at */
+};
+
+/* Collects the next groups. packing: from wide rows to packed ones. */
+KERNEL void next_groups(struct groups *g, struct walk *w, bool packing, enum kvd_number type) {
+        for (g->n = 0; g->n < KVD_LANES && w->rows; g->n++) {
+                uint8_t *numbers = w->wide + w->at * number_size(type), *codes = w->packed + w->at / 2;
+
+                g->from[g->n] = packing ? numbers : codes;
+                g->to[g->n] = packing ? codes : numbers;
+                g->length[g->n] = MIN(w->group, w->dim - w->at);
+                g->range[g->n] = (size_t)(w->packed + ((size_t)w->dim + 1) / 2 + w->at / w->group * 4 - codes);
+                w->at += w->group;
+                if (w->at >= w->dim) {
+                        w->at = 0;
+                        w->rows--;
+                        w->wide += w->wide_stride;
+                        w->packed += w->packed_stride;
+                }
+        }
+}
+
+/* The rest of a group, filled up with its first number so that it does not change the range. */
+KERNEL lanes widen_rest(const void *from, uint32_t n, enum kvd_number type) {
+        float x[KVD_LANES];
+
+        lanes_store(x, lanes_widen_n(from, n, type));
+        for (uint32_t i = n; i < KVD_LANES; i++)
+                x[i] = x[0];
+        return lanes_load(x);
+}
+
+KERNEL lanes widen_some(const void *from, uint32_t n, enum kvd_number type) {
+        return n < KVD_LANES ? widen_rest(from, n, type) : lanes_widen(from, type);
+}
+
+/* The second operand counts where the first is a NaN: these know no NaN. */
+KERNEL void range_of(const uint8_t *from, uint32_t n, enum kvd_number type, lanes *least, lanes *most) {
+        *least = lanes_set(INFINITY);
+        *most = lanes_set(-INFINITY);
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                lanes x = widen_some(number_at(from, i, type), n - i, type);
+
+                *least = lanes_min(x, *least);
+                *most = lanes_max(x, *most);
+        }
+}
+
+KERNEL void code_group(uint8_t *to, const uint8_t *from, uint32_t n, float least, float inverse,
+                       enum kvd_number type) {
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                lanes x = widen_some(number_at(from, i, type), n - i, type);
+                uint8_t codes[KVD_LANES / 2];
+
+                x = lanes_mul(lanes_sub(x, lanes_set(least)), lanes_set(inverse));
+                if (n - i >= KVD_LANES) {
+                        lanes_pack_4(to + i / 2, x);
+                } else {
+                        lanes_pack_4(codes, x);
+                        if ((n - i) % 2)
+                                codes[(n - i) / 2] &= 15;
+                        memcpy(to + i / 2, codes, (n - i + 1) / 2);
+                }
+        }
+}
+
+/* length: of every group, where that is known while this is compiled; else 0. */
+KERNEL void pack_groups(const struct groups *g, uint32_t length, enum kvd_number type) {
+        lanes low[KVD_LANES], high[KVD_LANES], least, most, step;
+        uint16_t least_16[KVD_LANES], step_16[KVD_LANES];
+        float least_of[KVD_LANES], inverse_of[KVD_LANES];
+
+        for (uint32_t i = 0; i < g->n; i++)
+                range_of(g->from[i], length ? length : g->length[i], type, &low[i], &high[i]);
+        for (uint32_t i = g->n; i < KVD_LANES; i++)
+                low[i] = high[i] = lanes_zero();
+        least = lanes_max(lanes_least_16(low), lanes_set(-LARGEST_F16));
+        most = lanes_min(lanes_largest_16(high), lanes_set(LARGEST_F16));
+        least = lanes_select_less(most, least, lanes_zero(), least); /* nothing but NaN */
+        lanes_narrow(least_16, least, KVD_NUMBER_F16);
+        least = lanes_widen(least_16, KVD_NUMBER_F16);
+        step = lanes_max(lanes_mul(lanes_sub(most, least), lanes_set(1.0f / 15.0f)), lanes_zero());
+        lanes_narrow(step_16, step, KVD_NUMBER_F16);
+        step = lanes_widen(step_16, KVD_NUMBER_F16);
+        lanes_store(least_of, least);
+        lanes_store(inverse_of, lanes_select_less(lanes_zero(), step, lanes_div(lanes_set(1.0f), step), lanes_zero()));
+        for (uint32_t i = 0; i < g->n; i++) {
+                code_group(g->to[i], g->from[i], length ? length : g->length[i], least_of[i], inverse_of[i], type);
+                memcpy(g->to[i] + g->range[i], &least_16[i], 2);
+                memcpy(g->to[i] + g->range[i] + 2, &step_16[i], 2);
+        }
+}
+
+/* A step that was rounded up must not leave fp16. */
+KERNEL lanes decode(const uint8_t *codes, float least, float step) {
+        return lanes_min(lanes_fma(lanes_unpack_4(codes), lanes_set(step), lanes_set(least)), lanes_set(LARGEST_F16));
+}
+
+KERNEL void unpack_group(uint8_t *to, const uint8_t *from, uint32_t n, float least, float step, enum kvd_number type) {
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                void *numbers = (void *)number_at(to, i, type);
+                uint8_t codes[KVD_LANES / 2] = {0};
+
+                if (n - i >= KVD_LANES) {
+                        lanes_narrow(numbers, decode(from + i / 2, least, step), type);
+                } else {
+                        memcpy(codes, from + i / 2, (n - i + 1) / 2);
+                        lanes_narrow_n(numbers, decode(codes, least, step), n - i, type);
+                }
+        }
+}
+
+KERNEL void unpack_groups(const struct groups *g, uint32_t length, enum kvd_number type) {
+        uint16_t least_16[KVD_LANES] = {0}, step_16[KVD_LANES] = {0};
+        float least[KVD_LANES], step[KVD_LANES];
+
+        for (uint32_t i = 0; i < g->n; i++) {
+                memcpy(&least_16[i], g->from[i] + g->range[i], 2);
+                memcpy(&step_16[i], g->from[i] + g->range[i] + 2, 2);
+        }
+        lanes_store(least, lanes_widen(least_16, KVD_NUMBER_F16));
+        lanes_store(step, lanes_widen(step_16, KVD_NUMBER_F16));
+        for (uint32_t i = 0; i < g->n; i++)
+                unpack_group(g->to[i], g->from[i], length ? length : g->length[i], least[i], step[i], type);
+}
+
+KERNEL void pack_type(struct walk w, bool packing, enum kvd_number type) {
+        bool usual = w.group == 32 && w.dim % 32 == 0;
+        struct groups g;
+
+        w.wide_stride *= number_size(type);
+        for (next_groups(&g, &w, packing, type); g.n; next_groups(&g, &w, packing, type))
+                if (packing && usual)
+                        pack_groups(&g, 32, type);
+                else if (packing)
+                        pack_groups(&g, 0, type);
+                else if (usual)
+                        unpack_groups(&g, 32, type);
+                else
+                        unpack_groups(&g, 0, type);
+}
+
+static struct walk walk_of(void *wide, size_t stride, const uint8_t *packed, uint32_t n, uint32_t dim, uint32_t group) {
+        return (struct walk){.wide = wide, .packed = (uint8_t *)packed, .wide_stride = stride, .rows = dim ? n : 0,
+                             .packed_stride = kvd_packed_4_bytes(dim, group), .dim = dim, .group = group ? group : dim};
+}
+
+static void pack_4(uint8_t *to, const void *rows, size_t stride, uint32_t n, uint32_t dim, uint32_t group,
+                   enum kvd_number type) {
+        struct walk w = walk_of((void *)rows, stride, to, n, dim, group);
+
+        if (type == KVD_NUMBER_F32)
+                pack_type(w, true, KVD_NUMBER_F32);
+        else if (type == KVD_NUMBER_F16)
+                pack_type(w, true, KVD_NUMBER_F16);
+        else
+                pack_type(w, true, KVD_NUMBER_BF16);
+}
+
+static void unpack_4(void *rows, size_t stride, const uint8_t *from, uint32_t n, uint32_t dim, uint32_t group,
+                     enum kvd_number type) {
+        struct walk w = walk_of(rows, stride, from, n, dim, group);
+
+        if (type == KVD_NUMBER_F32)
+                pack_type(w, false, KVD_NUMBER_F32);
+        else if (type == KVD_NUMBER_F16)
+                pack_type(w, false, KVD_NUMBER_F16);
+        else
+                pack_type(w, false, KVD_NUMBER_BF16);
+}
+
 const struct kvd_block_ops KVD_VARIANT(kvd_block) = {
         .topk = topk,
         .gather = gather,
         .scatter = scatter,
         .compact = compact,
+        .pack_4 = pack_4,
+        .unpack_4 = unpack_4,
 };

@@ -37,7 +37,24 @@ struct kvd_block_ops {
          * indices ascend.
          */
         void (*compact)(const struct kvd_slots *to, const struct kvd_slots *from, const uint32_t *index, uint32_t n);
+
+        /*
+         * n rows of dim numbers, stride elements apart, in 4 bits each, and back. A row becomes kvd_packed_4_bytes():
+         * codes, number 2 j in the low half of byte j, then for each group its least number and its step, in fp16; a
+         * number is least + code * step. Groups are of group numbers, an even count, or of the whole row for 0. What is
+         * beyond fp16 counts as its largest number, and a NaN as the least of its group.
+         */
+        void (*pack_4)(uint8_t *to, const void *rows, size_t stride, uint32_t n, uint32_t dim, uint32_t group,
+                       enum kvd_number type);
+        void (*unpack_4)(void *rows, size_t stride, const uint8_t *from, uint32_t n, uint32_t dim, uint32_t group,
+                         enum kvd_number type);
 };
+
+static inline size_t kvd_packed_4_bytes(uint32_t dim, uint32_t group) {
+        uint32_t groups = group ? (dim + group - 1) / group : 1;
+
+        return ((size_t)dim + 1) / 2 + groups * (size_t)4;
+}
 
 extern const struct kvd_block_ops kvd_block_scalar, kvd_block_avx2, kvd_block_avx512;
 

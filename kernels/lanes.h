@@ -18,7 +18,8 @@
  *   lanes_round                   to the nearest integer, ties to even
  *   lanes_select_less             a < b ? x : y
  *   lanes_sum                     j + (j + 8), then 4, 2, 1: the order of kernels/ops.h
- *   lanes_sum_16                  the sums of 16 of them
+ *   lanes_sum_16 ...              those three of 16 vectors, side by side
+ *   lanes_pack_4  lanes_unpack_4  to and from 8 bytes: nearest of 0 to 15 (0: NaN), lane 2 j in the low half of byte j
  *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
  *   lanes_exp                     e^x as in kernels/variants.h: 0 below -87, e^88 above 88
  *

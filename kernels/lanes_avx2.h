@@ -140,6 +140,27 @@ KERNEL void lanes_fence(void) {
         _mm_sfence();
 }
 
+KERNEL __m256i half_codes(__m256 a) {
+        return _mm256_max_epi32(_mm256_cvtps_epi32(_mm256_min_ps(_mm256_set1_ps(15.0f), a)), _mm256_setzero_si256());
+}
+
+KERNEL void lanes_pack_4(uint8_t *to, lanes a) {
+        __m256i words = _mm256_packs_epi32(half_codes(a.low), half_codes(a.high));
+        __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+        __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+        __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x1001));
+
+        _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(pairs, pairs));
+}
+
+KERNEL lanes lanes_unpack_4(const uint8_t *from) {
+        __m128i pairs = _mm_loadl_epi64((const __m128i *)from), low = _mm_set1_epi8(15);
+        __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
+
+        return (lanes){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)),
+                       _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)))};
+}
+
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {
@@ -221,32 +242,35 @@ KERNEL float lanes_sum(lanes v) {
         return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-/* The lower and upper parts of width 4, 2 or 1 of a and of b, added. */
-KERNEL __m256 half_fold_4(__m256 a, __m256 b) {
-        return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-}
+/* The trees of eight at once: parts of width 8, 4, 2 and 1 are brought side by side from two vectors. */
+#define FOLD(operation, shuffle, a, b, low, high) operation(shuffle(a, b, low), shuffle(a, b, high))
+#define FOLD_4(operation, a, b) FOLD(operation, _mm256_permute2f128_ps, a, b, 0x20, 0x31)
+#define FOLD_2(operation, a, b) FOLD(operation, _mm256_shuffle_ps, a, b, 0x44, 0xee)
+#define FOLD_1(operation, a, b) FOLD(operation, _mm256_shuffle_ps, a, b, 0x88, 0xdd)
+#define TREE_16(name, operation)                                                                                      \
+        KERNEL __m256 name##_of_8(const lanes v[8]) {                                                                 \
+                __m256 s[8], q[4];                                                                                    \
+                                                                                                                      \
+                for (int i = 0; i < 8; i++)                                                                           \
+                        s[i] = operation(v[i].low, v[i].high);                                                        \
+                for (int i = 0; i < 4; i++)                                                                           \
+                        q[i] = FOLD_4(operation, s[i], s[i + 4]);                                                     \
+                return FOLD_1(operation, FOLD_2(operation, q[0], q[1]), FOLD_2(operation, q[2], q[3]));               \
+        }                                                                                                             \
+                                                                                                                      \
+        KERNEL lanes name(const lanes v[KVD_LANES]) {                                                                 \
+                return (lanes){name##_of_8(v), name##_of_8(v + 8)};                                                   \
+        }
 
-KERNEL __m256 half_fold_2(__m256 a, __m256 b) {
-        return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
-}
+TREE_16(lanes_sum_16, _mm256_add_ps)
+TREE_16(lanes_least_16, _mm256_min_ps)
+TREE_16(lanes_largest_16, _mm256_max_ps)
 
-KERNEL __m256 half_fold_1(__m256 a, __m256 b) {
-        return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
-}
-
-/* Sums of eight. */
-KERNEL __m256 half_sums(const lanes v[8]) {
-        __m256 s[8];
-
-        for (int i = 0; i < 8; i++)
-                s[i] = _mm256_add_ps(v[i].low, v[i].high);
-        return half_fold_1(half_fold_2(half_fold_4(s[0], s[4]), half_fold_4(s[1], s[5])),
-                           half_fold_2(half_fold_4(s[2], s[6]), half_fold_4(s[3], s[7])));
-}
-
-KERNEL lanes lanes_sum_16(const lanes v[KVD_LANES]) {
-        return (lanes){half_sums(v), half_sums(v + 8)};
-}
+#undef FOLD
+#undef FOLD_4
+#undef FOLD_2
+#undef FOLD_1
+#undef TREE_16
 
 KERNEL float lanes_largest(lanes v) {
         __m256 a = _mm256_max_ps(v.low, v.high);

@@ -102,6 +102,21 @@ KERNEL void lanes_fence(void) {
         _mm_sfence();
 }
 
+KERNEL void lanes_pack_4(uint8_t *to, lanes a) {
+        __m512i codes = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(15.0f), a)),
+                                         _mm512_setzero_si512());
+        __m128i pairs = _mm_maddubs_epi16(_mm512_cvtepi32_epi8(codes), _mm_set1_epi16(0x1001));
+
+        _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(pairs, pairs));
+}
+
+KERNEL lanes lanes_unpack_4(const uint8_t *from) {
+        __m128i pairs = _mm_loadl_epi64((const __m128i *)from), low = _mm_set1_epi8(15);
+        __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
+
+        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
+}
+
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {
@@ -165,34 +180,35 @@ KERNEL float lanes_sum(lanes v) {
         return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-/* Two sums in one: the lower and upper parts of width 8, 4, 2 or 1 lanes of a and of b, added. */
-KERNEL lanes lanes_fold_8(lanes a, lanes b) {
-        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-}
+/*
+ * The trees of 16 at once: parts of width 8, 4, 2 and 1 are brought side by side from two vectors, so that each step
+ * halves the number of vectors. The quarters of the last but one hold vectors 0 to 3, 4 to 7, 8 to 11, 12 to 15.
+ */
+#define FOLD(operation, shuffle, a, b, low, high) operation(shuffle(a, b, low), shuffle(a, b, high))
+#define FOLD_8(operation, a, b) FOLD(operation, _mm512_shuffle_f32x4, a, b, 0x44, 0xee)
+#define FOLD_4(operation, a, b) FOLD(operation, _mm512_shuffle_f32x4, a, b, 0x88, 0xdd)
+#define FOLD_2(operation, a, b) FOLD(operation, _mm512_shuffle_ps, a, b, 0x44, 0xee)
+#define FOLD_1(operation, a, b) FOLD(operation, _mm512_shuffle_ps, a, b, 0x88, 0xdd)
+#define TREE_16(name, operation)                                                                                      \
+        KERNEL lanes name(const lanes v[KVD_LANES]) {                                                                 \
+                lanes q[4];                                                                                           \
+                                                                                                                      \
+                for (int i = 0; i < 4; i++)                                                                           \
+                        q[i] = FOLD_4(operation, FOLD_8(operation, v[i], v[i + 4]),                                   \
+                                      FOLD_8(operation, v[i + 8], v[i + 12]));                                        \
+                return FOLD_1(operation, FOLD_2(operation, q[0], q[1]), FOLD_2(operation, q[2], q[3]));               \
+        }
 
-KERNEL lanes lanes_fold_4(lanes a, lanes b) {
-        return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
+TREE_16(lanes_sum_16, lanes_add)
+TREE_16(lanes_least_16, lanes_min)
+TREE_16(lanes_largest_16, lanes_max)
 
-KERNEL lanes lanes_fold_2(lanes a, lanes b) {
-        return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
-}
-
-KERNEL lanes lanes_fold_1(lanes a, lanes b) {
-        return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
-}
-
-/* Four sums of four: fold_8 leaves halves, fold_4 quarters in the order 0 1 2 3, one vector a quarter. */
-KERNEL lanes lanes_quarters(lanes a, lanes b, lanes c, lanes d) {
-        return lanes_fold_4(lanes_fold_8(a, b), lanes_fold_8(c, d));
-}
-
-KERNEL lanes lanes_sum_16(const lanes v[KVD_LANES]) {
-        lanes a = lanes_quarters(v[0], v[4], v[8], v[12]), b = lanes_quarters(v[1], v[5], v[9], v[13]);
-        lanes c = lanes_quarters(v[2], v[6], v[10], v[14]), d = lanes_quarters(v[3], v[7], v[11], v[15]);
-
-        return lanes_fold_1(lanes_fold_2(a, b), lanes_fold_2(c, d));
-}
+#undef FOLD
+#undef FOLD_8
+#undef FOLD_4
+#undef FOLD_2
+#undef FOLD_1
+#undef TREE_16
 
 KERNEL float lanes_largest(lanes v) {
         __m256 a = _mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));

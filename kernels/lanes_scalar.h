@@ -90,6 +90,21 @@ KERNEL void lanes_stream(float *to, lanes a) {
 KERNEL void lanes_fence(void) {
 }
 
+KERNEL uint8_t code_of(float a) {
+        float code = nearbyintf(15.0f < a ? 15.0f : a);
+
+        return code > 0.0f ? (uint8_t)code : 0;
+}
+
+KERNEL void lanes_pack_4(uint8_t *to, lanes a) {
+        for (int j = 0; j < KVD_LANES / 2; j++)
+                to[j] = (uint8_t)(code_of(a.at[2 * j]) | code_of(a.at[2 * j + 1]) << 4);
+}
+
+KERNEL lanes lanes_unpack_4(const uint8_t *from) {
+        return EACH_LANE((float)(from[j / 2] >> j % 2 * 4 & 15));
+}
+
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {
@@ -157,14 +172,6 @@ KERNEL float lanes_sum(lanes a) {
         return a.at[0];
 }
 
-KERNEL lanes lanes_sum_16(const lanes v[KVD_LANES]) {
-        lanes sums;
-
-        for (int i = 0; i < KVD_LANES; i++)
-                sums.at[i] = lanes_sum(v[i]);
-        return sums;
-}
-
 KERNEL float lanes_largest(lanes a) {
         for (int width = KVD_LANES / 2; width > 0; width /= 2)
                 for (int j = 0; j < width; j++)
@@ -177,6 +184,18 @@ KERNEL float lanes_least(lanes a) {
                 for (int j = 0; j < width; j++)
                         a.at[j] = a.at[j] < a.at[j + width] ? a.at[j] : a.at[j + width];
         return a.at[0];
+}
+
+KERNEL lanes lanes_sum_16(const lanes v[KVD_LANES]) {
+        return EACH_LANE(lanes_sum(v[j]));
+}
+
+KERNEL lanes lanes_least_16(const lanes v[KVD_LANES]) {
+        return EACH_LANE(lanes_least(v[j]));
+}
+
+KERNEL lanes lanes_largest_16(const lanes v[KVD_LANES]) {
+        return EACH_LANE(lanes_largest(v[j]));
 }
 
 #undef EACH_LANE

@@ -45,12 +45,24 @@ static void on_select(const float *in, float *out) {
                                            lanes_load(in + 48)));
 }
 
-static void on_sum_16(const float *in, float *out) {
-        lanes v[16];
+#define OF_16(name)                                                                                                   \
+        static void on_##name(const float *in, float *out) {                                                          \
+                lanes v[16];                                                                                          \
+                                                                                                                      \
+                for (int i = 0; i < 16; i++)                                                                          \
+                        v[i] = lanes_load(in + i * 3);                                                                \
+                lanes_store(out, lanes_##name(v));                                                                    \
+        }
 
-        for (int i = 0; i < 16; i++)
-                v[i] = lanes_load(in + i * 3);
-        lanes_store(out, lanes_sum_16(v));
+OF_16(sum_16)
+OF_16(least_16)
+OF_16(largest_16)
+
+static void on_pack_4(const float *in, float *out) {
+        uint8_t packed[8];
+
+        lanes_pack_4(packed, lanes_load(in));
+        lanes_store(out, lanes_unpack_4(packed));
 }
 
 static void load_n(const float *in, float *out, uint32_t n) {
@@ -126,6 +138,9 @@ const struct lanes_probe KVD_VARIANT(lanes_probe) = {
                 {"round", on_round, 16},
                 {"exp", on_exp, 16},
                 {"sum_16", on_sum_16, 16},
+                {"least_16", on_least_16, 16},
+                {"largest_16", on_largest_16, 16},
+                {"pack_4", on_pack_4, 16},
                 {"set", on_set, 16},
                 {"fma", on_fma, 16},
                 {"select", on_select, 16},

@@ -2,7 +2,7 @@
 """What all methods do with blocks, against numpy."""
 import numpy as np
 
-from kernels import compute, refused, variants
+from kernels import bf16, compute, refused, variants, wide
 
 
 def topk_oracle(scores, k, larger):
@@ -75,6 +75,53 @@ def test_compaction_keeps_each_heads_tokens():
                 assert np.array_equal(compute("block.compact", pool, table, index, variant=variant), want)
 
 
+def pack_oracle(rows, group):
+    """Codes [n, dim], least and step [n, groups] as numbers."""
+    n, dim = rows.shape
+    group = group or dim
+    codes, least, step = np.zeros((n, dim)), [], []
+    for at in range(0, dim, group):
+        part = rows[:, at : at + group].astype(np.float32)
+        low = part.min(1).astype(np.float16).astype(np.float32)
+        width = ((part.max(1) - low) * np.float32(1 / 15)).astype(np.float16).astype(np.float32)
+        inverse = np.where(width > 0, 1 / np.where(width > 0, width, 1), 0).astype(np.float32)
+        codes[:, at : at + group] = np.clip(np.rint((part - low[:, None]) * inverse[:, None]), 0, 15)
+        least.append(low)
+        step.append(width)
+    return codes, np.array(least).T, np.array(step).T
+
+
+def test_four_bits_equal_the_definition():
+    rng = np.random.default_rng(6)
+    for dim, group in (1, 0), (2, 32), (3, 2), (17, 16), (80, 32), (80, 0), (127, 32), (128, 32), (128, 16), (256, 64):
+        rows = (rng.standard_normal((37, dim)) * np.exp(rng.standard_normal((37, 1)))).astype(np.float32)
+        rows[5] = 3.25
+        for cast, narrow in (np.float32, False), (np.float16, False), (bf16, True):
+            given = cast(rows)
+            seen = wide(given) if narrow else given.astype(np.float32)
+            codes, least, step = pack_oracle(seen, group)
+            want = least.repeat(group or dim, 1)[:, :dim] + codes * step.repeat(group or dim, 1)[:, :dim]
+            for variant in variants():
+                packed = compute("block.pack_4", given, group=group, bf16=narrow, variant=variant)
+                assert packed.shape == (37, (dim + 1) // 2 + 4 * least.shape[1])
+                pairs = np.stack([packed[:, : (dim + 1) // 2] & 15, packed[:, : (dim + 1) // 2] >> 4], 2)
+                assert np.array_equal(pairs.reshape(37, -1)[:, :dim], codes)
+                back = compute("block.unpack_4", packed, dim=dim, group=group, variant=variant)
+                assert np.allclose(back, want, rtol=1e-6, atol=1e-6)
+                half = 0.5 * step.repeat(group or dim, 1)[:, :dim] + np.abs(seen) * 2e-3 + 1e-6
+                assert np.all(np.abs(back - seen) <= half)
+
+
+def test_four_bits_survive_what_is_not_a_number():
+    rows = np.linspace(-1, 1, 64, dtype=np.float32)[None].repeat(5, 0)
+    rows[0, 3], rows[1, 40], rows[2, 5], rows[3], rows[4] = np.nan, np.inf, -np.inf, np.nan, 1e30
+    for variant in variants():
+        back = compute("block.unpack_4", compute("block.pack_4", rows, variant=variant), dim=64, variant=variant)
+        assert np.all(np.isfinite(back)) and np.all(np.abs(back) <= 65505)
+        assert np.abs(np.delete(back[0] - rows[0], 3)).max() < 0.04 and back[0, 3] == -1.0
+        assert back[1, 40] > 65000 and back[2, 5] == -65504 and np.all(back[3] == 0) and np.all(back[4] == 65504)
+
+
 def test_mistakes_are_refused_in_one_line():
     scores = np.zeros((2, 5), np.float32)
     pool = np.zeros((4, 3), np.float32)
@@ -88,6 +135,8 @@ def test_mistakes_are_refused_in_one_line():
     assert "1 to 1 arrays" in refused("block.topk", scores, scores, k=1)
     assert "not in the pool" in refused("block.gather", pool, np.array([4], np.int32))
     assert '"width" is 3' in refused("block.scatter", pool, np.array([1], np.int32), np.zeros((1, 4), np.float32))
+    assert "even" in refused("block.pack_4", scores, group=3)
+    assert "bytes" in refused("block.unpack_4", np.zeros((2, 9), np.uint8), dim=8)
     assert "Fortran" in fortran_refused()
 
 

@@ -83,15 +83,57 @@ static int run_compact(struct compute *c) {
         return blocks ? 0 : -1;
 }
 
+/* ---- four bits ---- */
+
+static int check_group(struct compute *c, uint64_t dim) {
+        uint64_t group = compute_whole(c, "group");
+
+        if (dim == 0 || dim > UINT32_MAX)
+                return compute_fail(c, "dim is at least 1");
+        if (group % 2 && group < dim)
+                return compute_fail(c, "group is an even number, or 0 for the whole row");
+        return 0;
+}
+
+static int run_pack_4(struct compute *c) {
+        uint64_t rows = compute_size(c, "rows"), dim = compute_size(c, "dim"), shape[2] = {rows, 0};
+        uint32_t group = (uint32_t)compute_whole(c, "group");
+
+        if (check_group(c, dim) < 0)
+                return -1;
+        shape[1] = kvd_packed_4_bytes((uint32_t)dim, group);
+        if (compute_make(c, 0, 2, shape) < 0)
+                return -1;
+        c->ops->block->pack_4(c->out[0].data, c->in[0].data, dim, (uint32_t)rows, (uint32_t)dim, group, c->type);
+        return 0;
+}
+
+static int run_unpack_4(struct compute *c) {
+        uint64_t rows = compute_size(c, "rows"), dim = compute_size(c, "dim");
+        uint32_t group = (uint32_t)compute_whole(c, "group");
+
+        if (check_group(c, dim) < 0)
+                return -1;
+        if (compute_size(c, "bytes") != kvd_packed_4_bytes((uint32_t)dim, group))
+                return compute_fail(c, "a row of %llu numbers is %zu bytes, not %llu", (unsigned long long)dim,
+                                    kvd_packed_4_bytes((uint32_t)dim, group),
+                                    (unsigned long long)compute_size(c, "bytes"));
+        c->ops->block->unpack_4(c->out[0].data, dim, c->in[0].data, (uint32_t)rows, (uint32_t)dim, group,
+                                KVD_NUMBER_F32);
+        return 0;
+}
+
+#define GROUP {"group", "whole", "32", "numbers that share a range; an even number, or 0: the whole row"}
+
 const struct compute_row compute_block[] = {
         {
-                .name = "block.topk",
-                .text = "indices of the k largest scores of each row, ascending",
-                .in = {{"scores", "rows,n", COMPUTE_IS(NPY_F32), "a NaN is less than every number"}},
-                .param = {{"k", "whole", NULL, "how many; all, if a row has fewer"},
-                          {"tie", "lower|larger", "lower", "which index is taken of equal scores at the cut"}},
-                .out = {{"indices", "rows,min(k;n)", NPY_U32, "positions in the row"}},
-                .run = run_topk,
+                .name = "block.compact",
+                .text = "the kept tokens of each KV head, packed",
+                .in = {{"pool", "pool,heads,tokens,dim", COMPUTE_ANY, "blocks of keys or of values"},
+                       {"table", "n", COMPUTE_IS(NPY_I32), "the blocks of the sequence, in order"},
+                       {"kept", "heads,kept", COMPUTE_IS(NPY_U32), "token positions in the sequence, for each head"}},
+                .out = {{"dense", "heads,kept,dim", COMPUTE_LIKE_FIRST, "token kept[h][j] at [h][j]"}},
+                .run = run_compact,
         },
         {
                 .name = "block.gather",
@@ -100,6 +142,15 @@ const struct compute_row compute_block[] = {
                        {"table", "n", COMPUTE_IS(NPY_I32), "which blocks, in order; -1: none, zeros in its place"}},
                 .out = {{"rows", "n,width", COMPUTE_LIKE_FIRST, "the blocks of the table"}},
                 .run = run_gather,
+        },
+        {
+                .name = "block.pack_4",
+                .text = "rows in four bits a number, by groups with a least number and a step",
+                .in = {{"rows", "rows,dim", COMPUTE_NUMBER, "keys or values"}},
+                .param = {GROUP},
+                .out = {{"packed", "rows,bytes", NPY_U8, "codes (the first of two in the low half of a byte), then "
+                         "for each group its least number and its step, in fp16"}},
+                .run = run_pack_4,
         },
         {
                 .name = "block.scatter",
@@ -111,13 +162,21 @@ const struct compute_row compute_block[] = {
                 .run = run_scatter,
         },
         {
-                .name = "block.compact",
-                .text = "the kept tokens of each KV head, packed",
-                .in = {{"pool", "pool,heads,tokens,dim", COMPUTE_ANY, "blocks of keys or of values"},
-                       {"table", "n", COMPUTE_IS(NPY_I32), "the blocks of the sequence, in order"},
-                       {"kept", "heads,kept", COMPUTE_IS(NPY_U32), "token positions in the sequence, for each head"}},
-                .out = {{"dense", "heads,kept,dim", COMPUTE_LIKE_FIRST, "token kept[h][j] at [h][j]"}},
-                .run = run_compact,
+                .name = "block.topk",
+                .text = "indices of the k largest scores of each row, ascending",
+                .in = {{"scores", "rows,n", COMPUTE_IS(NPY_F32), "a NaN is less than every number"}},
+                .param = {{"k", "whole", NULL, "how many; all, if a row has fewer"},
+                          {"tie", "lower|larger", "lower", "which index is taken of equal scores at the cut"}},
+                .out = {{"indices", "rows,min(k;n)", NPY_U32, "positions in the row"}},
+                .run = run_topk,
+        },
+        {
+                .name = "block.unpack_4",
+                .text = "numbers from four bits: least + code * step",
+                .in = {{"packed", "rows,bytes", COMPUTE_IS(NPY_U8), "of block.pack_4"}},
+                .param = {{"dim", "whole", NULL, "numbers of a row"}, GROUP},
+                .out = {{"rows", "rows,dim", NPY_F32, "each within half a step of what it was"}},
+                .run = run_unpack_4,
         },
         {.name = NULL},
 };
