@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvlm and kvd as the parts of the evidence use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "tools/kvlm/model"
+DIFFUSION = ROOT / "tools/kvlm/diffusion"
+
+
+class Failed(RuntimeError):
+    """A program did not do what it was asked to."""
+
+
+class Programs:
+    """The binaries of one build."""
+
+    def __init__(self, build: Path) -> None:
+        self.kvd, self.kvctl = build / "daemon/kvd", build / "tools/kvctl/kvctl"
+        self.kvlm = build / "tools/kvlm/kvlm"
+        for program in (self.kvd, self.kvctl, self.kvlm):
+            if not program.exists():
+                raise Failed(f"{program} is missing; sh tools/evidence builds it")
+
+    def generate(self, prompts: list[dict], *options: str, model: Path = MODEL, socket: str | None = None,
+                 timeout: float = 900) -> list[dict]:
+        """One report of kvlm per prompt."""
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            for prompt in prompts:
+                file.write(json.dumps(prompt) + "\n")
+            file.flush()
+            where = ["--socket", socket] if socket else ["--no-share"]
+            command = [str(self.kvlm), "--model", str(model), "--prompts", file.name, "--json", *where, *options]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout)
+        reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{")]
+        if done.returncode or len(reports) != len(prompts):
+            raise Failed(f"{' '.join(command)}: {done.stderr.decode().strip() or 'no answer'}")
+        return reports
+
+
+class Daemon:
+    """A private kvd for as long as a `with` lasts."""
+
+    def __init__(self, programs: Programs, *options: str) -> None:
+        self.programs, self.options = programs, options
+
+    def __enter__(self) -> "Daemon":
+        self.directory = tempfile.TemporaryDirectory(prefix="kvd-evidence-")
+        self.socket = str(Path(self.directory.name) / "kvd.sock")
+        self.process = subprocess.Popen(
+            [str(self.programs.kvd), "--private", self.directory.name, *self.options],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(500):
+            if self.process.poll() is not None:
+                raise Failed(f"kvd ended: {self.process.stderr.read().decode().strip()}")
+            sockets = list(Path(self.directory.name).glob("*.sock"))
+            if sockets:
+                self.socket = str(sockets[0])
+                if self.kvctl("ping", check=False) is not None:
+                    return self
+            time.sleep(0.01)
+        raise Failed("kvd does not answer")
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stderr.close()
+        self.directory.cleanup()
+
+    def kvctl(self, *arguments: str, check: bool = True) -> dict | None:
+        """The answer as JSON."""
+        done = subprocess.run([str(self.programs.kvctl), "--socket", self.socket, "--json", *arguments],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+        if done.returncode:
+            if check:
+                raise Failed(f"kvctl {' '.join(arguments)}: {done.stderr.decode().strip()}")
+            return None
+        return json.loads(done.stdout)
+
+    def counters(self, space: str) -> dict[str, int]:
+        answer = self.kvctl("stat", space)
+        return {row["name"]: row["value"] for row in answer["counters"]}
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def median(values: list[float]) -> float:
+    ordered = sorted(values)
+    n = len(ordered)
+    return (ordered[n // 2] + ordered[(n - 1) // 2]) / 2 if n else 0.0
+
+
+def threads() -> str:
+    return str(min(2, os.cpu_count() or 1))

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""evidence.json as one HTML page with tables and plots inside."""
+
+from __future__ import annotations
+
+from html import escape
+
+from findings import Findings, Table
+from svg import draw
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 2em auto; padding: 0 1em; color: #1f2933 }
+h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5em; border-bottom: 1px solid #cbd5e1; padding-bottom: .2em }
+table { border-collapse: collapse; margin: 1em 0; font-size: 14px }
+th, td { border: 1px solid #cbd5e1; padding: 3px 9px; text-align: right } th { background: #f1f5f9 }
+td:first-child, th:first-child { text-align: left } .claims td { text-align: left; vertical-align: top }
+.plots { display: flex; flex-wrap: wrap; gap: 12px } svg { background: #fff; border: 1px solid #e2e8f0 }
+svg text { font: 11px system-ui, sans-serif; fill: #334155 } svg .title { font-weight: 600; font-size: 12px }
+.grid { stroke: #e2e8f0 } .holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
+nav a { margin-right: 1.2em }
+"""
+
+
+def cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return escape("-" if value is None else str(value))
+
+
+def table(t: Table) -> str:
+    head = "".join(f"<th>{escape(c)}</th>" for c in t.columns)
+    rows = "".join("<tr>" + "".join(f"<td>{cell(v)}</td>" for v in row) + "</tr>" for row in t.rows)
+    return f"<h3>{escape(t.title)}</h3><table><tr>{head}</tr>{rows}</table>"
+
+
+def claims(f: Findings) -> str:
+    kinds = {True: "holds", False: "fails", None: "open"}
+    rows = "".join(
+        f"<tr><td>{escape(c.paper)}</td><td>{escape(c.measured)}</td><td class='{kinds[c.holds]}'><b>"
+        f"{c.verdict()}</b>{': ' + escape(c.why) if c.why else ''}</td></tr>" for c in f.claims)
+    return ("<table class='claims'><tr><th>The paper says</th><th>Here</th><th>At our scale</th></tr>"
+            f"{rows}</table>") if rows else ""
+
+
+def section(f: Findings) -> str:
+    plots = "".join(draw(p) for p in f.plots)
+    return (f"<h2 id='{f.method}'>{escape(f.title)}</h2><p>{escape(f.summary)}</p>{claims(f)}"
+            f"<div class='plots'>{plots}</div>{''.join(table(t) for t in f.tables)}")
+
+
+def page(findings: list[Findings], about: dict) -> str:
+    """The document; `about` says what ran where."""
+    links = "".join(f"<a href='#{f.method}'>{escape(f.title)}</a>" for f in findings)
+    facts = "".join(f"<tr><td>{escape(str(k))}</td><td style='text-align:left'>{escape(str(v))}</td></tr>"
+                    for k, v in about.items())
+    return ("<!doctype html><html lang='en'><meta charset='utf-8'><title>kvd: evidence</title>"
+            f"<style>{STYLE}</style><h1>kvd: the five methods, measured</h1>"
+            "<p>Every number on this page was measured by <code>sh tools/evidence</code> with the small models of the "
+            "repository (1.5 million parameters, trained on synthetic text), on the machine below. Each claim of a "
+            "paper stands beside the same quantity here; where it does not hold at this scale, the page says so.</p>"
+            f"<table>{facts}</table><nav>{links}</nav>{''.join(section(f) for f in findings)}</html>\n")

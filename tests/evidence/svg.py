@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Line plots as SVG text. No library, no network."""
+
+from __future__ import annotations
+
+from html import escape
+
+from findings import Plot
+
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 56, 150, 28, 44
+COLOURS = ["#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#4b5563"]
+
+
+def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers that cover the range."""
+    if high <= low:
+        high = low + 1
+    raw = (high - low) / wanted
+    power = 10.0 ** len(str(int(1 / raw))) if raw < 1 else 1.0
+    step = next(s for s in sorted(m / power * scale for m in (1, 2, 5) for scale in (0.1, 1, 10, 100, 1e3, 1e4, 1e5,
+                                                                                     1e6, 1e7, 1e8)) if s >= raw)
+    first = int(low / step) * step
+    ticks = []
+    while first <= high + step * 1e-6:
+        if first >= low - step * 1e-6:
+            ticks.append(first)
+        first += step
+    return ticks
+
+
+def number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+class Frame:
+    """Maps data to places of the picture."""
+
+    def __init__(self, plot: Plot) -> None:
+        points = [point for line in plot.series.values() for point in line]
+        xs, ys = [p[0] for p in points] or [0, 1], [p[1] for p in points] or [0, 1]
+        self.x0, self.x1 = min(xs), max(xs)
+        self.y0, self.y1 = plot.y_range or (min(0, min(ys)), max(ys) * 1.05 or 1)
+        if self.x1 == self.x0:
+            self.x1 = self.x0 + 1
+        if self.y1 == self.y0:
+            self.y1 = self.y0 + 1
+
+    def x(self, value: float) -> float:
+        return LEFT + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        return HEIGHT - BOTTOM - (value - self.y0) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
+
+
+def axes(plot: Plot, frame: Frame) -> list[str]:
+    out = [f'<text x="{LEFT}" y="16" class="title">{escape(plot.title)}</text>']
+    for tick in nice_ticks(frame.y0, frame.y1):
+        y = frame.y(tick)
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
+        out.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number(tick)}</text>')
+    for tick in nice_ticks(frame.x0, frame.x1):
+        x = frame.x(tick)
+        out.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{number(tick)}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    out.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(plot.x)}</text>')
+    out.append(f'<text x="14" y="{(TOP + HEIGHT - BOTTOM) / 2}" text-anchor="middle" '
+               f'transform="rotate(-90 14 {(TOP + HEIGHT - BOTTOM) / 2})">{escape(plot.y)}</text>')
+    return out
+
+
+def line(frame: Frame, index: int, name: str, points: list[tuple[float, float]]) -> list[str]:
+    colour = COLOURS[index % len(COLOURS)]
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+    y = TOP + 14 * index + 8
+    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
+           f'<line x1="{WIDTH - RIGHT + 10}" x2="{WIDTH - RIGHT + 28}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" '
+           f'stroke-width="2"/><text x="{WIDTH - RIGHT + 33}" y="{y}">{escape(name)}</text>']
+    for px, py in points:
+        out.append(f'<circle cx="{frame.x(px):.1f}" cy="{frame.y(py):.1f}" r="3" fill="{colour}">'
+                   f"<title>{escape(name)}: {number(px)}, {number(py)}</title></circle>")
+    return out
+
+
+def draw(plot: Plot) -> str:
+    """The whole picture."""
+    frame = Frame(plot)
+    parts = axes(plot, frame)
+    for index, (name, points) in enumerate(plot.series.items()):
+        parts += line(frame, index, name, sorted(points))
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+            f'height="{HEIGHT}" role="img">' + "".join(parts) + "</svg>")
