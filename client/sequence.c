@@ -150,7 +150,7 @@ static int append(struct kvd_sequence *s, bool own, const kvd_ref *refs, uint32_
                 .tokens = {tokens, n_tokens * (uint32_t)sizeof *tokens},
         };
         struct kvd_msg_append_reply reply;
-        uint32_t first;
+        uint32_t first = UINT32_MAX;
         int r = sequence_ask(s, KVD_MSG_append, &request, &reply, take_first, &first);
 
         if (r == 0 && first != s->n) {
