@@ -19,6 +19,8 @@ drawn at random. A step's positions are all chosen from one pass: they do not se
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,18 +81,37 @@ def answer_of(region: list[int]) -> list[int]:
     return region[:region.index(v.EOS)] if v.EOS in region else region
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("text")
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "diffusion")
-    parser.add_argument("--gen-length", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=32)
-    options = parser.parse_args()
-    region, order = denoise(Llama.load(options.model), [v.BOS, *TOKENS.encode(options.text)],
-                            options.gen_length, options.steps)
+def show(order: list[Fixed]) -> None:
+    """A line for each token as it was fixed."""
     for fixed in order:
         print(f"step {fixed.step:3}  position {fixed.position:3}  token {fixed.token:3}  "
               f"log odds {fixed.log_odds:7.3f}  {TOKENS.decode([fixed.token])!r}")
+
+
+def answer_lines(model: Llama, prompts: list[dict]) -> Iterator[dict]:
+    """The regions of the lines that `make_diffusion_demo.py` writes."""
+    for number, one in enumerate(prompts):
+        region, order = denoise(model, one["prefix_ids"] + one["prompt_ids"], one["gen_length"], one["steps"])
+        yield {"line": number, "right": region == one["answer_ids"], "ids": region,
+               "order": [fixed.position for fixed in order]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("text", nargs="?")
+    given.add_argument("--prompts", type=Path, help="the lines of this file; prints their regions as JSON lines")
+    parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "diffusion")
+    parser.add_argument("--gen-length", type=int, default=32, help="of the text")
+    parser.add_argument("--steps", type=int, default=32, help="of the text")
+    options = parser.parse_args()
+    model = Llama.load(options.model)
+    if options.prompts:
+        for found in answer_lines(model, [json.loads(one) for one in options.prompts.read_text().splitlines()]):
+            print(json.dumps(found), flush=True)
+        return
+    region, order = denoise(model, [v.BOS, *TOKENS.encode(options.text)], options.gen_length, options.steps)
+    show(order)
     print(TOKENS.decode(answer_of(region)))
 
 
