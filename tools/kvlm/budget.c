@@ -14,61 +14,18 @@
 
 #include "ipc/base/util.h"
 #include "kernels/block.h"
+#include "tools/kvlm/keydiff.h"
 #include "tools/kvlm/note.h"
 
 /* ---- scores ---- */
 
 struct work { /* scratch memory of one eviction */
-        float *scores, *keys;
-        double *anchor;
-        uint32_t *slots, *scratch;
+        float *scores; /* [head][n_slots] */
+        float *scratch;
+        uint32_t *slots, *numbers;
         uint8_t **before;
         bool *drop;
 };
-
-static const uint8_t *slot_at(const struct relief *r, uint8_t *const *blocks, size_t offset, uint32_t slot) {
-        const struct block_shape *s = &r->setup.shape;
-
-        return blocks[slot / s->tokens] + offset + slot % s->tokens * (s->head_bytes / s->tokens);
-}
-
-static void read_row(const struct relief *r, float *to, const uint8_t *from) {
-        const struct block_shape *s = &r->setup.shape;
-
-        if (s->type == KVD_NUMBER_F32)
-                memcpy(to, from, s->head_dim * sizeof *to);
-        else
-                r->setup.ops->widen(to, (const uint16_t *)from, s->head_dim, s->type);
-}
-
-/* methods.md 2.5.1: minus the cosine to the mean of the normalised keys. */
-static void keydiff(const struct relief *r, uint8_t *const *blocks, uint32_t layer, uint32_t head, struct work *w) {
-        uint32_t d = r->setup.shape.head_dim;
-        double *anchor = memset(w->anchor, 0, d * sizeof *w->anchor), length = 0.0;
-
-        for (uint32_t i = 0; i < r->n_slots; i++) {
-                float *k = w->keys + (size_t)i * d;
-                double norm = 0.0;
-
-                read_row(r, k, slot_at(r, blocks, relief_keys(r, layer, head), i));
-                for (uint32_t j = 0; j < d; j++)
-                        norm += (double)k[j] * k[j];
-                norm = sqrt(norm);
-                w->scores[i] = (float)norm;
-                for (uint32_t j = 0; j < d && norm > 0.0 && isfinite(norm); j++)
-                        anchor[j] += k[j] / norm;
-        }
-        for (uint32_t j = 0; j < d; j++)
-                length += anchor[j] * anchor[j];
-        for (uint32_t i = 0; i < r->n_slots; i++) {
-                const float *k = w->keys + (size_t)i * d;
-                double dot = 0.0, norm = w->scores[i];
-
-                for (uint32_t j = 0; j < d; j++)
-                        dot += anchor[j] * k[j];
-                w->scores[i] = norm > 0.0 && isfinite(norm) ? (float)(-dot / fmax(sqrt(length) * norm, 1e-8)) : -INFINITY;
-        }
-}
 
 /* A number in [0, 1) that belongs to a token of a head, whenever it is asked for (splitmix64's mixing). */
 static float chance(uint64_t seed, uint64_t head, uint32_t position) {
@@ -79,20 +36,29 @@ static float chance(uint64_t seed, uint64_t head, uint32_t position) {
         return (float)((x ^ x >> 31) >> 40) * 0x1p-24f;
 }
 
-static void score(const struct relief *r, uint8_t *const *blocks, uint32_t layer, uint32_t head, struct work *w) {
-        const uint32_t *positions = relief_positions(r, layer, head);
+static float score_slot(const struct relief *r, uint32_t layer, uint32_t head, uint32_t position) {
         bool blocks_go = r->m->unit == UNIT_BLOCK; /* and then for all heads alike */
 
-        if (r->m->evict == EVICT_KEYDIFF)
-                keydiff(r, blocks, layer, head, w);
-        for (uint32_t i = 0; i < r->n_slots && r->m->evict != EVICT_KEYDIFF; i++)
-                if (r->m->evict == EVICT_WINDOW)
-                        w->scores[i] = (float)positions[i];
-                else if (r->m->evict == EVICT_RANDOM)
-                        w->scores[i] = chance(r->m->seed, blocks_go ? 0 : relief_index(r, layer, head),
-                                              blocks_go ? positions[i] / r->setup.shape.tokens : positions[i]);
-                else
-                        w->scores[i] = relief_score(r, layer, head, positions[i]);
+        if (r->m->evict == EVICT_WINDOW)
+                return (float)position;
+        if (r->m->evict == EVICT_ATTENTION)
+                return relief_score(r, layer, head, position);
+        return chance(r->m->seed, blocks_go ? 0 : relief_index(r, layer, head),
+                      blocks_go ? position / r->setup.shape.tokens : position);
+}
+
+/* Of all heads of a layer. */
+static void score(const struct relief *r, uint8_t *const *blocks, uint32_t layer, struct work *w) {
+        if (r->m->evict == EVICT_KEYDIFF) {
+                keydiff_scores(r->setup.ops, &r->setup.shape, blocks, layer, r->n_slots, w->scores, w->scratch);
+                return;
+        }
+        for (uint32_t h = 0; h < r->heads; h++) {
+                const uint32_t *positions = relief_positions(r, layer, h);
+
+                for (uint32_t i = 0; i < r->n_slots; i++)
+                        w->scores[(size_t)h * r->n_slots + i] = score_slot(r, layer, h, positions[i]);
+        }
 }
 
 static uint32_t sink_tokens(const struct relief *r) {
@@ -131,11 +97,11 @@ static void pack_plane(const struct relief *r, uint8_t *const *to, uint8_t *cons
 
 static void evict_of_head(struct relief *r, struct sequence *s, uint32_t layer, uint32_t head, struct work *w) {
         uint32_t *positions = relief_positions(r, layer, head), n;
+        float *scores = w->scores + (size_t)head * r->n_slots;
         size_t keys = relief_keys(r, layer, head);
 
-        score(r, w->before, layer, head, w);
-        protect(r, positions, w->scores);
-        n = r->setup.ops->block->topk(w->slots, w->scores, r->n_slots, r->budget, true, w->scratch);
+        protect(r, positions, scores);
+        n = r->setup.ops->block->topk(w->slots, scores, r->n_slots, r->budget, true, w->numbers);
         pack_plane(r, s->blocks, w->before, keys, w->slots, n);
         pack_plane(r, s->blocks, w->before, keys + r->setup.shape.plane_bytes, w->slots, n);
         for (uint32_t i = 0; i < n; i++)
@@ -149,9 +115,11 @@ static int evict_heads(struct relief *r, struct sequence *s, struct work *w) {
         e = sequence_own(s, DIV_UP(r->budget, r->setup.shape.tokens), w->before);
         if (e < 0)
                 return e;
-        for (uint32_t l = 0; l < r->setup.layers; l++)
+        for (uint32_t l = 0; l < r->setup.layers; l++) {
+                score(r, w->before, l, w);
                 for (uint32_t h = 0; h < r->heads; h++)
                         evict_of_head(r, s, l, h, w);
+        }
         sequence_cut(s, r->budget);
         r->n_slots = r->budget;
         return 0;
@@ -164,17 +132,18 @@ static void score_blocks(const struct relief *r, const struct sequence *s, struc
         uint32_t tokens = r->setup.shape.tokens;
 
         memset(to, 0, whole * sizeof *to);
-        for (uint32_t l = 0; l < r->setup.layers; l++)
-                for (uint32_t h = 0; h < r->heads; h++) {
-                        score(r, s->blocks, l, h, w);
+        for (uint32_t l = 0; l < r->setup.layers; l++) {
+                score(r, s->blocks, l, w);
+                for (uint32_t h = 0; h < r->heads; h++)
                         for (uint32_t b = 0; b < whole; b++) {
+                                const float *scores = w->scores + (size_t)h * r->n_slots + (size_t)b * tokens;
                                 float best = -INFINITY;
 
-                                for (uint32_t i = b * tokens; i < (b + 1) * tokens; i++)
-                                        best = fmaxf(best, w->scores[i]);
+                                for (uint32_t i = 0; i < tokens; i++)
+                                        best = fmaxf(best, scores[i]);
                                 to[b] += best;
                         }
-                }
+        }
         for (uint32_t b = 0; b < whole; b++)
                 if (r->positions[b * tokens] < sink_tokens(r) || (b + 1) * tokens + recent_tokens(r) > r->n_slots)
                         to[b] = INFINITY;
@@ -202,7 +171,7 @@ static int evict_blocks(struct relief *r, struct sequence *s, struct work *w) {
         if (!scores)
                 return note(-ENOMEM, "out of memory for eviction");
         score_blocks(r, s, w, scores, whole);
-        kept = r->setup.ops->block->topk(w->slots, scores, whole, whole - gone, true, w->scratch);
+        kept = r->setup.ops->block->topk(w->slots, scores, whole, whole - gone, true, w->numbers);
         memset(w->drop, 0, s->n_blocks * sizeof *w->drop);
         memset(w->drop, true, whole * sizeof *w->drop);
         for (uint32_t i = 0; i < kept; i++)
@@ -217,16 +186,21 @@ static int evict_blocks(struct relief *r, struct sequence *s, struct work *w) {
 
 int budget_evict(struct relief *r, struct sequence *s) {
         size_t n = r->n_slots, blocks = s->n_blocks;
-        _cleanup_(freep) float *scores = calloc(n, sizeof *scores), *keys = NULL;
-        _cleanup_(freep) uint32_t *slots = calloc(2 * n, sizeof *slots);
-        _cleanup_(freep) double *anchor = calloc(r->setup.shape.head_dim, sizeof *anchor);
+        _cleanup_(freep) float *floats = calloc(r->heads * n + keydiff_scratch(&r->setup.shape), sizeof *floats);
+        _cleanup_(freep) uint32_t *numbers = calloc(2 * n, sizeof *numbers);
         _cleanup_(freep) uint8_t **before = calloc(blocks, sizeof *before);
         _cleanup_(freep) bool *drop = calloc(blocks, sizeof *drop);
         struct work w;
 
-        keys = calloc(r->m->evict == EVICT_KEYDIFF ? n * r->setup.shape.head_dim : 1, sizeof *keys);
-        if (!scores || !keys || !slots || !anchor || !before || !drop)
+        if (!floats || !numbers || !before || !drop)
                 return note(-ENOMEM, "out of memory for eviction");
-        w = (struct work){scores, keys, anchor, slots, slots + n, before, drop};
+        w = (struct work){
+                .scores = floats,
+                .scratch = floats + r->heads * n,
+                .slots = numbers,
+                .numbers = numbers + n,
+                .before = before,
+                .drop = drop,
+        };
         return r->m->unit == UNIT_BLOCK ? evict_blocks(r, s, &w) : evict_heads(r, s, &w);
 }

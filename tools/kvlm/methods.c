@@ -251,7 +251,7 @@ static int set_profile(const char *name, const char *v, struct methods *m) {
         return MIN(r, 0);
 }
 
-enum for_what { ANYTHING, EVICTION, POLICY, RECENT, SKETCH, TIERS, CRITICAL };
+enum for_what { ANYTHING, EVICTION, POLICY, RECENT, SKETCH, TIERS, LABELS, CRITICAL };
 
 static const struct parameter {
         const char *name;
@@ -277,7 +277,7 @@ static const struct parameter {
         {"revive", TIERS, set_revive},
         {"hshare", ANYTHING, set_hshare},
         {"critical", CRITICAL, set_critical},
-        {"labels", ANYTHING, set_labels},
+        {"labels", LABELS, set_labels},
         {"dense-layers", CRITICAL, set_dense_layers},
         {"share-by", CRITICAL, set_algorithm},
         {"decode-tail", ANYTHING, set_decode_tail},
@@ -292,7 +292,7 @@ const char *method_name(size_t i) {
 
 static void set_defaults(struct methods *m, bool paper) {
         *m = (struct methods){.paper = paper, .every = 128};
-        m->slack = paper ? 0 : 16;
+        m->slack = UINT32_MAX; /* not said */
         m->sink_blocks = paper ? 0 : 1;
         m->recent = paper ? 0.0f : 0.1f;
         m->reviver.vague = 0.1f;
@@ -324,6 +324,8 @@ static bool makes_sense(enum for_what what, const struct methods *m) {
                 return m->evict == EVICT_REVIVER;
         case TIERS:
                 return m->evict >= EVICT_REVIVER;
+        case LABELS:
+                return m->hshare.on || (m->evict >= EVICT_REVIVER && m->reviver.spill);
         case CRITICAL:
                 return m->hshare.on;
         default:
@@ -345,14 +347,13 @@ static int check(const char *const values[], const struct methods *m) {
                 [RECENT] = "--evict keydiff, window, random, attention or int4 (--split has reviver's shares)",
                 [SKETCH] = "--evict reviver",
                 [TIERS] = "--evict reviver or int4",
+                [LABELS] = "--hshare, or --spill exact",
                 [CRITICAL] = "--hshare",
         };
 
         for (size_t i = 0; i < METHOD_NAMES; i++)
                 if (values[i] && !makes_sense(parameters[i].what, m))
                         return note(-EINVAL, "--%s needs %s", parameters[i].name, needs[parameters[i].what]);
-        if (m->evict >= EVICT_REVIVER || m->hshare.on)
-                return note(-EINVAL, "reviver, int4 and hshare are not built in");
         if (m->evict != EVICT_NONE && m->budget == 0 && m->budget_share == 0.0f)
                 return note(-EINVAL, "--evict %s needs --budget, in tokens or in %% of the prompt",
                             evict_name(m->evict));
@@ -375,6 +376,8 @@ int methods_read(const char *const values[METHOD_NAMES], struct methods *ret) {
         r = check(values, &m);
         if (r < 0)
                 return r;
+        if (m.slack == UINT32_MAX) /* the sketch's slack is a block in both profiles */
+                m.slack = m.paper && m.evict < EVICT_REVIVER ? 0 : 16;
         if (!m.reviver.spill && m.reviver.delete == DELETE_EXACT)
                 m.reviver.delete = DELETE_TOMBSTONE;
         *ret = m;

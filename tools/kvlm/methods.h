@@ -61,7 +61,7 @@ struct methods {
                 uint32_t sinks, recent, middle; /* x, y, z */
                 uint32_t dense_layers;
                 bool star; /* not greedy with root compression */
-                uint32_t channels; /* 0: head_dim / 4, at least 8 */
+                uint32_t channels; /* 0: labels.c chooses */
                 uint32_t n_given, given[LABEL_CHANNELS_MAX]; /* channels of all layers and heads; 0: calibrated */
         } hshare;
 };

@@ -4,10 +4,14 @@
 #include <errno.h>
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "ipc/base/util.h"
 #include "tools/kvlm/budget.h"
+#include "tools/kvlm/critical.h"
+#include "tools/kvlm/labels.h"
 #include "tools/kvlm/note.h"
+#include "tools/kvlm/tiers.h"
 
 /* ---- life ---- */
 
@@ -20,7 +24,7 @@ static uint32_t budget_of(const struct relief_setup *s) {
         const struct methods *m = s->methods;
         uint32_t least = (m->sink_blocks + 2) * s->shape.tokens;
 
-        if (m->budget)
+        if (m->budget || m->evict == EVICT_NONE)
                 return m->budget;
         return MAX(least, (uint32_t)ceilf(m->budget_share * (float)s->prompt));
 }
@@ -42,6 +46,19 @@ static int allocate(struct relief *r) {
         return 0;
 }
 
+/* Who spills needs labels, too: they say what should come back. */
+static int make_parts(struct relief *r) {
+        const struct methods *m = r->m;
+        bool tiers = m->evict >= EVICT_REVIVER;
+        int e = tiers ? tiers_new(r, &r->tiers) : 0;
+
+        if (e == 0 && (m->hshare.on || (tiers && m->reviver.spill && m->reviver.revive > 0)))
+                e = labels_new(r, &r->labels);
+        if (e == 0 && m->hshare.on)
+                e = critical_new(r, &r->critical);
+        return e;
+}
+
 int relief_new(const struct relief_setup *setup, struct relief **ret) {
         struct relief *r = calloc(1, sizeof *r);
         int e;
@@ -53,6 +70,8 @@ int relief_new(const struct relief_setup *setup, struct relief **ret) {
         r->budget = budget_of(setup);
         r->seen_from = UINT32_MAX;
         e = allocate(r);
+        if (e == 0)
+                e = make_parts(r);
         if (e < 0) {
                 relief_free(r);
                 return e;
@@ -64,6 +83,9 @@ int relief_new(const struct relief_setup *setup, struct relief **ret) {
 struct relief *relief_free(struct relief *r) {
         if (!r)
                 return NULL;
+        critical_free(r->critical, r);
+        labels_free(r->labels, r->heads);
+        tiers_free(r->tiers, r);
         for (uint32_t h = 0; r->desks && h < r->heads; h++) {
                 free(r->desks[h].scratch);
                 free(r->desks[h].mass);
@@ -86,7 +108,7 @@ uint32_t relief_step_limit(const struct relief *r, uint32_t first) {
 }
 
 uint32_t relief_not_found(const struct relief *r) {
-        return r->m->decode_tail;
+        return r->m->decode_tail + (r->m->hshare.on ? CALIBRATION : 0);
 }
 
 static int make_room(struct desk *d, size_t floats) {
@@ -101,10 +123,26 @@ static int make_room(struct desk *d, size_t floats) {
         return 0;
 }
 
+/* What attention over all slots needs, over a list of them, and over rows that were gathered. */
+static size_t scratch_needed(const struct relief *r, const struct kvd_attention *a) {
+        struct kvd_attention listed = *a;
+        size_t floats = kvd_attend_scratch(a);
+
+        if (r->tiers)
+                floats = MAX(floats, tiers_scratch(r->tiers, r, a));
+        if (!r->critical)
+                return floats;
+        listed.chosen = r->critical->lists[0];
+        listed.n_chosen = a->first + a->n;
+        return MAX(floats, kvd_attend_scratch(&listed));
+}
+
 int relief_prepare(struct relief *r, const struct kvd_attention *a) {
+        size_t floats = scratch_needed(r, a);
+
         r->seen_from = MIN(r->seen_from, r->n);
         for (uint32_t h = 0; h < r->heads; h++) {
-                int e = make_room(r->desks + h, kvd_attend_scratch(a));
+                int e = make_room(r->desks + h, floats);
 
                 if (e < 0)
                         return e;
@@ -121,11 +159,42 @@ static void keep_mass(struct relief *r, uint32_t layer, uint32_t head, const flo
                 to[i < r->n_slots ? positions[i] : r->n + (i - r->n_slots)] += mass[i];
 }
 
+static double now_ms(void) {
+        struct timespec ts;
+
+        clock_gettime(CLOCK_MONOTONIC, &ts);
+        return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
+}
+
+/* HShare's positions, or NULL; as slots they are also put into the call. */
+static const uint32_t *select_tokens(struct relief *r, uint32_t layer, uint32_t head, struct kvd_attention *a,
+                                     uint32_t *n) {
+        double started = now_ms();
+        const uint32_t *positions = NULL;
+
+        if (r->critical && r->n >= r->setup.prompt)
+                positions = critical_choose(r->critical, r, layer, head, a, n);
+        if (positions) {
+                a->chosen = r->critical->slots[head];
+                a->n_chosen = critical_slots(r, layer, head, positions, *n, r->critical->slots[head]);
+        }
+        r->desks[head].stats.selection_ms += r->critical ? now_ms() - started : 0.0;
+        return positions;
+}
+
 void relief_attend(struct relief *r, uint32_t layer, uint32_t head, struct kvd_attention *a) {
         struct desk *d = r->desks + head;
-        uint32_t n = a->first + a->n;
+        uint32_t n = a->first + a->n, n_positions = 0;
+        const uint32_t *positions;
 
         a->scratch = d->scratch;
+        if (r->labels)
+                labels_follow(r->labels, r, layer, head, a);
+        positions = select_tokens(r, layer, head, a, &n_positions);
+        if (r->tiers) {
+                tiers_attend(r->tiers, r, layer, head, a, positions, n_positions);
+                return;
+        }
         if (r->mass)
                 a->token_mass = memset(d->mass, 0, n * sizeof *d->mass);
         kvd_attend(a);
@@ -157,36 +226,39 @@ void relief_found(struct relief *r, uint32_t n_computed) {
                 append(r, n_computed);
 }
 
+/* Within the budget nothing is lost at all; KVReviver's exact parts are less than the budget. */
 static bool evicts(const struct relief *r, uint32_t n_slots, uint32_t n_computed) {
-        uint32_t every = r->m->every, prompt = r->setup.prompt;
+        uint32_t every = r->m->every, prompt = r->setup.prompt, least = r->tiers ? r->tiers->resident : r->budget;
 
-        if (r->m->evict == EVICT_NONE || n_slots <= r->budget)
+        if (r->m->evict == EVICT_NONE || n_computed <= r->budget || n_slots <= least)
                 return false;
         if (n_computed > prompt)
-                return n_slots > r->budget + r->m->slack;
+                return n_slots > least + r->m->slack;
         return n_computed == prompt || (every && n_computed % every == 0);
 }
 
 bool relief_loses(const struct relief *r, uint32_t n_computed) {
-        return !r->lossy && evicts(r, r->n_slots + (n_computed - r->n), n_computed);
+        bool sparse = r->critical && n_computed == r->setup.prompt;
+
+        return !r->lossy && (sparse || evicts(r, r->n_slots + (n_computed - r->n), n_computed));
 }
 
 static uint64_t kv_bytes(const struct relief *r, const struct sequence *s) {
-        return (uint64_t)s->n_blocks * r->setup.shape.block_bytes;
+        uint64_t bytes = (uint64_t)s->n_blocks * r->setup.shape.block_bytes;
+
+        return bytes + (r->tiers ? vague_bytes(r->tiers->vague, r) : 0);
 }
 
-int relief_settle(struct relief *r, struct sequence *s, uint32_t n_computed) {
-        uint32_t before;
-        int e;
+static int evict(struct relief *r, struct sequence *s) {
+        uint32_t before = r->n_slots;
+        int e = 0;
 
-        append(r, n_computed);
-        r->stats.kv_bytes_peak = MAX(r->stats.kv_bytes_peak, kv_bytes(r, s));
-        if (!evicts(r, r->n_slots, n_computed))
-                return 0;
         r->lossy = true;
         sequence_keep_private(s);
-        before = r->n_slots;
-        e = budget_evict(r, s);
+        if (r->tiers && r->labels && !r->labels->ready)
+                e = labels_make(r->labels, r, s->blocks);
+        if (e == 0)
+                e = r->tiers ? tiers_compress(r->tiers, r, s) : budget_evict(r, s);
         if (e < 0)
                 return e;
         r->stats.evictions++;
@@ -194,9 +266,41 @@ int relief_settle(struct relief *r, struct sequence *s, uint32_t n_computed) {
         return 0;
 }
 
+/* At the prompt's end: from here on queries see critical tokens only. */
+static int go_sparse(struct relief *r, struct sequence *s) {
+        int e = r->labels->ready ? 0 : labels_make(r->labels, r, s->blocks);
+
+        r->lossy = true;
+        sequence_keep_private(s);
+        return e < 0 ? e : critical_plan(r->critical, r);
+}
+
+int relief_settle(struct relief *r, struct sequence *s, uint32_t n_computed) {
+        int e = 0;
+
+        append(r, n_computed);
+        r->stats.kv_bytes_peak = MAX(r->stats.kv_bytes_peak, kv_bytes(r, s));
+        if (r->critical && n_computed == r->setup.prompt)
+                e = go_sparse(r, s);
+        if (e == 0 && evicts(r, r->n_slots, n_computed))
+                e = evict(r, s);
+        return e;
+}
+
 struct relief_stats relief_stats(const struct relief *r, const struct sequence *s) {
         struct relief_stats stats = r->stats;
 
         stats.kv_bytes = kv_bytes(r, s);
+        stats.label_bytes = r->labels && r->labels->ready ? labels_bytes(r->labels, r) : 0;
+        stats.spill_bytes = r->tiers ? tiers_spilled_bytes(r->tiers, r) : 0;
+        for (uint32_t h = 0; h < r->heads; h++) {
+                const struct relief_stats *d = &r->desks[h].stats;
+
+                stats.selections += d->selections;
+                stats.selection_ms += d->selection_ms;
+                stats.revived_exact += d->revived_exact;
+                stats.revived_approximate += d->revived_approximate;
+                stats.refused += d->refused;
+        }
         return stats;
 }

@@ -30,11 +30,14 @@ struct relief_stats {
         uint64_t evictions;    /* times */
         uint64_t evicted;      /* tokens, per layer and head */
         uint64_t selections;   /* of a layer and head */
-        uint64_t revived_exact, revived_approximate, refused; /* tokens, per layer and head */
+        uint64_t revived_exact, revived_approximate; /* tokens without a slot that a query attended to, per head */
+        uint64_t swapped_exact, swapped_approximate; /* tokens that got a slot back, per layer */
+        uint64_t refused;      /* times that a sketch was not asked because it held too much */
         double load;           /* of the sketch, tokens per cell; its largest */
         double selection_ms;
 };
 
+struct labels;
 struct tiers;
 struct critical;
 
@@ -57,7 +60,8 @@ struct relief {
         uint32_t *positions; /* [layer][head][capacity]: of each slot */
         float *mass;         /* [layer][head][capacity]: attention that each position drew; NULL: nobody wants it */
         struct desk *desks;  /* [heads] */
-        struct tiers *tiers; /* NULL: none */
+        struct labels *labels; /* NULL: none */
+        struct tiers *tiers;   /* NULL: none */
         struct critical *critical; /* NULL: dense */
         struct relief_stats stats;
 };
