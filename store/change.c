@@ -34,6 +34,17 @@ void change_offer(struct sequence *q, uint32_t slot, const struct offer *offer) 
         space_count(q->space, KVD_SPACE_PROPOSED, 1);
 }
 
+void change_tell(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+        struct offer leave = {.kind = KVD_CHANGE_LEAVE, .flags = e->flags};
+
+        if (!e->untold || e->busy != IDLE)
+                return;
+        e->untold = false;
+        if (!e->ref)
+                change_offer(q, slot, &leave);
+}
+
 /* ---- leaving the old state -------------------------------------------------------------------------------------- */
 
 /* The entry's block is its own no longer. One of the prefix cache was never counted. */
@@ -169,6 +180,7 @@ static void settle(struct sequence *q, uint32_t slot, bool taken) {
         e->other = 0;
         if (kind == KVD_CHANGE_ARRIVE)
                 want_the_rest(q, slot);
+        change_tell(q, slot);
 }
 
 static struct kvd_change describe(const struct sequence *q, uint32_t slot) {

@@ -256,10 +256,13 @@ int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const u
 
 /* ---- coming back: the filling ------------------------------------------------------------------------------------ */
 
-static void refused(struct sequence *q, struct entry *e) {
+static void refused(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+
         space_count(q->space, KVD_SPACE_REVIVE_REFUSED, 1);
         e->busy = IDLE;
         e->want = 0;
+        change_tell(q, slot);
 }
 
 /* A block that a worker fills: FILLING, in nobody's list. */
@@ -300,14 +303,14 @@ static bool write_one_revive(struct sequence *q, uint32_t slot, struct job *job)
         kvd_ref to;
 
         if (!approx && (!(e->want & KVD_REVIVE_EXACT) || e->spill == NONE)) {
-                refused(q, e);
+                refused(q, slot);
                 return true;
         }
         if (approx && job->sketch && job->sketch != s->number)
                 return false;
         to = take_room(q);
         if (!to) {
-                refused(q, e);
+                refused(q, slot);
                 return true;
         }
         if (approx)
@@ -352,7 +355,6 @@ static void arrived(struct sequence *q, const struct job_item *item) {
 /* The exact copy is not what was copied: it is never shown to anybody. */
 static void copy_broken(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];
-        struct offer offer = {.kind = KVD_CHANGE_LEAVE, .flags = KVD_ENTRY_OWN};
 
         space_count(q->space, KVD_SPACE_REVIVE_BROKEN, 1);
         e->busy = IDLE;
@@ -360,9 +362,9 @@ static void copy_broken(struct sequence *q, uint32_t slot) {
         entry_free_spill(q, e);
         if (e->ref)
                 return;
-        offer.flags |= e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : KVD_ENTRY_DROPPED;
-        entry_set_flags(q, e, offer.flags);
-        change_offer(q, slot, &offer);
+        entry_set_flags(q, e, KVD_ENTRY_OWN | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : KVD_ENTRY_DROPPED));
+        e->untold = true;
+        change_tell(q, slot);
 }
 
 static void not_arrived(struct sequence *q, const struct job_item *item, uint32_t error) {
@@ -376,7 +378,7 @@ static void not_arrived(struct sequence *q, const struct job_item *item, uint32_
                 list_push(q, &q->revive, item->slot);
                 job_ask(&q->reviving);
         } else {
-                refused(q, e);
+                refused(q, item->slot);
         }
 }
 

@@ -44,6 +44,7 @@ struct entry {
         uint8_t want;          /* COOL_WANTED, COOLING: enum kvd_cool; REVIVE_WANTED, REVIVING: enum kvd_revive */
         bool leaving;          /* counted in space->n_leaving */
         bool summarised;       /* the exact copy's row was copied along */
+        bool untold;           /* it has left, and its flags changed since the client heard of them */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
         uint16_t priority;     /* as priority_rank found it */
         float value;           /* ... on its way there */
@@ -133,6 +134,7 @@ struct offer {
 void change_offer(struct sequence *sequence, uint32_t slot, const struct offer *offer);
 void change_drop_offer(struct sequence *sequence, struct entry *entry); /* the sequence closes */
 bool change_withdraw(struct sequence *sequence, uint32_t slot); /* false: the client has heard of it */
+void change_tell(struct sequence *sequence, uint32_t slot); /* offers what the client was not told, if it is idle */
 void sync_news(struct space *space); /* after offers: wakes who waits for them */
 
 /* summarise.c */

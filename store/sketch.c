@@ -289,11 +289,9 @@ static void degrade(struct sequence *q, uint32_t slot) {
                         return;
                 e->new_flags = (uint16_t)without_sketch(e, e->new_flags);
         } else if (!e->ref && (e->flags & KVD_ENTRY_VAGUE)) {
-                struct offer leave = {.kind = KVD_CHANGE_LEAVE, .flags = without_sketch(e, e->flags)};
-
-                entry_set_flags(q, e, leave.flags);
-                if (e->busy == IDLE)
-                        change_offer(q, slot, &leave);
+                entry_set_flags(q, e, without_sketch(e, e->flags));
+                e->untold = true;
+                change_tell(q, slot);
         }
 }
 

@@ -1,0 +1,637 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Blocks that leave and come back: exactly, approximately, or not at all. K14 to K16 of the methods' numbered checks. */
+
+#include <check.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+#include "tests/lib/oracle.h"
+#include "tests/store/fixture.h"
+
+static struct space *space;
+static struct attachment *a;
+static struct table t;
+
+static const uint32_t all[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+static void setup(void) {
+        fixture_open(64, 64);
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(space, "pressure", "off");
+        set(space, "kvreviver.vague", "0.8"); /* of a quarter of an epoch */
+        table_open(&t, a, 32, true);
+}
+
+static void teardown(void) {
+        idle();
+        check_clean(space);
+        fixture_close();
+}
+
+static bool nothing(const struct kvd_change *c) {
+        return false;
+}
+
+/* Appends n blocks, has them summarised, lets them cool. */
+static void cooled(uint32_t n, enum kvd_cool how) {
+        ck_assert_int_eq(table_append(&t, n * BT, 10), 0);
+        work();
+        ck_assert_int_eq(sequence_cool(a, t.number, how, all, n), (int)n);
+        ck_assert_uint_eq(work(), 1);
+        ck_assert_uint_eq(table_sync(&t, NULL), n);
+        idle();
+        table_check(&t);
+        check_clean(space);
+}
+
+static void revive(enum kvd_revive how, uint32_t n, uint32_t want_exact, uint32_t want_approx) {
+        uint32_t exact, approx;
+
+        ck_assert_int_eq(sequence_revive(a, t.number, how, all, n, &exact, &approx), 0);
+        ck_assert_uint_eq(exact, want_exact);
+        ck_assert_uint_eq(approx, want_approx);
+}
+
+/* ---- exactly ------------------------------------------------------------------------------------------------------ */
+
+START_TEST(what_left_comes_back_byte_by_byte) {
+        uint64_t before;
+
+        cooled(6, KVD_COOL_SPILL);
+        ck_assert_uint_eq(usage_of(space).private, 0);
+        ck_assert_uint_eq(usage_of(space).spilled, 6);
+        before = counter(space, KVD_SPACE_SUMMARISED);
+        revive(KVD_REVIVE_BOTH, 6, 6, 0);
+        check_clean(space);
+        ck_assert_uint_eq(work(), 1);
+        check_clean(space);
+        ck_assert_uint_eq(table_sync(&t, NULL), 6);
+        table_check(&t);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVED_EXACT), 6);
+        ck_assert_uint_eq(usage_of(space).spilled, 0);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), before); /* their summaries came along */
+        for (uint32_t i = 0; i < 6; i++)
+                ck_assert_uint_eq(t.slots[i].flags, KVD_ENTRY_OWN);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(what_is_not_taken_is_undone) {
+        ck_assert_int_eq(table_append(&t, 5 * BT, 10), 0);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 5), 5);
+        work();
+        ck_assert_uint_eq(table_sync(&t, nothing), 0);
+        check_clean(space);
+        work(); /* out of the sketch again */
+        check_clean(space);
+        table_check(&t);
+        ck_assert_uint_eq(usage_of(space).spilled + usage_of(space).vague, 0);
+        ck_assert_uint_eq(usage_of(space).private, 5);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 5), 5);
+        work();
+        table_sync(&t, NULL);
+        revive(KVD_REVIVE_EXACT, 5, 5, 0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, nothing), 0);
+        idle();
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).private, 0);
+        ck_assert_uint_eq(usage_of(space).spilled, 5);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(unanswered_changes_are_proposed_again) {
+        struct kvd_change first[KVD_SYNC_CHANGES], second[KVD_SYNC_CHANGES];
+        uint32_t taken[] = {1, 0};
+
+        ck_assert_int_eq(table_append(&t, 4 * BT, 10), 0);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 4), 4);
+        ck_assert_uint_eq(table_peek(&t, first), 0);
+        work();
+        ck_assert_uint_eq(table_peek(&t, first), 4);
+        ck_assert_uint_eq(table_peek(&t, second), 4);
+        ck_assert_mem_eq(first, second, 4 * sizeof *first);
+        ck_assert_int_eq(sequence_sync(a, t.number, taken, 2, second), 2);
+        ck_assert_mem_eq(first + 2, second, 2 * sizeof *first);
+        ck_assert_int_eq(sequence_sync(a, t.number, (uint32_t[]){1, 1, 1}, 3, second), -EINVAL);
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).spilled, 1);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(a_broken_copy_is_never_shown) {
+        struct sequence *q = sequence_find(a, t.number);
+
+        cooled(3, KVD_COOL_SPILL);
+        worker_spoil(space, q->entries[1].spill);
+        revive(KVD_REVIVE_EXACT, 3, 3, 0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 3);
+        table_check(&t);
+        ck_assert_uint_eq(t.slots[1].flags, KVD_ENTRY_OWN | KVD_ENTRY_DROPPED);
+        ck_assert_uint_eq(t.slots[1].ref, 0);
+        ck_assert_uint_ne(t.slots[0].ref, 0);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), 1);
+        revive(KVD_REVIVE_BOTH, 3, 0, 0);
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(no_room_is_a_refusal) {
+        struct table u;
+
+        cooled(8, KVD_COOL_SPILL);
+        table_open(&u, a, 64, true);
+        while (table_append(&u, BT, 1000) == 0)
+                ;
+        revive(KVD_REVIVE_EXACT, 8, 8, 0);
+        work();
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 8);
+        check_clean(space);
+        table_close(&u);
+        idle();
+        revive(KVD_REVIVE_EXACT, 8, 8, 0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 8);
+        table_check(&t);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(copies_take_no_more_than_their_share) {
+        struct space *other;
+        struct table u;
+        int cooling;
+
+        fixture_close();
+        fixture_open(64, 10); /* copies of all spaces */
+        space = fixture_space("s", 0);
+        other = fixture_space("other", 32);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(other, "kvreviver", "on");
+        table_open(&t, a, 32, true);
+        ck_assert_int_eq(table_append(&t, 8 * BT, 10), 0);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 8), 8);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 8);
+        table_open(&u, fixture_attach(other), 32, true);
+        ck_assert_int_eq(table_append(&u, 8 * BT, 10), 0);
+        cooling = sequence_cool(u.a, u.number, KVD_COOL_SPILL, all, 8);
+        work();
+        ck_assert_int_eq(cooling, 8);
+        ck_assert_uint_eq(table_sync(&u, NULL), 2);
+        check_clean(other);
+        table_check(&u);
+        table_close(&t);
+        idle();
+        ck_assert_int_eq(sequence_cool(u.a, u.number, KVD_COOL_SPILL, all + 2, 6), 6);
+        work();
+        ck_assert_uint_eq(table_sync(&u, NULL), 6);
+        check_clean(other);
+        table_close(&u);
+}
+END_TEST
+
+/* ---- approximately ------------------------------------------------------------------------------------------------ */
+
+/* Collisions are certain not to matter only with one token a cell: with few tokens the median is right or is not. */
+START_TEST(first_approximately_then_exactly) {
+        cooled(2, KVD_COOL_VAGUE);
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED);
+        revive(KVD_REVIVE_BOTH, 2, 2, 2);
+        ck_assert_uint_eq(work(), 1);
+        ck_assert_uint_eq(table_sync(&t, NULL), 2);
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_APPROX);
+        table_check(&t);
+        check_clean(space);
+        ck_assert_uint_ge(work(), 1);
+        ck_assert_uint_eq(table_sync(&t, NULL), 2);
+        work(); /* FORGET */
+        idle();
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN);
+        table_check(&t);
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).private, 2);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVED_APPROX), 2);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVED_EXACT), 2);
+        ck_assert_ptr_null(sequence_find(a, t.number)->sketches);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(an_approximation_cools_to_what_it_was) {
+        cooled(3, KVD_COOL_VAGUE);
+        revive(KVD_REVIVE_APPROX, 3, 0, 3);
+        work();
+        table_sync(&t, NULL);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all, 3), 3);
+        ck_assert_uint_eq(work(), 0); /* an approximation is not copied */
+        ck_assert_uint_eq(table_sync(&t, NULL), 3);
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED);
+        revive(KVD_REVIVE_EXACT, 3, 3, 0);
+        work();
+        table_sync(&t, NULL);
+        table_check(&t);
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(without_a_copy_a_sketch_is_all_there_is) {
+        set(space, "kvreviver.spill", "off");
+        cooled(3, KVD_COOL_VAGUE);
+        ck_assert_uint_eq(t.slots[2].flags, KVD_ENTRY_OWN | KVD_ENTRY_VAGUE);
+        revive(KVD_REVIVE_BOTH, 3, 0, 3);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 3);
+        ck_assert_uint_eq(t.slots[2].flags, KVD_ENTRY_OWN | KVD_ENTRY_APPROX);
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(K15_load_guard) {
+        uint32_t exact, approx;
+
+        set(space, "kvreviver.vague", "0.1");
+        cooled(8, KVD_COOL_VAGUE); /* 32 tokens in 3 cells */
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, all, 8, &exact, &approx), -ENODATA);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 8);
+        revive(KVD_REVIVE_BOTH, 8, 8, 0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 8);
+        table_check(&t);
+        table_close(&t);
+}
+END_TEST
+
+static ssize_t same_getrandom(void *to, size_t n, unsigned flags) {
+        memset(to, 5, n);
+        return (ssize_t)n;
+}
+
+/* Everything that the client may read of its approximations. */
+static void read_approximations(float ret[6][BLOCK_BYTES / 4]) {
+        cooled(6, KVD_COOL_VAGUE);
+        revive(KVD_REVIVE_APPROX, 6, 0, 6);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 6);
+        for (uint32_t i = 0; i < 6; i++)
+                block_floats(attachment_space(a), t.slots[i].ref, ret[i]);
+        table_close(&t);
+        idle();
+}
+
+/* Another sketch of the same ordinals, as full as this one. */
+static void disturb(struct attachment *b, struct table *u) {
+        table_open(u, b, 32, true);
+        ck_assert_int_eq(table_append(u, 6 * BT, 5000), 0);
+        ck_assert_int_eq(sequence_cool(b, u->number, KVD_COOL_VAGUE, all, 6), 6);
+        work();
+        ck_assert_uint_eq(table_sync(u, NULL), 6);
+}
+
+START_TEST(K16_isolation) {
+        static float alone[6][BLOCK_BYTES / 4], beside[6][BLOCK_BYTES / 4];
+        struct domain *own = domain;
+        struct space *foreign;
+        struct table u, v;
+
+        struct kvd_sys no_chance = *sys;
+
+        no_chance.getrandom = same_getrandom; /* two sketches are compared: their salts must be the same */
+        sys = &no_chance;
+        read_approximations(alone);
+        ck_assert_int_eq(store_domain(store, &(struct domain_config){.name = "e", .client_quota = UINT64_MAX}, &domain),
+                         0);
+        foreign = fixture_space("s", 24);
+        domain = own;
+        set(foreign, "kvreviver", "on");
+        set(foreign, "kvreviver.vague", "0.8");
+        disturb(fixture_attach(foreign), &u);
+        disturb(a, &v); /* another sequence of the same space */
+        table_open(&t, a, 32, true);
+        read_approximations(beside);
+        ck_assert_mem_eq(alone, beside, sizeof alone);
+        check_clean(foreign);
+        table_close(&u);
+        table_close(&v);
+        sys = &kvd_sys_real;
+}
+END_TEST
+
+/* ---- workers that are lost ------------------------------------------------------------------------------------------ */
+
+START_TEST(a_lost_worker_loses_nothing) {
+        ck_assert_int_eq(table_append(&t, 6 * BT, 10), 0);
+        work();
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 6), 6);
+        ck_assert(worker_take());
+        worker_die();
+        check_clean(space);
+        work();
+        check_clean(space);
+        ck_assert_uint_eq(table_sync(&t, NULL), 6);
+        ck_assert_uint_eq(usage_of(space).vague, 6);
+        revive(KVD_REVIVE_APPROX, 6, 0, 6);
+        ck_assert(worker_take());
+        worker_die();
+        check_clean(space);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 6);
+        revive(KVD_REVIVE_EXACT, 6, 6, 0);
+        ck_assert(worker_take());
+        worker_die();
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 6);
+        ck_assert(worker_take());
+        ck_assert_uint_eq(worker_job->kind, KVD_JOB_FORGET);
+        worker_die();
+        check_clean(space);
+        work();
+        idle();
+        check_clean(space);
+        table_check(&t);
+        ck_assert_uint_eq(usage_of(space).private, 6);
+        ck_assert_uint_eq(usage_of(space).vague + usage_of(space).spilled, 0);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_JOBS_LOST), 4);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(lost_twice_is_given_up) {
+        cooled(4, KVD_COOL_SPILL);
+        revive(KVD_REVIVE_EXACT, 4, 4, 0);
+        for (int i = 0; i < 2; i++) {
+                ck_assert(worker_take());
+                worker_die();
+                check_clean(space);
+        }
+        ck_assert(!worker_take());
+        ck_assert_uint_eq(table_sync(&t, NULL), 0);
+        ck_assert_uint_eq(usage_of(space).spilled, 4);
+        revive(KVD_REVIVE_EXACT, 4, 4, 0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 4);
+        table_check(&t);
+        table_close(&t);
+}
+END_TEST
+
+/* The sketch holds four blocks exactly known and two that nobody has; a worker dies while it puts in two more. */
+START_TEST(a_half_written_sketch_is_made_anew_from_the_copies) {
+        cooled(4, KVD_COOL_VAGUE);
+        set(space, "kvreviver.spill", "off");
+        ck_assert_int_eq(table_append(&t, 4 * BT, 200), 0);
+        work();
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all + 4, 2), 2);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 2);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all + 6, 2), 2);
+        ck_assert(worker_take());
+        worker_die();
+        check_clean(space);
+        ck_assert(worker_take());
+        ck_assert_uint_eq(worker_job->kind, KVD_JOB_REBUILD);
+        ck_assert_uint_eq(worker_job->n_items, 4);
+        worker_do();
+        check_clean(space);
+        work();
+        table_sync(&t, NULL);
+        table_check(&t);
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED);
+        ck_assert_uint_eq(t.slots[4].flags, KVD_ENTRY_OWN | KVD_ENTRY_DROPPED);
+        ck_assert_uint_eq(t.slots[7].flags, KVD_ENTRY_OWN | KVD_ENTRY_VAGUE);
+        revive(KVD_REVIVE_APPROX, 4, 0, 4);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 4);
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(a_sketch_that_cannot_be_made_anew_is_dropped) {
+        cooled(4, KVD_COOL_VAGUE);
+        ck_assert_int_eq(table_append(&t, 2 * BT, 200), 0);
+        work();
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all + 4, 2), 2);
+        ck_assert(worker_take());
+        worker_fail(EIO);
+        for (int i = 0; i < 2; i++) {
+                ck_assert(worker_take());
+                ck_assert_uint_eq(worker_job->kind, KVD_JOB_REBUILD);
+                worker_die();
+        }
+        check_clean(space);
+        ck_assert_uint_eq(table_sync(&t, NULL), 4);
+        table_check(&t);
+        ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_SPILLED);
+        ck_assert_uint_eq(t.slots[5].flags, KVD_ENTRY_OWN);
+        ck_assert_ptr_null(sequence_find(a, t.number)->sketches);
+        revive(KVD_REVIVE_EXACT, 4, 4, 0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 4);
+        table_check(&t);
+        table_close(&t);
+}
+END_TEST
+
+/* ---- ends at every stage --------------------------------------------------------------------------------------------- */
+
+/* stage: what was done before the client is gone. */
+START_TEST(a_client_may_go_at_any_stage) {
+        int stage = _i;
+
+        ck_assert_int_eq(table_append(&t, 6 * BT, 10), 0);
+        work();
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 6), 6);
+        if (stage > 0)
+                ck_assert(worker_take());
+        if (stage > 1)
+                worker_do();
+        if (stage > 2)
+                table_sync(&t, NULL);
+        if (stage > 3)
+                revive(KVD_REVIVE_BOTH, 6, 6, 6);
+        if (stage > 4)
+                ck_assert(worker_take());
+        if (stage > 5)
+                worker_do();
+        if (stage > 6)
+                table_sync(&t, NULL);
+        if (stage > 7)
+                ck_assert(worker_take());
+        if (stage > 8)
+                worker_do();
+        if (stage > 9)
+                table_sync(&t, NULL);
+        if (stage > 10)
+                ck_assert(worker_take()); /* FORGET */
+        table_forget(&t);
+        attachment_free(a, true);
+        check_clean(space);
+        idle();
+        check_clean(space);
+        if (stage == 1 || stage == 5 || stage == 8 || stage == 11)
+                worker_do();
+        ck_assert_uint_eq(work(), 0);
+        idle();
+        check_clean(space);
+        ck_assert_uint_eq(usage_of(space).private + usage_of(space).filling + usage_of(space).sealed, 0);
+        ck_assert_uint_eq(store->spill_used, 0);
+}
+END_TEST
+
+/* ---- K14 ---------------------------------------------------------------------------------------------------------------- */
+
+static struct random rnd;
+static uint32_t refusals;
+
+/* That a copy is no more can only be acknowledged. */
+static bool sometimes(const struct kvd_change *c) {
+        return random_below(&rnd, 4) != 0 || (c->kind == KVD_CHANGE_LEAVE && !t.slots[c->slot].ref);
+}
+
+static void random_slots(uint32_t *ret, uint32_t *n) {
+        *n = 1 + random_below(&rnd, 6);
+        for (uint32_t i = 0; i < *n; i++)
+                ret[i] = random_below(&rnd, t.n);
+}
+
+static void one_step(void) {
+        uint32_t slots[8], n, exact, approx;
+
+        switch (random_below(&rnd, 9)) {
+        case 0:
+                if (t.n < 30)
+                        refusals += table_append(&t, 1 + random_below(&rnd, 3 * BT), random_below(&rnd, 90000)) < 0;
+                break;
+        case 1:
+        case 2:
+                random_slots(slots, &n);
+                ck_assert_int_ge(sequence_cool(a, t.number, 1 + random_below(&rnd, 2), slots, n), 0);
+                break;
+        case 3:
+                random_slots(slots, &n);
+                if (random_below(&rnd, 40) == 0)
+                        ck_assert_int_ge(sequence_cool(a, t.number, KVD_COOL_DROP, slots, n), 0);
+                break;
+        case 4:
+        case 5:
+                random_slots(slots, &n);
+                sequence_revive(a, t.number, 1 + random_below(&rnd, 3), slots, n, &exact, &approx);
+                break;
+        case 6:
+        case 7:
+                table_sync(&t, sometimes);
+                break;
+        default:
+                store_idle(store);
+        }
+}
+
+static bool taken;
+
+static void worker_step(void) {
+        if (!taken)
+                taken = worker_take();
+        if (!taken || random_below(&rnd, 3) == 0)
+                return;
+        taken = false;
+        switch (random_below(&rnd, 24)) {
+        case 0:
+                worker_die();
+                break;
+        case 1:
+                worker_fail(EIO);
+                break;
+        case 2:
+                worker_answer("x", 1);
+                break;
+        default:
+                worker_do();
+        }
+}
+
+/* Every 1,000 operations another sequence, with other settings. */
+static void begin_again(uint32_t round) {
+        static const char *const words[] = {"off", "on"};
+
+        set(space, "kvreviver.spill", words[round % 3 != 0]);
+        set(space, "kvreviver.drop", words[round % 2]);
+        set(space, "kvreviver.max_load", round % 5 ? "4" : "1000");
+        set(space, "kvreviver.epoch", round % 4 ? "64" : "8");
+        set(space, "kvreviver.delete", round % 7 ? "exact_or_tombstone" : "estimate");
+        table_open(&t, a, 32, true);
+        ck_assert_int_eq(table_append(&t, 3 * BT, round * 100 % 90000), 0);
+}
+
+START_TEST(K14_state_machine) {
+        rnd.state = 14;
+        table_close(&t);
+        for (uint32_t round = 0; round < 100; round++) {
+                begin_again(round);
+                for (uint32_t i = 0; i < 1000; i++) {
+                        one_step();
+                        worker_step();
+                        if (i % 10 == 0)
+                                check_clean(space);
+                        if (i % 50 == 0)
+                                table_check(&t);
+                }
+                table_close(&t);
+                for (uint32_t i = 0; i < random_below(&rnd, 4); i++)
+                        worker_step();
+        }
+        while (taken || store_jobs_waiting(store))
+                worker_step();
+        idle();
+        ck_assert_uint_eq(usage_of(space).private, 0);
+        ck_assert_uint_eq(store->spill_used, 0);
+        ck_assert_uint_gt(counter(space, KVD_SPACE_REVIVED_EXACT), 1000);
+        ck_assert_uint_gt(counter(space, KVD_SPACE_REVIVED_APPROX), 1000);
+        ck_assert_uint_gt(counter(space, KVD_SPACE_JOBS_LOST), 100);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("reviver");
+        TCase *tc = tcase_create("reviver");
+        SRunner *runner;
+        int failed;
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 60);
+        tcase_add_test(tc, what_left_comes_back_byte_by_byte);
+        tcase_add_test(tc, what_is_not_taken_is_undone);
+        tcase_add_test(tc, unanswered_changes_are_proposed_again);
+        tcase_add_test(tc, a_broken_copy_is_never_shown);
+        tcase_add_test(tc, no_room_is_a_refusal);
+        tcase_add_test(tc, copies_take_no_more_than_their_share);
+        tcase_add_test(tc, first_approximately_then_exactly);
+        tcase_add_test(tc, an_approximation_cools_to_what_it_was);
+        tcase_add_test(tc, without_a_copy_a_sketch_is_all_there_is);
+        tcase_add_test(tc, K15_load_guard);
+        tcase_add_test(tc, K16_isolation);
+        tcase_add_test(tc, a_lost_worker_loses_nothing);
+        tcase_add_test(tc, lost_twice_is_given_up);
+        tcase_add_test(tc, a_half_written_sketch_is_made_anew_from_the_copies);
+        tcase_add_test(tc, a_sketch_that_cannot_be_made_anew_is_dropped);
+        tcase_add_loop_test(tc, a_client_may_go_at_any_stage, 0, 12);
+        tcase_add_test(tc, K14_state_machine);
+        suite_add_tcase(suite, tc);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed ? 1 : 0;
+}
