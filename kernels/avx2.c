@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "kernels/bicache.h"
 #include "kernels/block.h"
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
@@ -349,4 +350,5 @@ const struct kvd_ops kvd_ops_avx2 = {
         .memshare = &kvd_memshare_avx2,
         .sketch = &kvd_sketch_avx2,
         .hshare = &kvd_hshare_avx2,
+        .bicache = &kvd_bicache_avx2,
 };

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "kernels/bicache.h"
 #include "kernels/block.h"
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
@@ -254,4 +255,5 @@ const struct kvd_ops kvd_ops_avx512 = {
         .memshare = &kvd_memshare_avx512,
         .sketch = &kvd_sketch_avx512,
         .hshare = &kvd_hshare_avx512,
+        .bicache = &kvd_bicache_avx512,
 };

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/bicache.h"
 #include "kernels/block.h"
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
@@ -199,4 +200,5 @@ const struct kvd_ops kvd_ops_scalar = {
         .memshare = &kvd_memshare_scalar,
         .sketch = &kvd_sketch_scalar,
         .hshare = &kvd_hshare_scalar,
+        .bicache = &kvd_bicache_scalar,
 };

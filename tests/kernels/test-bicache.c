@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* BiCache's kernel is the same in every variant; its table does what it says where a file of numbers cannot say it. */
+
+#include <check.h>
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/bicache.h"
+#include "kernels/btable.h"
+#include "tests/kernels/buffers.h"
+
+static void products_case(uint32_t dim, uint32_t n, enum kvd_number type) {
+        size_t stride_a = dim + 1, stride_b = dim + 5, count_a = (n - 1) * stride_a + dim;
+        size_t count_b = (n - 1) * stride_b + dim, size = type == KVD_NUMBER_F32 ? 4 : 2;
+        float *wide_a = random_floats(count_a), *wide_b = random_floats(count_b);
+        void *a = wide_a, *b = wide_b;
+        struct kvd_products *expected = buffer(n * sizeof *expected);
+
+        if (dim > 2)
+                wide_a[dim / 2] = NAN; /* stays in its row */
+        if (type != KVD_NUMBER_F32) {
+                a = buffer(count_a * size);
+                b = buffer(count_b * size);
+                kvd_ops_pick("scalar")->narrow(a, wide_a, count_a, type);
+                kvd_ops_pick("scalar")->narrow(b, wide_b, count_b, type);
+                kvd_ops_pick("scalar")->widen(wide_a, a, count_a, type);
+                kvd_ops_pick("scalar")->widen(wide_b, b, count_b, type);
+        }
+        kvd_ops_pick("scalar")->bicache->products(expected, a, stride_a, b, stride_b, type, n, dim);
+        for (uint32_t i = 0; i < n; i++) {
+                double ab = 0.0;
+
+                for (uint32_t d = 0; d < dim; d++)
+                        ab += (double)wide_a[i * stride_a + d] * (double)wide_b[i * stride_b + d];
+                ck_assert(isnan(ab) ? isnan(expected[i].ab) : fabs(expected[i].ab - ab) <= 2e-6 * sqrt(dim));
+        }
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
+                struct kvd_products *got = buffer(n * sizeof *got);
+
+                if (!(*v)->works())
+                        continue;
+                (*v)->bicache->products(got, a, stride_a, b, stride_b, type, n, dim);
+                for (uint32_t i = dim > 2; i < n; i++) /* what a NaN is made of is not specified */
+                        ck_assert_msg(memcmp(got + i, expected + i, sizeof *got) == 0, "%s: row %u", (*v)->name, i);
+        }
+        buffers_free();
+}
+
+START_TEST(products_are_the_same_in_every_variant) {
+        static const uint32_t dims[] = {1, 3, 15, 16, 17, 80, 127, 128, 4095, 4096, 4100, 9000};
+
+        for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
+                for (uint32_t type = KVD_NUMBER_F32; type <= KVD_NUMBER_BF16; type++)
+                        products_case(dims[i], 1 + (uint32_t)i % 4, type);
+}
+END_TEST
+
+START_TEST(products_add_up) {
+        float a[] = {3.0f, 4.0f}, b[] = {4.0f, 3.0f};
+        struct kvd_products p = {.ab = 1.0}, zero = {.ab = 0.0, .bb = 4.0};
+
+        kvd_ops_pick(NULL)->bicache->products(&p, a, 2, b, 2, KVD_NUMBER_F32, 1, 2);
+        ck_assert(p.ab == 25.0 && p.aa == 25.0 && p.bb == 25.0);
+        ck_assert(kvd_cosine(&p) == 1.0 && kvd_cosine(&zero) == 0.0);
+        ck_assert(kvd_similarity_token_mean(&p, &zero, 1) == 0.5);
+}
+END_TEST
+
+START_TEST(a_table_is_for_one_kind_of_ratio) {
+        struct kvd_btable table = {.ratio = KVD_RATIO_INCLUDE_GEN, .n = 2, .steps = {{40, 3}, {70, 9}}};
+
+        ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_PROMPT_ONLY, 50), -EINVAL);
+        ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_INCLUDE_GEN, 39), 1);
+        ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_INCLUDE_GEN, 40), 3);
+        ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_INCLUDE_GEN, 100), 9);
+}
+END_TEST
+
+START_TEST(a_profile_takes_only_numbers) {
+        double sum[KVD_BTABLE_STEPS * 2] = {0};
+        struct kvd_bprofile profile = {.n_layers = 2, .tau = 0.5f, .sum = sum};
+        float good[] = {0.9f, 0.8f}, bad[] = {0.9f, NAN};
+
+        ck_assert_int_eq(kvd_bprofile_add(&profile, 101, good), -EINVAL);
+        ck_assert_int_eq(kvd_bprofile_add(&profile, 3, bad), -EINVAL);
+        ck_assert(sum[6] == 0.0 && profile.requests[3] == 0);
+        ck_assert_int_eq(kvd_bprofile_add(&profile, 100, good), 0);
+        ck_assert(profile.sum_b[100] == 2 && profile.requests[100] == 1);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("kernels: bicache");
+        TCase *tests = tcase_create("bicache");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_set_timeout(tests, 120);
+        tcase_add_test(tests, products_are_the_same_in_every_variant);
+        tcase_add_test(tests, products_add_up);
+        tcase_add_test(tests, a_table_is_for_one_kind_of_ratio);
+        tcase_add_test(tests, a_profile_takes_only_numbers);
+        suite_add_tcase(suite, tests);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}
