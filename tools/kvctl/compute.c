@@ -14,7 +14,10 @@
 
 /* Sorted by method. */
 static const struct compute_row *const methods[] = {
+        compute_attend,
+        compute_bicache,
         compute_block,
+        compute_hshare,
         compute_keydiff,
         compute_memshare,
         compute_sketch,

@@ -52,8 +52,8 @@ struct compute_row {
         int (*run)(struct compute *c); /* 0, or what compute_fail() returned */
 };
 
-extern const struct compute_row compute_bicache[], compute_block[], compute_hshare[], compute_keydiff[],
-        compute_memshare[], compute_sketch[];
+extern const struct compute_row compute_attend[], compute_bicache[], compute_block[], compute_hshare[],
+        compute_keydiff[], compute_memshare[], compute_sketch[];
 
 /* ---- for the functions of rows ---- */
 

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BiCache (methods.md 2.3 and 3.3) against numpy: similarity, table, ratios, refreshes, and what they rest on."""
+import numpy as np
+
+from kernels import bf16, compute, refused, variants, wide
+from toy import rope, softmax, toy_encoder
+
+
+def tokens_of(x):
+    """[head, token, dim] as [token, head * dim]."""
+    return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+
+
+def sim_token_mean(k1, k2):
+    return ((k1 * k2).sum(1) / np.linalg.norm(k1, axis=1) / np.linalg.norm(k2, axis=1)).mean()
+
+
+def sim_flat(k1, v1, k2, v2):
+    a, b = np.concatenate([k1, v1], 1).ravel(), np.concatenate([k2, v2], 1).ravel()
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def btable(sim, tau):
+    """The official code's, from averaged similarities [r][layer]."""
+    out, before = [], 0
+    for r, s in enumerate(sim):
+        n = next((i for i, x in enumerate(s) if not x > tau), len(s))
+        if n > before:
+            out.append([r, n])
+            before = n
+    return out
+
+
+def table(percent, similarity, **params):
+    return compute("bicache.table", np.array(percent, np.uint32), np.array(similarity, np.float32), **params).tolist()
+
+
+def percents(prefix, whole):
+    return compute("bicache.ratio", np.array(prefix, np.uint64), np.array(whole, np.uint64)).tolist()
+
+
+def similarity(k, v, k_ref, v_ref, **rest):
+    return float(compute("bicache.similarity", *(x.astype(np.float32) for x in (k, v, k_ref, v_ref)), **rest))
+
+
+def test_B3_schedule():
+    due = lambda s, delta: compute("bicache.refresh", steps=s, delta=delta).tolist()
+    assert due(128, 16) == list(range(1, 129, 16)) and len(due(128, 16)) == 8
+    assert due(10, 16) == [1] and due(5, 1) == [1, 2, 3, 4, 5] and due(0, 16) == []
+    for s, delta in (128, 16), (100, 7), (33, 32), (32, 32):
+        assert due(s, delta) == [i + 1 for i in range(s) if i % delta == 0]  # the code counts from 0
+    assert "delta" in refused("bicache.refresh", steps=5, delta=0)
+
+
+def test_B4_table_build():
+    rows = [[1, 0.99, 0.98, 0.90, 0.99], [1, 0.99, 0.96, 0.99, 0.99], [1, 0.99, 0.98, 0.971, 0.99],
+            [1, 0.97, 0.99, 0.99, 0.99], [0.5, 1, 1, 1, 1]]
+    assert table([10, 20, 30, 40, 50], rows) == [[10, 3], [30, 5]]  # first failure ends it; what shrinks is noise
+    exact = np.full((1, 4), 0.97, np.float32)
+    assert table([10], exact) == []                                 # the code: strictly above tau
+    assert table([10], exact, estimator="mean_b") == [[10, 4]]      # the paper: at least tau
+    assert table([60], [[0.2, 1, 1]]) == [] and table([60], [[0.2, 1, 1]], estimator="mean_b") == [[60, 1]]
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        average = np.sort(rng.random((101, 12)).astype(np.float32) * 0.1 + 0.9, axis=1)[:, ::-1]
+        assert table(np.arange(101), average) == btable(average, np.float32(0.97))
+    assert "finite" in refused("bicache.table", np.array([3], np.uint32), np.array([[np.nan]], np.float32))
+    assert "request 1" in refused("bicache.table", np.array([3, 101], np.uint32), np.ones((2, 1), np.float32))
+
+
+def test_B4_estimators_differ():
+    """Averages first, or b first: half of the requests good to 8 layers and half to 2 are good to 5 in the paper."""
+    deep, flat = [0.99] * 8 + [0.5], [0.98] * 2 + [0.90] * 7
+    many = [deep, flat]
+    assert table([70, 70], many, estimator="mean_b") == [[70, 5]]
+    assert table([70, 70], many, estimator="mean_first") == [[70, 2]]
+    assert table([70] * 3, [deep, deep, flat], estimator="mean_b") == [[70, 6]]
+    assert table([70] * 3, [deep, flat, flat], estimator="mean_b") == [[70, 4]]
+    assert table([70] * 3, [[0.99] * 5, [0.99] * 5, [0.99] * 4 + [0]], estimator="mean_b") == [[70, 4]]  # 4.67
+
+
+def test_B4_lookup():
+    steps = np.array([[10, 3], [30, 5], [95, 12]], np.uint32)
+    r = np.arange(101, dtype=np.uint32)
+    want = [max([b for at, b in steps.tolist() if at <= i], default=1) for i in range(101)]
+    assert compute("bicache.lookup", steps, r).tolist() == want
+    assert compute("bicache.lookup", steps[:0], r[:3]).tolist() == [1, 1, 1]
+
+
+def test_B5_r_rounding():
+    assert percents([625, 635, 5, 15, 1, 0, 7], [1000, 1000, 1000, 1000, 1, 9, 7]) == [62, 64, 0, 2, 100, 0, 100]
+    m, n = np.meshgrid(np.arange(0, 400, 3), [200, 400, 1000, 2048, 333])
+    m, n = m[m <= n], n[m <= n]
+    assert percents(m, n) == [round(float(a / b * 100)) if (200 * a) % b else round(a * 100 / b) for a, b in
+                              zip(m.tolist(), n.tolist())]
+    assert "prefix" in refused("bicache.ratio", np.array([3], np.uint64), np.array([2], np.uint64))
+    assert "prefix" in refused("bicache.ratio", np.array([0], np.uint64), np.array([0], np.uint64))
+    steps, r = np.array([[10, 3]], np.uint32), np.array([50], np.uint32)
+    assert "other kind" in refused("bicache.lookup", steps, r, table_ratio="prompt_only", ratio="include_gen")
+    assert compute("bicache.lookup", steps, r, table_ratio="prompt_only", ratio="prompt_only").tolist() == [3]
+
+
+def test_B6_similarity_kernels():
+    rng, worst = np.random.default_rng(2), 0
+    for heads, tokens, dim in (4, 50, 32), (1, 1, 1), (3, 7, 17), (8, 20, 128), (2, 5, 9000), (2, 3, 127):
+        k, v, a, b = (rng.standard_normal((heads, tokens, dim)).astype(np.float32) for _ in range(4))
+        a, b = k + 0.3 * a, v + 0.6 * b
+        for to, back, bits in (lambda x: x, lambda x: x, False), (lambda x: x.astype(np.float16), lambda x: x, False), (
+                bf16, wide, True):
+            arrays = [to(x) for x in (k, v, a, b)]
+            seen = [tokens_of(back(x).astype(np.float64)) for x in arrays]
+            for variant in variants():
+                flat = float(compute("bicache.similarity", *arrays, kind="flat", variant=variant, bf16=bits))
+                mean = float(compute("bicache.similarity", *arrays, variant=variant, bf16=bits))
+                want = (sim_token_mean(seen[0], seen[2]) + sim_token_mean(seen[1], seen[3])) / 2
+                worst = max(worst, abs(flat - sim_flat(*seen)), abs(mean - want))
+    assert worst < 1e-6
+    zero = np.zeros((2, 4, 8))
+    assert similarity(zero, zero, zero, zero) == similarity(zero, zero, zero, zero, kind="flat") == 0
+    return f"max error {worst:.1e}"
+
+
+def test_B6_rotation_changes_nothing():
+    rng = np.random.default_rng(3)
+    k, v, k_ref, v_ref = (rng.standard_normal((4, 60, 64)) for _ in range(4))
+    k_ref = k + 0.5 * k_ref
+    at = rng.integers(0, 4000, 60)
+    for kind in "flat", "token_mean":
+        before = similarity(k, v, k_ref, v_ref, kind=kind)
+        assert abs(before - similarity(rope(k, at), v, rope(k_ref, at), v_ref, kind=kind)) < 1e-6
+        assert abs(before - similarity(rope(k, at), v, rope(k_ref, at + 7), v_ref, kind=kind)) > 1e-3
+
+
+def encode(seed, m, n):
+    """An encoder, and what it stores for a prefix of m tokens: alone, and within n."""
+    rng = np.random.default_rng(seed)
+    toy, ids = toy_encoder(rng), rng.integers(0, 1000, n)
+    return toy, ids, toy.forward(ids[:m]), toy.forward(ids)
+
+
+def profile(seeds, n, percents_):
+    """Mean similarity [r][layer] of the official code's kind."""
+    out = []
+    for seed in seeds:
+        toy, ids, _, (k_all, v_all, _) = encode(seed, 1, n)
+        sims = []
+        for m in (percent * n // 100 for percent in percents_):
+            k, v, _ = toy.forward(ids[:m])
+            sims.append([similarity(k[l], v[l], k_all[l][:, :m], v_all[l][:, :m]) for l in range(len(k))])
+        out.append(sims)
+    return np.mean(out, 0)
+
+
+def test_B7_depth():
+    """Layer 1 sees no other token, and the deeper the layer the less alike: what the whole method rests on."""
+    published = [1, .983, .962, .939, .917, .911, .897, .880, .886, .872, .879, .856]
+    sims = profile(range(3), 200, (30, 60, 90))
+    assert np.abs(sims[:, 0] - 1).max() < 1e-6
+    assert np.all(sims[:, 1:6].mean(1) > sims[:, 6:].mean(1))
+    assert np.all(np.diff(sims.mean(1)) > 0)  # the more of the input is prefix, the more alike
+    assert np.abs(sims[-1] - published).max() < 0.02, sims[-1].round(3)
+    steps = table([30, 60, 90], sims, tau=0.9)
+    assert steps == [[p, int(n)] for p, n in btable_of(sims, 0.9)] and steps[-1][1] > steps[0][1]
+    return f"r=.9: {' '.join(f'{s:.3f}' for s in sims[-1])}"
+
+
+def btable_of(sims, tau):
+    return [[(30, 60, 90)[r], b] for r, b in btable(sims.astype(np.float32), np.float32(tau))]
+
+
+def test_B10_boundary():
+    """Keys and values of layer b + 1, made from the hidden state after layer b, are those of the prefix alone."""
+    m = 120
+    toy, ids, (k, v, o), (k_all, v_all, _) = encode(4, m, 200)
+    for b in range(1, toy.layers):
+        key, value = toy.keys_values(b, o[b - 1], np.arange(m))
+        assert np.array_equal(key, k[b]) and np.array_equal(value, v[b])
+        assert similarity(key, value, k[b], v[b], kind="flat") > 1 - 1e-7
+        assert not np.allclose(key, k_all[b][:, :m])  # with the whole input they are others
+
+
+def test_B14_lemmas():
+    rng = np.random.default_rng(5)
+    for scale in 0.01, 0.1, 1, 3:  # lemma 3: 1 - cos <= |a - b|^2 / (2 |a| |b|)
+        a, v = rng.standard_normal((2, 1, 300, 48))
+        b = a + scale * rng.standard_normal(a.shape)
+        x, y = a[0], b[0]
+        for i in range(0, 300, 10):
+            cos = similarity(a[:, i : i + 1], a[:, i : i + 1], b[:, i : i + 1], b[:, i : i + 1])
+            bound = np.sum((x[i] - y[i]) ** 2) / (2 * np.linalg.norm(x[i]) * np.linalg.norm(y[i]))
+            assert 1 - cos <= bound + 1e-6
+    worst = 0
+    for round in range(40):  # lemma 1: attention with and without n - m tokens of mass rho differs by 2 B_V rho
+        n, m, dim = 64, int(rng.integers(4, 63)), 32
+        pool = rng.standard_normal((4, 2, 1, 16, dim)).astype(np.float32)
+        q = (rng.standard_normal((5, 1, dim)) * rng.choice([0.3, 2, 6])).astype(np.float32)
+        args = pool, np.arange(4, dtype=np.int32), q
+        alone = compute("attend.dense", *args, mask="none", keys=m)
+        for i in range(5):
+            whole, _, mass = compute("attend.mass", pool, args[1], q[i : i + 1], mask="none", outputs=3)
+            leaked = mass[0, m:].sum()
+            largest = np.linalg.norm(pool[:, 1, 0], axis=-1).max()
+            moved = np.linalg.norm(whole[0, 0] - alone[i, 0])
+            assert moved <= 2 * largest * leaked + 1e-5
+            worst = max(worst, moved / (2 * largest * leaked + 1e-9) if leaked > 1e-3 else 0)
+    assert worst > 0.02  # the bound is one of what is measured, not of nothing
+    return f"attention moves by at most {worst:.2f} of the bound"

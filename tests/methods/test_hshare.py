@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HShare (methods.md 2.4 and 3.4) against numpy."""
+import numpy as np
+
+from kernels import bf16, compute, refused, variants, wide
+
+
+def lower(s):
+    return np.tril(s, -1).astype(np.float32)
+
+
+def share(s, k, algo):
+    return compute("hshare.share", lower(s), k=k, algo=algo).tolist()
+
+
+# ---- oracles ----
+
+
+def greedy(s, k):
+    """Algorithm 1 as printed, and the official code's procedure beside it."""
+    s, n = lower(s).copy(), len(s)
+    raw, official = list(range(n)), list(range(n))
+    for _ in range(min(k, n - 1)):
+        i, j = divmod(int(s.argmax()), n)
+        if s[i, j] <= 0:
+            break
+        raw[i] = official[i] = j
+        s[i, :] = 0
+        s[:, i] = 0
+        for p in range(n):
+            if official[p] == i:
+                official[p] = j
+    return raw, official
+
+
+def compressed(source):
+    source = list(source)
+    for i in range(len(source)):
+        while source[source[i]] != source[i]:
+            source[i] = source[source[i]]
+    return source
+
+
+def shared_similarity(s, source):
+    used = [s[i, j] for i, j in enumerate(source) if i != j]
+    return float(np.mean(used)) if used else 0.0
+
+
+def pseudo_quantise(x, bits=4):
+    low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
+    span = np.where(high == low, 1, high - low)
+    scale = (2**bits - 1) / span
+    return np.clip(np.round((x - low) * scale), 0, 2**bits - 1) / scale + low
+
+
+def decode(labels, channels):
+    """What a label says, by the layout in kernels/hshare.h."""
+    codes = labels[:, : (channels + 1) // 2]
+    values = np.stack([codes & 15, codes >> 4], -1).reshape(len(labels), -1)[:, :channels]
+    ends = np.ascontiguousarray(labels[:, (channels + 1) // 2 :]).view(np.float16).astype(np.float64)
+    return values, ends[:, :1], ends[:, 1:]
+
+
+def bitsets(rows, n):
+    """Sets of tokens [..., z] as rows of bits."""
+    words = -(-n // 64)
+    flags = np.zeros(rows.shape[:-1] + (words * 64,), np.uint8)
+    np.put_along_axis(flags, rows.astype(np.int64), 1, -1)
+    return np.packbits(flags, axis=-1, bitorder="little").view(np.uint64)
+
+
+def softmax(s):
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def critical(scores, n, x, y, z):
+    if n <= x + y + z:
+        return np.arange(n)
+    middle = scores[x : n - y]
+    best = np.lexsort((np.arange(len(middle)), -middle))[:z] + x
+    return np.concatenate([np.arange(x), np.sort(best), np.arange(n - y, n)])
+
+
+def paged(rng, k, v, tokens):
+    """Keys and values [head, position, dim] in shuffled blocks of a pool; and the table."""
+    heads, n, dim = k.shape
+    blocks = -(-n // tokens)
+    pool = rng.standard_normal((blocks + 3, 2, heads, tokens, dim)).astype(np.float32)
+    table = rng.permutation(blocks + 3)[:blocks].astype(np.int32)
+    for plane, x in enumerate((k, v)):
+        for i in range(n):
+            pool[table[i // tokens], plane, :, i % tokens] = x[:, i]
+    return pool, table
+
+
+def attention(q, k, v, seen):
+    """One query head over the positions seen, in fp64."""
+    p = softmax(k[seen].astype(np.float64) @ q.astype(np.float64) / np.sqrt(len(q)))
+    return p @ v[seen].astype(np.float64)
+
+
+# ---- sharing ----
+
+
+def test_H1_greedy():
+    s = np.zeros((3, 3), np.float32)
+    s[2, 1], s[1, 0], s[2, 0] = 0.9, 0.8, 0.3
+    assert share(s, 2, "greedy") == [0, 0, 1]
+    assert share(s, 2, "greedy_root") == [0, 0, 0]
+    rng = np.random.default_rng(1)
+    for round in range(1200):  # the oracles among each other, and a sample of them against the kernel
+        s, k = rng.random((32, 32)), int(rng.integers(0, 40))
+        raw, official = greedy(s, k)
+        assert compressed(raw) == official
+        if round % 24 == 0:
+            assert share(s, k, "greedy") == raw
+            assert share(s, k, "greedy_root") == official
+
+
+def test_H2_structure():
+    rng = np.random.default_rng(2)
+    for k in 0, 1, 8, 16, 24, 31, 100:
+        for algo in "greedy_root", "star":
+            s = lower(rng.random((32, 32)) + 0.01)
+            empty = rng.choice(np.arange(1, 32), 5, replace=False) if k % 2 else []
+            s[empty, :] = 0  # resemble nobody before them
+            source = share(s, k, algo)
+            assert source[0] == 0 and all(j <= i for i, j in enumerate(source))
+            assert all(source[j] == j for j in source)
+            assert int(compute("hshare.check", np.array(source, np.uint32))) == 32
+            sharers = sum(i != j for i, j in enumerate(source))
+            if algo == "greedy_root":
+                assert sharers == min(k, 31 - len(empty))
+            else:
+                assert sharers <= min(k, 31) and (len(empty) > 0 or sharers == min(k, 31))
+            assert all(s[i].any() for i, j in enumerate(source) if i != j)
+    published = [0, 1, 2, 2, 2, 2, 6, 7, 8, 8, 8, 11, 8, 8, 14, 14, 14, 14, 14, 19, 20, 20, 22, 22, 24, 25, 24, 27, 27,
+                 29, 27, 31]
+    check = lambda source: int(compute("hshare.check", np.array(source, np.uint32)))
+    assert check(published) == 32 and len(set(published)) == 16
+    assert check([0, 0, 1]) == 2 and check([0, 2, 2]) == 1 and check([1, 1]) == 0
+    assert "none of" in refused("hshare.check", np.array([0, 7], np.uint32))
+    assert share(np.zeros((4, 4)), 3, "greedy") == share(np.zeros((4, 4)), 3, "star") == [0, 1, 2, 3]
+
+
+def test_H2_star_keeps_more_than_greedy():
+    """Compression costs similarity of the pairs that are used; a star does not."""
+    rng, kept = np.random.default_rng(3), {"greedy_root": [], "star": []}
+    for _ in range(6):
+        s = lower(rng.random((32, 32)))
+        for algo in kept:
+            kept[algo].append(shared_similarity(s, share(s, 24, algo)))
+    assert np.mean(kept["star"]) > np.mean(kept["greedy_root"]) + 0.05
+    return f"k=24: star {np.mean(kept['star']):.3f}, greedy {np.mean(kept['greedy_root']):.3f}"
+
+
+def test_H3_sets():
+    rng = np.random.default_rng(4)
+    for n, z in (100, 7), (500, 88), (4096, 432):
+        layers, heads, queries = 4, 3, 2
+        rows = np.array([[rng.choice(n, z, replace=False) for _ in range(heads * queries)] for _ in range(layers)])
+        rows[2] = rows[0]
+        for variant in variants():
+            got = compute("hshare.overlap", bitsets(rows, n), variant=variant)
+            for i in range(layers):
+                for j in range(i):
+                    want = np.mean([len(set(a) & set(b)) / z for a, b in zip(rows[i], rows[j])])
+                    assert abs(got[i, j] - want) < 1e-6
+            assert got[2, 0] == 1 and not np.triu(got).any()
+    uneven = np.zeros((2, 1, 130), np.uint8)  # |A| = 40, |B| = 100, 10 in common
+    uneven[0, 0, :40] = uneven[1, 0, 30:130] = 1
+    bits = np.packbits(np.pad(uneven, ((0, 0), (0, 0), (0, 62))), axis=-1, bitorder="little").view(np.uint64)
+    assert abs(compute("hshare.overlap", bits)[1, 0] - 0.1) < 1e-7
+
+
+def test_H3_union_saturates():
+    """As printed, similarity is one of unions over heads: it cannot tell layers that agree from ones that do not."""
+    rng = np.random.default_rng(5)
+    for n, z, want in (500, 88, 0.1768), (4096, 432, 0.2807):
+        heads = 32
+        a, b = (np.array([rng.choice(n, z, replace=False) for _ in range(heads)]) for _ in range(2))
+        union = lambda x, y: len(set(x.ravel()) & set(y.ravel())) / x.size
+        if n == 500:
+            assert abs(union(a, b) - union(a, a)) < 0.01
+        per_head = compute("hshare.overlap", bitsets(np.stack([a, a, b]), n))
+        assert per_head[1, 0] == 1 and abs(per_head[2, 0] - z / n) < 0.01
+
+
+# ---- labels and selection ----
+
+
+def test_H4_label_quant():
+    rng = np.random.default_rng(6)
+    for channels, dim in (32, 128), (32, 32), (16, 64), (7, 80), (1, 3), (256, 256):
+        k = rng.standard_normal((50, dim)).astype(np.float32) * rng.choice([0.01, 1, 30], (50, 1)).astype(np.float32)
+        k[3] = 2.5
+        k[4, -1] = np.nan
+        chosen = np.sort(rng.choice(dim, channels, replace=False)).astype(np.uint16)
+        chosen[-1] = dim - 1
+        for variant in variants():
+            labels = compute("hshare.label", k, chosen, variant=variant)
+            assert labels.shape == (50, (channels + 1) // 2 + 4)
+            codes, least, step = decode(labels, channels)
+            x = k[:, chosen].astype(np.float64)
+            good = np.arange(50) != 4
+            x, codes, least, step = x[good], codes[good], least[good], step[good]
+            span = x.max(-1, keepdims=True) - x.min(-1, keepdims=True)
+            assert np.array_equal(least, x.min(-1, keepdims=True).astype(np.float16))
+            flat = span == 0
+            assert np.all(step[flat] == 1) and np.all(codes[flat[:, 0]] == 0)
+            assert np.allclose(step[~flat], span[~flat] / 15, rtol=2**-11, atol=0)
+            want = np.clip(np.round((x - least) / step), 0, 15)
+            assert np.mean(codes != want) < 1e-3 and np.max(np.abs(codes - want)) <= 1  # ties in single precision
+            f16 = np.abs(least) * 2**-11 + span * 2**-11 + 1e-7  # of rounding least and step
+            assert np.all(np.abs(least + codes * step - x) <= span / 30 * (1 + 2**-10) + f16)
+            assert np.all(np.abs(least + codes * step - pseudo_quantise(x)) <= np.where(flat, 1, step) * 1.01 + f16)
+        assert not decode(compute("hshare.label", k, chosen), channels)[0][4].any()
+
+
+def label_scores(q, k, chosen):
+    return pseudo_quantise(k[:, chosen].astype(np.float64)) @ pseudo_quantise(q[chosen].astype(np.float64))
+
+
+def test_H4_scores():
+    rng, close = np.random.default_rng(7), []
+    for channels, dim, tokens, blocks in (32, 128, 16, 9), (32, 64, 24, 5), (8, 17, 5, 11):
+        k = rng.standard_normal((blocks * tokens, dim)).astype(np.float32)
+        q = rng.standard_normal((3, dim)).astype(np.float32)
+        chosen = np.sort(rng.choice(dim, channels, replace=False)).astype(np.uint16)
+        for stored, bits in (k, False), (k.astype(np.float16), False), (bf16(k), True):
+            seen = wide(stored) if bits else stored.astype(np.float32)
+            labels = compute("hshare.label", stored, chosen, bf16=bits).reshape(blocks, tokens, -1)
+            table = rng.permutation(blocks).astype(np.int32)
+            back = np.argsort(table)
+            for variant in variants():
+                got = compute("hshare.scores", labels[back], table, chosen, q, variant=variant)
+                codes, least, step = decode(labels.reshape(blocks * tokens, -1), channels)
+                for g in range(3):
+                    want = (least + codes * step) @ pseudo_quantise(q[g][chosen].astype(np.float64))
+                    assert np.max(np.abs(got[g] - want)) < 1e-5 * channels
+                    close.append(np.corrcoef(got[g], label_scores(q[g], seen, chosen))[0, 1])
+        table[1] = -1
+        got = compute("hshare.scores", labels[back], table, chosen, q, first=3)
+        assert np.all(np.isneginf(got[:, tokens - 3 : 2 * tokens - 3])) and np.isfinite(got).sum() == 3 * (
+            (blocks - 1) * tokens - 3)
+    assert min(close) > 0.999  # with those of App. A, whose ends are not rounded to f16
+    return f"correlation with unrounded labels at least {min(close):.5f}"
+
+
+def test_H4_channels():
+    rng = np.random.default_rng(8)
+    heavy = rng.choice(128, 32, replace=False)
+    q, k = (rng.standard_normal(s).astype(np.float32) for s in ((200, 4, 128), (200, 128)))
+    k[:, heavy] *= 3
+    channels, weights = compute("hshare.channels", q, k, outputs=2)
+    assert np.array_equal(channels, np.sort(heavy))
+    assert np.allclose(weights, np.abs(q * k[:, None]).sum((0, 1)), rtol=1e-5)
+
+
+def test_H5_selection():
+    rng = np.random.default_rng(9)
+    for n, x, y, z in ((1000, 8, 32, 88), (600, 16, 64, 432), (513, 16, 64, 432), (512, 16, 64, 432), (100, 8, 32, 88),
+                       (200, 0, 1, 5), (200, 5, 0, 5), (300, 0, 0, 1), (50, 8, 60, 4), (20000, 16, 64, 432)):
+        for scores in rng.standard_normal(n), rng.integers(-3, 4, n), np.zeros(n):
+            scores = scores.astype(np.float32)
+            want = critical(scores, n, x, y, z)
+            for variant in variants():
+                got = compute("hshare.select", scores, sinks=x, recent=y, middle=z, variant=variant)
+                assert np.array_equal(got, want), (n, x, y, z, variant)
+                assert len(set(got.tolist())) == len(got) == min(n, max(x + y + z, 0))
+    scores = rng.standard_normal(300).astype(np.float32)
+    scores[50:250] = -np.inf  # not in the pool: nothing can be said of them
+    got = compute("hshare.select", scores, sinks=8, recent=32, middle=88)
+    assert not np.isin(got, np.arange(50, 250)).any() and len(got) == 100
+
+
+def test_H6_sparse_attention():
+    rng, worst = np.random.default_rng(10), 0
+    for tokens, dim, heads, group, n in (16, 64, 2, 2, 200), (5, 17, 1, 3, 61), (24, 128, 3, 1, 90):
+        k, v = (rng.standard_normal((heads, n, dim)).astype(np.float32) for _ in range(2))
+        q = rng.standard_normal((1, heads * group, dim)).astype(np.float32) * 2
+        pool, table = paged(rng, k, v, tokens)
+        chosen = np.array([np.sort(rng.choice(n, n // 4, replace=False)) for _ in range(heads)], np.uint32)
+        for variant in variants():
+            got = compute("attend.sparse", pool, table, q, None, chosen, keys=n, variant=variant)
+            for h in range(heads * group):
+                want = attention(q[0, h], k[h // group], v[h // group], chosen[h // group])
+                worst = max(worst, np.abs(got[0, h] - want).max())
+    assert worst < 2e-6 * np.abs(v).max()
+    return f"max error {worst:.1e}"
+
+
+def test_H6_mass():
+    """mass_b = l_b exp(m_b - m) / l, summed over query heads: App. A's block_mass; and by token."""
+    rng = np.random.default_rng(11)
+    k, v = (rng.standard_normal((2, 96, 64)).astype(np.float32) for _ in range(2))
+    q = rng.standard_normal((3, 4, 64)).astype(np.float32) * 3
+    pool, table = paged(rng, k, v, 16)
+    for variant in variants():
+        _, blocks, positions = compute("attend.mass", pool, table, q, mask="none", outputs=3, variant=variant)
+        for h in range(2):
+            s = np.einsum("qgd,nd->qgn", q[:, 2 * h : 2 * h + 2].astype(np.float64), k[h]) / 8
+            split = s.reshape(3, 2, 6, 16)
+            m = split.max(-1)
+            mass = np.exp(split - m[..., None]).sum(-1) * np.exp(m - m.max(-1, keepdims=True))
+            mass /= mass.sum(-1, keepdims=True)
+            assert np.allclose(blocks[h], mass.sum((0, 1)), atol=2e-6)
+            assert np.allclose(positions[h], softmax(s).sum((0, 1)), atol=2e-6)
+
+
+def test_H6_turned_queries():
+    """A block made elsewhere (delta): queries turned by -delta see it as it would be here."""
+    from toy import rope
+    rng = np.random.default_rng(12)
+    n, dim, tokens = 96, 64, 16
+    k, v = (rng.standard_normal((1, n, dim)) for _ in range(2))
+    deltas = np.array([0, 48, 48, -16, 0, 1024], np.int32)
+    here = rope(k, np.arange(n))
+    made = rope(k, np.arange(n) - np.repeat(deltas, tokens))
+    q = rope(rng.standard_normal((2, 1, dim)), np.arange(1)).astype(np.float32) * 2
+    pool, table = paged(rng, made.astype(np.float32), v.astype(np.float32), tokens)
+    for variant in variants():
+        got = compute("attend.dense", pool, table, q.transpose(1, 0, 2), deltas, mask="none", variant=variant)
+        want = np.array([attention(q[g, 0], here[0], v[0], np.arange(n)) for g in range(2)])
+        assert np.abs(got[0] - want).max() < 1e-4
+        plain = compute("attend.dense", pool, table, q.transpose(1, 0, 2), mask="none", variant=variant)
+        assert np.abs(plain[0] - want).max() > 1e-2  # not turning them is wrong
+
+
+def test_H7_everything_is_critical():
+    rng = np.random.default_rng(13)
+    n, dim = 128, 64
+    k, v = (rng.standard_normal((2, n, dim)).astype(np.float32) for _ in range(2))
+    q = rng.standard_normal((1, 4, dim)).astype(np.float32)
+    pool, table = paged(rng, k, v, 16)
+    everything = compute("hshare.select", np.zeros(n, np.float32), sinks=8, recent=32, middle=88)
+    for variant in variants():
+        sparse = compute("attend.sparse", pool, table, q, None, np.stack([everything] * 2), variant=variant)
+        dense = compute("attend.dense", pool, table, q, variant=variant)
+        assert np.abs(sparse - dense).max() <= 2e-6
+
+
+def test_H8_window_gap():
+    rng = np.random.default_rng(14)
+    a, y, n0 = 4, 32, 1000
+    scores = rng.standard_normal(n0).astype(np.float32)
+    base = compute("hshare.select", scores, sinks=8, recent=y, middle=88)
+    for s in range(a + 1):
+        got = compute("hshare.select", scores, sinks=8, recent=y, middle=88, now=n0 + s)
+        assert got[-1] == n0 + s - 1  # the newest token is always there
+        assert np.array_equal(got, np.concatenate([base, np.arange(n0, n0 + s)]))
+        assert np.array_equal(got[8 + 88 :], np.arange(n0 - y, n0 + s))
+        stale = base  # the speed path of the official code keeps the window of the selection
+        assert (stale[-1] == n0 + s - 1) == (s == 0)
+    assert "before" in refused("hshare.select", scores, now=n0 - 1)
+
+
+# ---- heads and queries ----
+
+
+def test_H11_gqa():
+    rng = np.random.default_rng(15)
+    n = 700
+    for variant in variants():
+        one = rng.standard_normal((1, n)).astype(np.float32) * 300  # a softmax of these would underflow
+        got = compute("hshare.aggregate", one, scale=0.3, variant=variant)
+        assert np.array_equal(got, one[0])
+        four = rng.standard_normal((4, n)).astype(np.float32) * 20
+        for how, fold in ("sum", np.sum), ("max", np.max):
+            score = compute("hshare.aggregate", four, scale=0.125, how=how, variant=variant)
+            want = fold(softmax(four.astype(np.float64) * 0.125), 0)
+            assert np.max(np.abs(score - want) / want) < 1e-5
+            got = compute("hshare.select", score, sinks=8, recent=32, middle=88, variant=variant)
+            assert np.array_equal(got, critical(want, n, 8, 32, 88)), how
+
+
+def test_H12_ratio_accounting():
+    rng = np.random.default_rng(16)
+    for n_l, n_h, a, layer_ratio, head_ratio in (32, 32, 2, 0.75, 0.75), (32, 8, 2, 0.5, 0.5), (6, 4, 4, 0.5, 1.0), (
+            12, 5, 3, 0.3, 0.5):
+        k_l, k_h = (min(int(np.rint((1 - r) * n)), n - 1) for r, n in ((layer_ratio, n_l), (head_ratio, n_h)))
+        layers = compute("hshare.share", lower(rng.random((n_l, n_l)) + 0.01), ratio=layer_ratio)
+        heads = np.array([compute("hshare.share", lower(rng.random((n_h, n_h)) + 0.01), ratio=head_ratio)
+                          for _ in range(n_l)], np.uint32)
+        chooses = compute("hshare.chooses", layers, heads, queries=64, every=a, first=1024 * a)
+        assert chooses.sum() == (n_l - k_l) * (n_h - k_h) * -(-64 // a)
+        if 64 % a == 0 and layer_ratio * n_l % 1 == head_ratio * n_h % 1 == 0:
+            ratio = chooses.mean()
+            assert abs(ratio - layer_ratio * head_ratio / a) < 1e-12
