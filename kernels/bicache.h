@@ -31,7 +31,7 @@ double kvd_cosine(const struct kvd_products *p);
 /* The paper's similarity of a layer: keys and values of all tokens as one vector. */
 double kvd_similarity_flat(const struct kvd_products *keys, const struct kvd_products *values, uint32_t tokens);
 
-/* The official code's: the cosine of each token's keys (all heads), the mean over tokens; and so the values; their mean. */
+/* The official code's: each token's cosine (over its heads), for keys and for values, and the mean of all of those. */
 double kvd_similarity_token_mean(const struct kvd_products *keys, const struct kvd_products *values, uint32_t tokens);
 
 #endif

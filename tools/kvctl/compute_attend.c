@@ -49,7 +49,7 @@ static int prepare(struct compute *c, struct kvd_attention *a) {
 
         keys = keys ? keys : n_blocks * tokens;
         if (compute_size(c, "planes") != 2 || c->in[0].count == 0)
-                return compute_fail(c, "a block has 2 planes, keys and values, and at least one head, token, dimension");
+                return compute_fail(c, "a block has 2 planes, keys and values, and some heads and tokens");
         if (keys > n_blocks * tokens || keys > UINT32_MAX || (causal && queries > keys))
                 return compute_fail(c, "the table has not as many keys");
         if (compute_size(c, "query_heads") % heads != 0 || compute_size(c, "query_heads") == 0)

@@ -59,8 +59,9 @@ static const uint8_t *const *get_table(struct compute *c, size_t block_bytes) {
 }
 
 static int run_scores(struct compute *c) {
-        uint64_t tokens = compute_size(c, "tokens"), bytes = compute_size(c, "bytes"), n = compute_size(c, "n") * tokens;
-        uint64_t first = compute_whole(c, "first"), dim = compute_size(c, "dim"), queries = compute_size(c, "queries");
+        uint64_t tokens = compute_size(c, "tokens"), n = compute_size(c, "n") * tokens;
+        uint64_t bytes = compute_size(c, "bytes"), first = compute_whole(c, "first");
+        uint64_t dim = compute_size(c, "dim"), queries = compute_size(c, "queries");
         uint32_t channels = (uint32_t)compute_size(c, "channels");
         struct kvd_label_query *labels = compute_scratch(c, queries * sizeof *labels);
         const uint8_t *const *blocks = get_table(c, tokens * bytes);
@@ -166,8 +167,9 @@ static int run_check(struct compute *c) {
 }
 
 static int run_chooses(struct compute *c) {
-        uint64_t layers = compute_size(c, "layers"), heads = compute_size(c, "heads"), queries = compute_whole(c, "queries");
-        uint64_t first = compute_whole(c, "first"), every = compute_whole(c, "every");
+        uint64_t layers = compute_size(c, "layers"), heads = compute_size(c, "heads");
+        uint64_t queries = compute_whole(c, "queries"), first = compute_whole(c, "first");
+        uint64_t every = compute_whole(c, "every");
         uint8_t *out;
 
         if (every == 0 || compute_make(c, 0, 3, (uint64_t[]){queries, layers, heads}) < 0)
@@ -225,7 +227,7 @@ const struct compute_row compute_hshare[] = {
         {
                 .name = "hshare.select",
                 .text = "the critical tokens: sinks, the top of the middle, and what is recent",
-                .in = {{"scores", "n", COMPUTE_IS(NPY_F32), "of all tokens; those outside the middle are not looked at"}},
+                .in = {{"scores", "n", COMPUTE_IS(NPY_F32), "of all tokens; only the middle's are looked at"}},
                 .param = {{"sinks", "whole", "16", "x, at the start"},
                           {"recent", "whole", "64", "y, at the end"},
                           {"middle", "whole", "432", "z, of the others"},
