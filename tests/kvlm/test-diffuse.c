@@ -209,7 +209,7 @@ START_TEST(the_table_says_how_deep) {
                 {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[50, 2], [80, 3]]}", "", 80, 3},            /* 40 of 50 */
                 {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[50, 2], [81, 3]]}", "", 80, 2},
                 {"{\"def\": \"PROMPT_ONLY\", \"entries\": [[50, 2], [81, 4]]}", "", 100, 4},           /* 40 of 40 */
-                {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[62, 2], [63, 3]]}", "01234567890123", 62, 2}, /* of 64: 62.5 */
+                {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[62, 2], [63, 3]]}", "01234567890123", 62, 2}, /* 62.5 */
                 {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[90, 2]]}", "", 80, 1},
                 {"{\"def\": \"INCLUDE_GEN\", \"entries\": []}", "", 80, 1},
         };
@@ -232,7 +232,8 @@ END_TEST
 START_TEST(bad_tables_are_refused) {
         static const char *const tables[] = {
                 "", "[]", "{\"entries\": []}", "{\"def\": \"OTHER\", \"entries\": []}", "{\"def\": \"INCLUDE_GEN\"}",
-                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 0]]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 5]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 0]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 5]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[101, 1]]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[5, 1], [5, 2]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 2, 3]]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[]]}",
@@ -282,8 +283,8 @@ START_TEST(a_model_needs_a_mask) {
 
                 snprintf(text, sizeof text,
                          "{%s, \"num_hidden_layers\": 4, \"hidden_size\": 24, \"num_attention_heads\": 6, "
-                         "\"num_key_value_heads\": 2, \"head_dim\": 10, \"intermediate_size\": 37, \"vocab_size\": 283, "
-                         "\"tie_word_embeddings\": true}",
+                         "\"num_key_value_heads\": 2, \"head_dim\": 10, \"intermediate_size\": 37, "
+                         "\"vocab_size\": 283, \"tie_word_embeddings\": true}",
                          configs[i]);
                 folder_write_text("model/config.json", text);
                 o = ask("{\"prompt\": \"0\"}\n", "{\"def\": \"INCLUDE_GEN\", \"entries\": []}");

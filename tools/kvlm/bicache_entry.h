@@ -53,6 +53,6 @@ int entry_open_private(const struct entry_maker *, const uint32_t *tokens, uint3
 struct entry *entry_close(struct entry *);
 
 uint8_t *entry_block(const struct entry *, uint32_t layer, uint32_t i);
-uint64_t entry_bytes(const struct entry *, uint32_t n_layers, bool shared); /* of the first layers, in the pool or not */
+uint64_t entry_bytes(const struct entry *, uint32_t n_layers, bool shared); /* of its first layers; in the pool? */
 
 #endif

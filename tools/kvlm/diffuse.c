@@ -2,8 +2,8 @@
 
 /*
  * A step computes all rows, or with BiCache (methods.md 2.3.2) those of the prompt and the region only: the prefix has
- * its keys and values already. Of its first b layers they are the entry's, computed without the rest of the request;
- * of the others they are the request's own, computed every `refresh` steps from the entry's hidden state behind layer b.
+ * its keys and values already. Of its first b layers they are the entry's, computed without the rest of the request; of
+ * the others they are the request's own, computed every so many steps from the entry's hidden state behind layer b.
  */
 
 #include "tools/kvlm/diffuse.h"
