@@ -136,6 +136,7 @@ static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
                                 cooled += cool_entry(q, i, how);
                 }
         space_count(q->space, KVD_SPACE_RELIEVED, cooled);
+        q->space->starved &= !cooled;
         return cooled;
 }
 

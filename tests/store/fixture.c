@@ -110,7 +110,7 @@ void block_floats(struct space *space, kvd_ref ref, float ret[BLOCK_BYTES / 4]) 
         ck_assert_int_eq(pread(fd, ret, BLOCK_BYTES, at), BLOCK_BYTES);
 }
 
-static void write_block(struct space *space, kvd_ref ref, const void *from) {
+void fixture_write(struct space *space, kvd_ref ref, const void *from) {
         int fd;
         off_t at = block_at(space, ref, &fd);
 
@@ -144,7 +144,7 @@ static int fill(struct table *t, const uint32_t *tokens, uint32_t n, kvd_ref *re
         if (r < 0)
                 return r;
         tokens_floats(tokens, n, floats);
-        write_block(attachment_space(t->a), *ret, floats);
+        fixture_write(attachment_space(t->a), *ret, floats);
         return 0;
 }
 

@@ -73,6 +73,7 @@ uint32_t table_peek(struct table *t, struct kvd_change *ret);
 /* Every byte of every resident exact block, every flag, against the store's own idea. */
 void table_check(const struct table *t);
 void block_floats(struct space *space, kvd_ref ref, float ret[BLOCK_BYTES / 4]);
+void fixture_write(struct space *space, kvd_ref ref, const void *from);
 void token_floats(uint32_t token, uint32_t at, float ret[BLOCK_BYTES / 4]); /* into token slot `at` of a block */
 
 #endif

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Who goes when there is too little room: watermarks, the order of relief, priorities, policy priority. */
+
+#include <check.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "tests/store/fixture.h"
+
+static struct space *space;
+static struct attachment *a;
+static struct table t;
+
+static void setup(void) {
+        fixture_open(112, 100);
+        space = fixture_space("s", 100);
+        a = fixture_attach(space);
+        ck_assert_uint_eq(usage_of(space).max_blocks, 100);
+        set(space, "kvreviver.vague", "0"); /* exact copies only, unless a test says otherwise */
+        table_open(&t, a, 200, true);
+}
+
+static void teardown(void) {
+        idle();
+        check_clean(space);
+        fixture_close();
+}
+
+/* What the client's attention says of an entry. */
+static void use(uint32_t slot, uint16_t mass, uint16_t hits) {
+        uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
+        struct kvd_use *at = (struct kvd_use *)(page + kvd_use_off(space_index(space)->capacity));
+
+        at[kvd_ref_id(t.slots[slot].ref)] = (struct kvd_use){mass, hits};
+}
+
+/* The loop's turns: relief, jobs, and the client at a safe point. */
+static void settle(void) {
+        for (int i = 0; i < 20; i++) {
+                idle();
+                work();
+                table_sync(&t, NULL);
+        }
+        idle();
+        check_clean(space);
+        table_check(&t);
+}
+
+static uint32_t resident(uint32_t from, uint32_t n) {
+        uint32_t r = 0;
+
+        for (uint32_t i = from; i < from + n; i++)
+                r += t.slots[i].ref != 0;
+        return r;
+}
+
+START_TEST(nothing_leaves_below_the_mark_or_without_a_method) {
+        ck_assert_int_eq(table_append(&t, 95 * BT, 1), 0);
+        settle();
+        ck_assert_uint_eq(resident(0, 95), 95);
+        set(space, "pressure.high", "0.96");
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 95), 95);
+        set(space, "pressure.high", "0.9");
+        set(space, "pressure", "off");
+        settle();
+        ck_assert_uint_eq(resident(0, 95), 95);
+        set(space, "pressure", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 95), 80); /* down to the low mark */
+        ck_assert_uint_eq(counter(space, KVD_SPACE_RELIEVED), 15);
+        ck_assert_uint_eq(usage_of(space).spilled, 15);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(the_least_attended_go_first) {
+        set(space, "keydiff.sink_blocks", "1");
+        set(space, "pressure.keydiff", "0");
+        ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
+        for (uint32_t i = 0; i < 92; i++)
+                use(i, i >= 20 && i < 32 ? 3 : 300 + i, 0);
+        use(0, 1, 0); /* the sink stays, whatever is said of it */
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(20, 12), 0);
+        ck_assert_uint_eq(resident(0, 20), 20);
+        ck_assert_uint_eq(resident(32, 60), 60);
+        table_close(&t);
+}
+END_TEST
+
+/* Half attention, a third selections: ranks of both together decide; without reports KeyDiff's score does. */
+START_TEST(signals_are_weighed_and_may_be_missing) {
+        set(space, "pressure.keydiff", "0");
+        ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
+        for (uint32_t i = 0; i < 92; i++)
+                use(i, (uint16_t)(i < 40 ? 500 : 10), (uint16_t)(i < 30 || i >= 80 ? 500 : 10));
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 40), 40);
+        ck_assert_uint_eq(resident(40, 40), 28); /* neither attended nor selected */
+        ck_assert_uint_eq(resident(80, 12), 12);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(without_reports_keydiff_decides) {
+        ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
+        set(space, "keydiff.sink_blocks", "0");
+        set(space, "kvreviver", "on");
+        settle(); /* the tests' worker scores blocks higher and higher */
+        ck_assert_uint_eq(resident(0, 12), 0);
+        ck_assert_uint_eq(resident(12, 80), 80);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(a_sequence_keeps_its_budget) {
+        set(space, "kvreviver.budget", "0.97");
+        ck_assert_int_eq(table_append(&t, 100 * BT, 1), 0);
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 100), 97);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(the_largest_sequence_gives) {
+        struct table u;
+
+        table_open(&u, a, 100, true);
+        ck_assert_int_eq(table_append(&u, 20 * BT, 1), 0);
+        ck_assert_int_eq(table_append(&t, 72 * BT, 1), 0);
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(table_sync(&u, NULL), 0);
+        ck_assert_uint_eq(resident(0, 72), 60);
+        table_close(&t);
+        table_close(&u);
+}
+END_TEST
+
+START_TEST(a_refusal_starts_relief) {
+        kvd_ref refs[64];
+
+        set(space, "pressure.high", "1");
+        set(space, "pressure.low", "1");
+        set(space, "kvreviver", "on");
+        while (table_append(&t, BT, 1) == 0)
+                ;
+        ck_assert_uint_eq(t.n, 100);
+        settle();
+        ck_assert_uint_eq(usage_of(space).spilled, 16);
+        ck_assert_int_gt(space_allocate(a, 16, refs), 0);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(without_room_for_copies_nothing_goes_but_if_it_may) {
+        fixture_close();
+        fixture_open(112, 5);
+        space = fixture_space("s", 100);
+        a = fixture_attach(space);
+        table_open(&t, a, 200, true);
+        set(space, "kvreviver.vague", "0");
+        ck_assert_int_eq(table_append(&t, 95 * BT, 1), 0);
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 95), 90);
+        set(space, "kvreviver.drop", "on");
+        ck_assert_int_eq(table_append(&t, BT, 1), 0);
+        settle();
+        ck_assert_uint_eq(resident(0, 96), 80);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_DROPPED), 11);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(like_steps_are_shared_before_anything_leaves) {
+        set(space, "memshare", "on");
+        set(space, "memshare.min_step_tokens", "4");
+        worker_verdict = 1;
+        for (uint32_t i = 0; i < 19; i++) {
+                ck_assert_int_eq(table_append(&t, 5 * BT, 500), 0);
+                ck_assert_int_eq(sequence_share(a, t.number, i * 5 * BT, 5 * BT), 1);
+        }
+        while (worker_take()) /* relief comes later */
+                worker_do();
+        worker_verdict = 0;
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_gt(usage_of(space).shared, 80);
+        ck_assert_uint_eq(usage_of(space).spilled, 0);
+        table_close(&t);
+}
+END_TEST
+
+/* ---- policy priority ---------------------------------------------------------------------------------------------- */
+
+static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret) {
+        uint32_t tokens[32 * BT];
+        struct seal_request q = {.n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
+
+        for (uint32_t i = 0; i < n * BT; i++)
+                tokens[i] = token + i;
+        for (uint32_t got = 0; got < n;)
+                got += (uint32_t)space_allocate(a, n - got, ret + got);
+        ck_assert_int_eq(space_seal(a, &q, ret), 0);
+}
+
+static void attend(kvd_ref ref, uint16_t mass) {
+        uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
+        struct kvd_use *at = (struct kvd_use *)(page + kvd_use_off(space_index(space)->capacity));
+
+        at[kvd_ref_id(ref)].mass = mass;
+}
+
+START_TEST(policy_priority_evicts_what_is_worth_least) {
+        kvd_ref cold[4], hot[4], middle[4];
+        bool more;
+
+        seal_chain(4, 100, hot);
+        seal_chain(4, 200, cold);
+        seal_chain(4, 300, middle);
+        set(space, "policy", "priority");
+        for (uint32_t i = 0; i < 4; i++) {
+                attend(hot[i], 60000);
+                attend(cold[i], 1);
+                attend(middle[i], 256);
+        }
+        idle();
+        check_clean(space);
+        ck_assert_int_eq(space_evict(space, 4, KVD_ROOT, &more), 4);
+        ck_assert(!block_current(space, cold[0]) && block_current(space, hot[3]) && block_current(space, middle[3]));
+        ck_assert_int_eq(space_evict(space, 4, KVD_ROOT, &more), 4);
+        ck_assert(!block_current(space, middle[0]) && block_current(space, hot[3]));
+        set(space, "policy", "lru");
+        seal_chain(4, 200, cold);
+        check_clean(space);
+        ck_assert_int_eq(space_evict(space, 4, KVD_ROOT, &more), 4);
+        ck_assert(!block_current(space, hot[0]) && block_current(space, cold[3]));
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(chains_without_a_score_are_scored_when_there_is_time) {
+        kvd_ref chain[8];
+
+        seal_chain(8, 100, chain);
+        set(space, "policy", "priority");
+        set(space, "keydiff", "on");
+        idle();
+        work();
+        for (uint32_t i = 0; i < 8; i++)
+                ck_assert_uint_gt(space->blocks[kvd_ref_id(chain[i])].score, 0);
+        idle();
+        ck_assert_uint_eq(work(), 0);
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("relief");
+        TCase *tc = tcase_create("relief");
+        SRunner *runner;
+        int failed;
+
+        tcase_add_checked_fixture(tc, setup, teardown);
+        tcase_set_timeout(tc, 30);
+        tcase_add_test(tc, nothing_leaves_below_the_mark_or_without_a_method);
+        tcase_add_test(tc, the_least_attended_go_first);
+        tcase_add_test(tc, signals_are_weighed_and_may_be_missing);
+        tcase_add_test(tc, without_reports_keydiff_decides);
+        tcase_add_test(tc, a_sequence_keeps_its_budget);
+        tcase_add_test(tc, the_largest_sequence_gives);
+        tcase_add_test(tc, a_refusal_starts_relief);
+        tcase_add_test(tc, without_room_for_copies_nothing_goes_but_if_it_may);
+        tcase_add_test(tc, like_steps_are_shared_before_anything_leaves);
+        tcase_add_test(tc, policy_priority_evicts_what_is_worth_least);
+        tcase_add_test(tc, chains_without_a_score_are_scored_when_there_is_time);
+        suite_add_tcase(suite, tc);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed ? 1 : 0;
+}
