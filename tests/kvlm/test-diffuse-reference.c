@@ -223,29 +223,82 @@ static double *prefix_states(struct state *s) {
         return memcpy(states, s->x, bytes);
 }
 
-struct denoised reference_denoise(const struct denoising *d) {
+static struct state state_new(const struct denoising *d) {
         const struct shape *p = &d->m->shape;
         struct state s = {.d = d, .n = d->n + d->length};
-        size_t numbers = (size_t)d->length * p->vocab;
-        struct denoised result = {folder_memory(sizeof(double) * numbers * d->steps), NULL};
-        uint32_t *tokens = folder_memory(s.n * sizeof *tokens);
-        double *states = NULL;
 
         s.x = folder_memory(sizeof *s.x * s.n * p->hidden);
         for (uint32_t l = 0; l < p->layers; l++) {
                 s.k[l] = folder_memory(sizeof *s.x * s.n * p->kv_heads * p->head_dim);
                 s.v[l] = folder_memory(sizeof *s.x * s.n * p->kv_heads * p->head_dim);
         }
+        return s;
+}
+
+static uint32_t *masked_tokens(const struct denoising *d) {
+        uint32_t *tokens = folder_memory((d->n + d->length) * sizeof *tokens);
+
         memcpy(tokens, d->tokens, d->n * sizeof *tokens);
-        result.tokens = tokens + d->n;
         for (uint32_t i = 0; i < d->length; i++)
-                result.tokens[i] = MASK;
+                tokens[d->n + i] = MASK;
+        return tokens;
+}
+
+struct denoised reference_denoise(const struct denoising *d) {
+        struct state s = state_new(d);
+        size_t numbers = (size_t)d->length * d->m->shape.vocab;
+        uint32_t *tokens = masked_tokens(d);
+        struct denoised result = {folder_memory(sizeof(double) * numbers * d->steps), tokens + d->n};
+        double *states = NULL;
+
         if (d->b > 0)
                 states = prefix_states(&s);
         for (uint32_t i = 0; i < d->steps; i++) {
                 compute(&s, tokens, i, states);
                 memcpy(result.logits + i * numbers, region_logits(&s), numbers * sizeof(double));
                 fix_tokens(d, i, result.logits + i * numbers, result.tokens);
+        }
+        return result;
+}
+
+/* ---- similarities ---- */
+
+static double cosine(const double *a, const double *b, size_t n) {
+        double ab = 0.0, aa = 0.0, bb = 0.0;
+
+        for (size_t i = 0; i < n; i++) {
+                ab += a[i] * b[i];
+                aa += a[i] * a[i];
+                bb += b[i] * b[i];
+        }
+        return ab / sqrt(aa * bb);
+}
+
+/* Keys and values behind each other are one vector. */
+static double *joined(const double *k, const double *v, size_t n) {
+        double *both = folder_memory(2 * n * sizeof *both);
+
+        memcpy(both, k, n * sizeof *k);
+        memcpy(both + n, v, n * sizeof *v);
+        return both;
+}
+
+struct similarity reference_similarity(const struct denoising *d) {
+        struct state alone = state_new(d), whole = state_new(d);
+        uint32_t width = d->m->shape.kv_heads * d->m->shape.head_dim, m = d->n_prefix, n_layers = d->m->shape.layers;
+        size_t n = (size_t)m * width;
+        struct similarity result = {0};
+
+        embed(&alone, d->tokens, 0, m);
+        layers(&alone, 0, n_layers, 0, m, m);
+        embed(&whole, masked_tokens(d), 0, whole.n);
+        layers(&whole, 0, n_layers, 0, whole.n, whole.n);
+        for (uint32_t l = 0; l < n_layers; l++) {
+                result.flat[l] = cosine(joined(alone.k[l], alone.v[l], n), joined(whole.k[l], whole.v[l], n), 2 * n);
+                for (uint32_t i = 0; i < m; i++)
+                        result.token_mean[l] +=
+                                (cosine(alone.k[l] + i * width, whole.k[l] + i * width, width) +
+                                 cosine(alone.v[l] + i * width, whole.v[l] + i * width, width)) / (2.0 * m);
         }
         return result;
 }

@@ -229,6 +229,65 @@ START_TEST(the_table_says_how_deep) {
 }
 END_TEST
 
+static void check_list(const char *line, const char *name, const double *expected, uint32_t n, double tolerance) {
+        char key[32], *end;
+        const char *at;
+
+        snprintf(key, sizeof key, "\"%s\": [", name);
+        at = strstr(line, key);
+        ck_assert_ptr_nonnull(at);
+        at += strlen(key);
+        for (uint32_t i = 0; i < n; i++, at = end + 2) {
+                double value = strtod(at, &end);
+
+                ck_assert_double_eq_tol(value, expected[i], tolerance);
+                ck_assert(i > 0 || value == 1.0); /* the first layer's keys and values see no other token (B7) */
+        }
+        ck_assert_int_eq(*end, ']');
+}
+
+/* One line of a profile, for the prefix of d; returns the next line. */
+static const char *check_sample(const struct denoising *d, const char *line, double tolerance) {
+        struct similarity expected = reference_similarity(d);
+        uint32_t n = d->n + d->length;
+
+        ck_assert_uint_eq(member(line, "r"), lrint(100.0 * d->n_prefix / n));
+        ck_assert_uint_eq(member(line, "prefix_tokens"), d->n_prefix);
+        ck_assert_uint_eq(member(line, "tokens"), n);
+        check_list(line, "sim", expected.token_mean, small.layers, tolerance);
+        check_list(line, "sim_flat", expected.flat, small.layers, tolerance);
+        return strchr(line, '\n') + 1;
+}
+
+static const char *profile(const char *type, const char *option, const char *value) {
+        const char *path = folder_path("profile");
+        struct output o;
+        size_t size;
+
+        remove(path);
+        o = kvlm("--model", folder_path("model"), "--no-share", "--tokens", folder_path("ids"), "--prefix-tokens", "33",
+                 "--gen-length", "14", "--kv-type", type, "--profile-out", path, option, value, NULL);
+        ck_assert_msg(o.status == 0 && !*o.out, "status %d: %s", o.status, o.err);
+        return folder_read("profile", &size);
+}
+
+/* B6, end to end: both similarities of every layer, at the request's own prefix and at shares of it. */
+START_TEST(profiles_are_right) {
+        struct denoising d = {.tokens = tokens, .n = 50, .n_prefix = 33, .length = 14};
+        const char *line;
+
+        d.m = diffusion_model("model", &small, 12);
+        write_tokens(d.n, small.vocab);
+        ck_assert_str_eq(check_sample(&d, profile("f32", NULL, NULL), 1e-5), "");
+        ck_assert_str_eq(check_sample(&d, profile("f16", NULL, NULL), 1e-3), "");
+        line = profile("f32", "--profile-step", "35");
+        d.n_prefix = 22; /* of 64: 35 % */
+        line = check_sample(&d, line, 1e-5);
+        d.n_prefix = 45; /* 70 %; the prompt has no 105 % */
+        ck_assert_str_eq(check_sample(&d, line, 1e-5), "");
+}
+END_TEST
+
 START_TEST(bad_tables_are_refused) {
         static const char *const tables[] = {
                 "", "[]", "{\"entries\": []}", "{\"def\": \"OTHER\", \"entries\": []}", "{\"def\": \"INCLUDE_GEN\"}",
@@ -236,6 +295,7 @@ START_TEST(bad_tables_are_refused) {
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 5]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[101, 1]]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[5, 1], [5, 2]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[5, 3], [6, 2]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 2, 3]]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [7]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, -1]]}",
         };
@@ -309,6 +369,7 @@ int main(int argc, char **argv) {
         tcase_add_test(tests, modes_differ);
         tcase_add_test(tests, bits_do_not_depend_on_how);
         tcase_add_test(tests, the_table_says_how_deep);
+        tcase_add_test(tests, profiles_are_right);
         tcase_add_test(tests, bad_tables_are_refused);
         tcase_add_test(tests, a_prompt_may_say_how_long);
         tcase_add_test(tests, a_model_needs_a_mask);

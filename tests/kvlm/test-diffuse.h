@@ -26,4 +26,11 @@ struct denoised {
 
 struct denoised reference_denoise(const struct denoising *); /* to be kept until folder_remove() */
 
+/* How alike a layer's keys and values of the prefix are, alone and in the whole input at the first step: [layers]. */
+struct similarity {
+        double flat[16], token_mean[16];
+};
+
+struct similarity reference_similarity(const struct denoising *);
+
 #endif

@@ -60,12 +60,18 @@ static enum bicache_mode choose_mode(const struct run *run) {
         return run->request->n_prefix > 0 ? mode : BICACHE_OFF;
 }
 
+enum kvd_ratio diffuse_ratio(const struct diffuser *d, kvd_space *space) {
+        if (d->table)
+                return d->table->ratio;
+        return space_says(space, "bicache.r_def") ? KVD_RATIO_PROMPT_ONLY : KVD_RATIO_INCLUDE_GEN;
+}
+
 /* r of methods.md 2.3, in percent. */
 static uint32_t ratio(const struct run *run) {
-        const struct bicache_table *t = run->diffuser->table;
-        bool prompt_only = t ? !t->include_gen : space_says(run->space, "bicache.r_def");
+        bool prompt_only = diffuse_ratio(run->diffuser, run->space) == KVD_RATIO_PROMPT_ONLY;
 
-        return bicache_ratio(run->request->n_prefix, run->request->n_tokens + (prompt_only ? 0 : run->result->length));
+        return kvd_ratio_percent(run->request->n_prefix,
+                                 run->request->n_tokens + (prompt_only ? 0 : run->result->length));
 }
 
 /* The space's table at a ratio; 0: it has none. */
@@ -83,7 +89,7 @@ static uint32_t depth(const struct run *run) {
         if (d->options.depth)
                 return d->options.depth;
         if (d->table)
-                return bicache_table_depth(d->table, run->result->ratio);
+                return (uint32_t)kvd_btable_lookup(d->table, d->table->ratio, run->result->ratio);
         return MAX(1, space_depth(run, q->n_prefix, q->n_tokens - q->n_prefix, run->result->length));
 }
 
@@ -201,7 +207,7 @@ static bool is_refreshed(const struct run *run, uint32_t t) {
         uint32_t every = run->diffuser->options.refresh;
         int answer = every == 0 && run->space ? kvd_prefix_refresh(run->space, t) : -ENOENT;
 
-        return answer < 0 ? (t - 1) % (every ? every : DEFAULT_REFRESH) == 0 : answer > 0;
+        return answer < 0 ? kvd_refresh_due(t, every ? every : DEFAULT_REFRESH) : answer > 0;
 }
 
 static int compute(const struct run *run, uint32_t t) {
@@ -339,7 +345,7 @@ static int serve(struct run *run) {
         return r == 0 && run->diffuser->verify ? verify(run) : r;
 }
 
-static int check(const struct diffuser *d, const struct diffuse_request *q) {
+int diffuse_check(const struct diffuser *d, const struct diffuse_request *q) {
         uint64_t n = (uint64_t)q->n_tokens + d->options.length;
 
         if (q->n_tokens == 0)
@@ -367,7 +373,7 @@ int diffuse(const struct diffuser *d, const struct diffuse_request *q, struct di
                 .maker = {&d->model->config, &d->shape, d->pass, d->cache},
                 .started = now_ms(),
         };
-        int r = check(d, q);
+        int r = diffuse_check(d, q);
 
         if (r < 0)
                 return r;

@@ -20,8 +20,8 @@ struct diffuser {
         struct cache *cache;
         struct plane_shape shape;
         struct diffuse_options options;
-        const struct bicache_table *table; /* NULL: none */
-        const char *stop;                  /* ends the text and is not part of it; "": nothing does */
+        const struct kvd_btable *table; /* NULL: none */
+        const char *stop;               /* ends the text and is not part of it; "": nothing does */
         const volatile sig_atomic_t *interrupted;
         bool verify;
 };
@@ -48,6 +48,12 @@ struct diffuse_result {
         uint64_t verified_bytes, wrong_bytes;
         double entry_ms, total_ms; /* until the entry was there; until the end */
 };
+
+/* What a prefix's share is a share of: as the table at hand was made, or as the space says (NULL: there is none). */
+enum kvd_ratio diffuse_ratio(const struct diffuser *, kvd_space *);
+
+/* -EINVAL, -E2BIG: the request is none for this model and these options. */
+int diffuse_check(const struct diffuser *, const struct diffuse_request *);
 
 int diffuse(const struct diffuser *, const struct diffuse_request *, struct diffuse_result *ret); /* -EINTR */
 void diffuse_result_release(struct diffuse_result *);

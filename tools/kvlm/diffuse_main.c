@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "tools/kvlm/bicache_profile.h"
 #include "tools/kvlm/diffuse.h"
 #include "tools/kvlm/diffuse_report.h"
 #include "tools/kvlm/note.h"
@@ -12,8 +13,9 @@
 
 struct session {
         const struct diffuse_parts *parts;
-        struct bicache_table table;
+        struct kvd_btable table;
         struct diffuser diffuser;
+        struct profile profile; /* out is NULL: requests are answered, not profiled */
         bool failed; /* some prompt did */
 };
 
@@ -63,6 +65,8 @@ static int open_session(struct session *s) {
                 r = bicache_table_read(o->diffuse.table, p->model->config.layers, &s->table);
                 d->table = &s->table;
         }
+        if (r == 0 && o->diffuse.profile)
+                r = profile_open(o->diffuse.profile, &s->profile);
         if (r == 0)
                 r = pass_new(p->model, p->ops, &d->shape, o->threads, &d->pass);
         return r < 0 ? r : open_cache(s);
@@ -88,6 +92,12 @@ static int answer(struct session *s, const struct diffuse_request *request) {
         return r;
 }
 
+static int profile(struct session *s, const struct diffuse_request *request) {
+        int r = profile_request(&s->profile, &s->diffuser, request);
+
+        return r == -EINVAL || r == -E2BIG ? failed(s) : r;
+}
+
 static uint32_t prefix_of(const struct session *s, uint32_t n) {
         const struct options *o = s->parts->options;
 
@@ -108,7 +118,7 @@ static int answer_all(struct session *s) {
 
                         s->diffuser.options = p->options->diffuse;
                         prompts_region(p->prompts, &s->diffuser.options.length, &s->diffuser.options.steps);
-                        r = answer(s, &request);
+                        r = s->profile.out ? profile(s, &request) : answer(s, &request);
                 } else if (r == -EINVAL) {
                         r = failed(s);
                 }
@@ -120,11 +130,13 @@ static int answer_all(struct session *s) {
 
 int diffuse_all(const struct diffuse_parts *parts) {
         struct session s = {.parts = parts};
-        int r = open_session(&s);
+        int r = open_session(&s), closed;
 
         prompts_split(parts->prompts);
         if (r == 0)
                 r = answer_all(&s);
+        closed = profile_close(&s.profile);
+        r = r < 0 ? r : closed;
         cache_free(s.diffuser.cache);
         pass_free(s.diffuser.pass);
         return r < 0 ? r : s.failed;
