@@ -19,7 +19,7 @@ struct group {
         uint32_t n;
 };
 
-KERNEL struct group group_at(const struct kvd_keys *keys, uint32_t t, uint32_t to, enum kvd_number type) {
+KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32_t to, enum kvd_number type) {
         uint32_t row = t % keys->per_block;
         const uint8_t *block = keys->blocks[t / keys->per_block];
 
@@ -28,7 +28,7 @@ KERNEL struct group group_at(const struct kvd_keys *keys, uint32_t t, uint32_t t
 }
 
 /* What is read after this head of this group, so that it is asked for meanwhile: blocks lie anywhere. */
-KERNEL const void *next_of(const struct kvd_keys *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
+KERNEL const void *next_of(const struct kvd_key_rows *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
                            enum kvd_number type) {
         struct group next;
 
@@ -160,14 +160,14 @@ KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inve
 }
 
 /* Adds what was summed up in that order to the sums, and begins anew. */
-KERNEL void flush(float *sums, float *part, const struct kvd_keys *keys, uint32_t dim, enum kvd_number type) {
+KERNEL void flush(float *sums, float *part, const struct kvd_key_rows *keys, uint32_t dim, enum kvd_number type) {
         for (uint32_t h = 0; h < keys->heads; h++)
                 for (uint32_t d = 0; d < dim; d++)
                         sums[(size_t)h * dim + d] += part[(size_t)h * padded(dim) + place_of(d, dim, type)];
         memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
 }
 
-KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                         float *part, uint32_t dim, enum kvd_number type) {
         size_t stride = keys->token_stride;
         uint32_t since = 0;
@@ -223,7 +223,7 @@ KERNEL float length_of(const float *m, uint32_t dim) {
 }
 
 /* The anchors in that order, each followed in lengths by its own. */
-KERNEL void place_anchors(float *placed, float *lengths, const float *m, const struct kvd_keys *keys, uint32_t dim,
+KERNEL void place_anchors(float *placed, float *lengths, const float *m, const struct kvd_key_rows *keys, uint32_t dim,
                           enum kvd_number type) {
         memset(placed, 0, (size_t)keys->heads * padded(dim) * sizeof *placed);
         for (uint32_t h = 0; h < keys->heads; h++) {
@@ -235,7 +235,7 @@ KERNEL void place_anchors(float *placed, float *lengths, const float *m, const s
         }
 }
 
-KERNEL lanes score_head(const struct kvd_keys *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
+KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
                         const float *m, float length, uint32_t dim, enum kvd_number type) {
         const void *head = number_at(g.keys, h * keys->head_stride, type), *next = next_of(keys, g, h, t, to, type);
 
@@ -244,7 +244,7 @@ KERNEL lanes score_head(const struct kvd_keys *keys, struct group g, uint32_t h,
         return score_group(head, next, keys->token_stride, g.n, m, length, dim, type);
 }
 
-KERNEL void score_body(float *scores, size_t stride, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                        const float *m, float *placed, uint32_t dim, enum kvd_number type) {
         float *lengths = placed + (size_t)keys->heads * padded(dim);
 
@@ -274,13 +274,13 @@ KERNEL void score_body(float *scores, size_t stride, const struct kvd_keys *keys
 #define EACH_DIM(keys, body, type, ...)                                                                               \
         ((keys)->dim == 128 ? body(__VA_ARGS__, 128, type) : body(__VA_ARGS__, (keys)->dim, type))
 
-static void anchor(float *sums, uint32_t *counts, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+static void anchor(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                    float *scratch) {
         EACH_TYPE(keys, anchor_body, sums, counts, keys, from, to, scratch);
 }
 
-static void score(float *scores, size_t stride, const struct kvd_keys *keys, uint32_t from, uint32_t to, const float *m,
-                  float *scratch) {
+static void score(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
+                  const float *m, float *scratch) {
         EACH_TYPE(keys, score_body, scores, stride, keys, from, to, m, scratch);
 }
 
@@ -313,7 +313,7 @@ static float dot(const float *a, const float *b, uint32_t dim) {
         return lanes_sum(sum);
 }
 
-KERNEL void directions_body(float *scores, float *to, const struct kvd_keys *keys, uint32_t head, uint32_t n,
+KERNEL void directions_body(float *scores, float *to, const struct kvd_key_rows *keys, uint32_t head, uint32_t n,
                             uint32_t dim, enum kvd_number type) {
         for (uint32_t t = 0; t < n; t++) {
                 struct group g = group_at(keys, t, n, type);
@@ -323,7 +323,7 @@ KERNEL void directions_body(float *scores, float *to, const struct kvd_keys *key
         }
 }
 
-static void pairwise(float *scores, const struct kvd_keys *keys, uint32_t head, uint32_t n, float *scratch) {
+static void pairwise(float *scores, const struct kvd_key_rows *keys, uint32_t head, uint32_t n, float *scratch) {
         uint32_t dim = keys->dim;
 
         EACH_TYPE(keys, directions_body, scores, scratch, keys, head, n);

@@ -18,7 +18,7 @@
  * Keys of all KV heads of a layer: head h of token t begins h * head_stride + t % per_block * token_stride elements
  * after offset (bytes) in blocks[t / per_block]. A block may be NULL: none of its tokens is valid.
  */
-struct kvd_keys {
+struct kvd_key_rows {
         const uint8_t *const *blocks;
         size_t offset, head_stride, token_stride;
         uint32_t per_block, heads, dim;
@@ -30,21 +30,21 @@ struct kvd_keydiff_ops {
          * sums[h * dim + d] += k / max(|k|, 1e-12) of the valid tokens from <= t < to, and counts[h] their number.
          * scratch of anchor and score: kvd_keydiff_scratch() floats.
          */
-        void (*anchor)(float *sums, uint32_t *counts, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+        void (*anchor)(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                        float *scratch);
 
         /*
          * scores[h * stride + t - from] = -(m . k) / max(|m| |k|, 1e-8), m being m[h * dim] and on: mean or sum of
          * directions (the epsilon apart, alike).
          */
-        void (*score)(float *scores, size_t stride, const struct kvd_keys *keys, uint32_t from, uint32_t to,
+        void (*score)(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                       const float *m, float *scratch);
 
         /*
          * scores[t] = -(sum over valid u of cos(k_t, k_u)), t < n, of one head: equation 6, the same ranking the long
          * way. scratch: n * dim floats.
          */
-        void (*pairwise)(float *scores, const struct kvd_keys *keys, uint32_t head, uint32_t n, float *scratch);
+        void (*pairwise)(float *scores, const struct kvd_key_rows *keys, uint32_t head, uint32_t n, float *scratch);
 
         /* p = (1 + score) / 2, within 0 and 1; 0 for -INFINITY and NaN. In place if p is scores. */
         void (*priority)(float *p, const float *scores, size_t n);
@@ -57,7 +57,7 @@ struct kvd_keydiff_ops {
                        uint32_t per_block);
 };
 
-static inline size_t kvd_keydiff_scratch(const struct kvd_keys *keys) {
+static inline size_t kvd_keydiff_scratch(const struct kvd_key_rows *keys) {
         return (size_t)keys->heads * (((size_t)keys->dim + 15) / 16 * 16 + 1);
 }
 

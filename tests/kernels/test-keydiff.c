@@ -50,11 +50,11 @@ static void put(void *block, size_t i, enum kvd_number type, float value) {
 }
 
 /* Blocks that end at guard pages, in any order. */
-static struct kvd_keys make_keys(const struct shape *s) {
+static struct kvd_key_rows make_keys(const struct shape *s) {
         uint32_t n = DIV_UP(s->tokens, s->per_block);
         size_t size = s->type == KVD_NUMBER_F32 ? 4 : 2;
         const uint8_t **blocks = buffer(n * sizeof *blocks);
-        struct kvd_keys keys = {.blocks = blocks, .offset = size * 5, .per_block = s->per_block, .heads = s->heads,
+        struct kvd_key_rows keys = {.blocks = blocks, .offset = size * 5, .per_block = s->per_block, .heads = s->heads,
                                 .dim = s->dim, .type = s->type};
 
         keys.head_stride = s->nhd ? s->dim : (size_t)s->per_block * s->dim;
@@ -79,7 +79,7 @@ struct results {
         uint32_t *counts;
 };
 
-static struct results run(const struct kvd_ops *ops, const struct kvd_keys *keys, uint32_t from, uint32_t to) {
+static struct results run(const struct kvd_ops *ops, const struct kvd_key_rows *keys, uint32_t from, uint32_t to) {
         struct results r = {.sums = buffer((size_t)keys->heads * keys->dim * 4), .counts = buffer(keys->heads * 4),
                             .scores = buffer((size_t)keys->heads * (to - from) * 4), .pairwise = buffer(to * 4)};
         float *scratch = buffer(kvd_keydiff_scratch(keys) * sizeof *scratch);
@@ -91,7 +91,7 @@ static struct results run(const struct kvd_ops *ops, const struct kvd_keys *keys
 }
 
 static void variants_case(const struct shape *s, uint32_t from) {
-        struct kvd_keys keys = make_keys(s);
+        struct kvd_key_rows keys = make_keys(s);
         struct results expected = run(scalar, &keys, from, s->tokens);
 
         for (size_t v = 0; v < n_variants; v++) {
@@ -129,7 +129,7 @@ END_TEST
 
 /* ---- the formulas ----------------------------------------------------------------------------------------------- */
 
-static double element(const struct kvd_keys *keys, uint32_t h, uint32_t t, uint32_t d) {
+static double element(const struct kvd_key_rows *keys, uint32_t h, uint32_t t, uint32_t d) {
         size_t i = h * keys->head_stride + t % keys->per_block * keys->token_stride + d;
         const uint8_t *at = keys->blocks[t / keys->per_block] + keys->offset;
         float wide;
@@ -140,7 +140,7 @@ static double element(const struct kvd_keys *keys, uint32_t h, uint32_t t, uint3
         return (double)wide;
 }
 
-static double norm_of(const struct kvd_keys *keys, uint32_t h, uint32_t t) {
+static double norm_of(const struct kvd_key_rows *keys, uint32_t h, uint32_t t) {
         double sum = 0;
 
         for (uint32_t d = 0; d < keys->dim; d++)
@@ -149,7 +149,7 @@ static double norm_of(const struct kvd_keys *keys, uint32_t h, uint32_t t) {
 }
 
 static void formula_case(const struct shape *s) {
-        struct kvd_keys keys = make_keys(s);
+        struct kvd_key_rows keys = make_keys(s);
         struct results got = run(scalar, &keys, 0, s->tokens);
 
         for (uint32_t h = 0; h < s->heads; h++) {
@@ -185,7 +185,7 @@ END_TEST
 
 START_TEST(keys_without_a_direction_score_below_all) {
         struct shape s = {40, 16, 2, 17, KVD_NUMBER_F32, false, true, true};
-        struct kvd_keys keys = make_keys(&s);
+        struct kvd_key_rows keys = make_keys(&s);
         struct results got = run(scalar, &keys, 0, s.tokens);
 
         for (uint32_t t = 0; t < s.tokens; t++) {
@@ -287,7 +287,7 @@ static uint64_t weighted(const struct flops *f) {
 START_TEST(D7_flop_counter) {
         enum { N = 1000, D = 128, PAPER = (6 * D + 18) * N + D + 17 };
         struct shape s = {N, N, 1, D, KVD_NUMBER_F32, false, false, false};
-        struct kvd_keys keys = make_keys(&s);
+        struct kvd_key_rows keys = make_keys(&s);
         struct results got = run(scalar, &keys, 0, N);
         static double k[N * D], m[D], norm[N], scores[N];
         struct flops flops = {0};

@@ -10,9 +10,9 @@ static uint32_t size32(const struct compute *c, const char *name) {
 }
 
 /* Dense keys, "heads,tokens,dim": one block that holds all. */
-static struct kvd_keys dense_keys(struct compute *c, const uint8_t **block) {
+static struct kvd_key_rows dense_keys(struct compute *c, const uint8_t **block) {
         *block = c->in[0].data;
-        return (struct kvd_keys){.blocks = block, .head_stride = compute_size(c, "tokens") * compute_size(c, "dim"),
+        return (struct kvd_key_rows){.blocks = block, .head_stride = compute_size(c, "tokens") * compute_size(c, "dim"),
                                  .token_stride = compute_size(c, "dim"), .per_block = size32(c, "tokens"),
                                  .heads = size32(c, "heads"), .dim = size32(c, "dim"), .type = c->type};
 }
@@ -24,7 +24,8 @@ static int check_keys(struct compute *c) {
 }
 
 /* Scores of keys, with the anchors that were given or with their own. */
-static int score_keys(struct compute *c, const struct kvd_keys *keys, uint32_t n, const float *given, float *scores) {
+static int score_keys(struct compute *c, const struct kvd_key_rows *keys, uint32_t n, const float *given,
+                      float *scores) {
         float *scratch = compute_scratch(c, kvd_keydiff_scratch(keys) * sizeof *scratch);
         float *anchors = compute_scratch(c, (size_t)keys->heads * keys->dim * sizeof *anchors);
         uint32_t *counts = compute_scratch(c, keys->heads * sizeof *counts);
@@ -43,7 +44,7 @@ static int score_keys(struct compute *c, const struct kvd_keys *keys, uint32_t n
 
 static int run_anchor(struct compute *c) {
         const uint8_t *block;
-        struct kvd_keys keys;
+        struct kvd_key_rows keys;
         float *scratch;
 
         if (check_keys(c) < 0)
@@ -58,7 +59,7 @@ static int run_anchor(struct compute *c) {
 
 static int run_score(struct compute *c) {
         const uint8_t *block;
-        struct kvd_keys keys;
+        struct kvd_key_rows keys;
 
         if (check_keys(c) < 0)
                 return -1;
@@ -68,7 +69,7 @@ static int run_score(struct compute *c) {
 
 static int run_pairwise(struct compute *c) {
         const uint8_t *block;
-        struct kvd_keys keys;
+        struct kvd_key_rows keys;
         float *scratch;
 
         if (check_keys(c) < 0)
@@ -87,7 +88,7 @@ static int run_keep(struct compute *c) {
         float *scores = compute_scratch(c, shape[0] * tokens * sizeof *scores);
         uint32_t *scratch = compute_scratch(c, tokens * sizeof *scratch);
         const uint8_t *block;
-        struct kvd_keys keys;
+        struct kvd_key_rows keys;
 
         if (check_keys(c) < 0 || !scores || !scratch || compute_make(c, 0, 2, shape) < 0)
                 return -1;
@@ -103,7 +104,7 @@ static int run_keep(struct compute *c) {
 /* ---- in blocks -------------------------------------------------------------------------------------------------- */
 
 /* A pool "pool,heads,tokens,dim" (hnd) or "pool,tokens,heads,dim" (nhd; the sizes swap) and a table of its blocks. */
-static int pool_keys(struct compute *c, struct kvd_keys *ret) {
+static int pool_keys(struct compute *c, struct kvd_key_rows *ret) {
         bool nhd = compute_choice(c, "order") == 1;
         uint64_t heads = compute_size(c, nhd ? "b" : "a"), tokens = compute_size(c, nhd ? "a" : "b");
         uint64_t dim = compute_size(c, "dim"), n = compute_size(c, "n");
@@ -118,7 +119,7 @@ static int pool_keys(struct compute *c, struct kvd_keys *ret) {
                         return compute_fail(c, "entry %d of the table is not in the pool", index[i]);
                 blocks[i] = index[i] < 0 ? NULL : (const uint8_t *)c->in[0].data + (size_t)index[i] * bytes;
         }
-        *ret = (struct kvd_keys){.blocks = blocks, .head_stride = nhd ? dim : tokens * dim,
+        *ret = (struct kvd_key_rows){.blocks = blocks, .head_stride = nhd ? dim : tokens * dim,
                                  .token_stride = nhd ? heads * dim : dim, .per_block = (uint32_t)tokens,
                                  .heads = (uint32_t)heads, .dim = (uint32_t)dim, .type = c->type};
         return blocks ? 0 : -1;
@@ -126,7 +127,7 @@ static int pool_keys(struct compute *c, struct kvd_keys *ret) {
 
 static int run_sums(struct compute *c) {
         uint32_t n = size32(c, "n"), *counts;
-        struct kvd_keys keys;
+        struct kvd_key_rows keys;
         uint64_t shape[3];
         float *scratch;
 
@@ -147,7 +148,7 @@ static int run_sums(struct compute *c) {
 }
 
 static int run_paged(struct compute *c) {
-        struct kvd_keys keys;
+        struct kvd_key_rows keys;
         uint64_t shape[2];
 
         if (pool_keys(c, &keys) < 0)
