@@ -180,6 +180,7 @@ void attachment_orphan(struct attachment *a) {
 
         leases_drop(a, true);
         sequences_close(a);
+        profile_leave(a);
         for (uint32_t id = a->filling; id != NONE; id = space->blocks[id].next)
                 block_set_state(space, id, KVD_LIMBO, block_generation(space, id));
         a->state = ORPHANED;
@@ -192,6 +193,7 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
                 return NULL;
         leases_drop(a, died);
         sequences_close(a);
+        profile_leave(a);
         discard_filling(a);
         attachment_counters(a, counters);
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)

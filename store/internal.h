@@ -307,6 +307,10 @@ bool attachment_fold(struct space *space);
 #define SETTING_LABEL_CHANNELS 32u   /* of a key in its label, or head_dim if that is less: fixed when a space is made */
 void settings_init(struct kvd_index *ix); /* once its geometry is there */
 
+/* profile.c */
+void profile_free(struct space *space);
+void profile_leave(struct attachment *attachment); /* its blocks are no longer its own */
+
 /* lease.c */
 void leases_drop(struct attachment *attachment, bool died);
 

@@ -272,6 +272,7 @@ static void withdraw(struct sequence *q) {
         job_withdraw(&q->rebuilding);
         job_withdraw(&q->comparing);
         job_withdraw(&q->scoring);
+        critical_free(q);
 }
 
 /* It is gone at once; its blocks are let go of a piece at a time. */

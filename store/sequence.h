@@ -177,6 +177,9 @@ void priority_look(struct space *space); /* idle */
 /* relief.c */
 void space_relieve(struct space *space); /* idle; a bounded amount of work */
 
+/* critical.c */
+void critical_free(struct sequence *sequence);
+
 /* reviver.c, memshare.c, relief.c, priority.c: kinds of jobs */
 extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare;
 extern const struct job_kind job_score_sequence, job_score_chains;

@@ -71,6 +71,7 @@ static void space_free(struct space *space) {
                 free(arena);
         }
         sequences_free(space);
+        profile_free(space);
         spill_close(space);
         index_free(space);
         free(space->sequences);
@@ -216,6 +217,7 @@ int space_delete(struct space *space, bool force) {
         end_attachments(space);
         job_withdraw(&space->summarise);
         job_withdraw(&space->score);
+        profile_free(space);
         jobs_forget_space(space);
         while (*at != space)
                 at = &(*at)->next;

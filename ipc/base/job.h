@@ -16,7 +16,7 @@
 #include "ipc/base/layout.h"
 
 #define KVD_JOB_BYTES (UINT64_C(16) << 20) /* room for arguments */
-#define KVD_JOB_ITEMS 4096u                /* blocks of one job */
+#define KVD_JOB_ITEMS 3840u                /* blocks of one job: an answer has room for 16 bytes of each */
 
 enum kvd_job_kind {
         KVD_JOB_SUMMARISE = 1, /* items: ref -> row. No result */

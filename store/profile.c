@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * BiCache's profile of a space (methods 2.3): how alike a prefix's keys and values are when it is computed alone and as
+ * part of an input, layer by layer and by prefix ratio; and the table of depths that is built from it, which lies in
+ * the index header for clients to read.
+ *
+ * Samples are measured by a worker, in the order in which they came. Both readings of similarity are kept as sums. The
+ * paper's estimator (the mean of the requests' depths) needs each request's own depth, which depends on the threshold:
+ * those are summed under the settings of the first sample, and another threshold needs new samples.
+ */
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "store/sequence.h"
+
+#define RATIOS 101u
+#define FAILURES 64u /* tickets whose failure is remembered */
+
+enum { SIM_FLAT, SIM_TOKEN_MEAN };         /* bicache.sim */
+enum { B_MEAN_FLOOR, B_TAKEWHILE_OF_MEAN }; /* bicache.b_mode */
+
+struct sample {
+        struct sample *next;
+        struct attachment *attachment; /* NULL: it is gone */
+        uint64_t ticket;
+        uint32_t r, n_tokens, n_blocks;
+        kvd_ref blocks[];
+};
+
+struct profile {
+        struct ticket ticket;
+        struct sample *first, **end;   /* owned; waiting or in flight */
+        uint64_t n_asked, n_done;      /* tickets given out; answered, in this order */
+        uint64_t failed;               /* bit i: ticket n_done - i failed */
+        double tau;                    /* of depth_sum */
+        uint32_t sim;
+        uint32_t count[RATIOS];
+        double depth_sum[RATIOS];
+        double sums[];                 /* [ratio][layer][SIM_...] */
+};
+
+static double setting(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_get(space->ix->settings, which);
+}
+
+static int refuse(struct space *space, int error, const char *what) {
+        return store_refuse(space_store(space), error, "profile of space '%s': %s", space->name, what);
+}
+
+static double *sums_at(const struct space *space, uint32_t r) {
+        return space->profile->sums + (size_t)r * space->ix->geometry.layers * 2;
+}
+
+static double mean(const struct space *space, uint32_t r, uint32_t layer, uint32_t sim) {
+        return sums_at(space, r)[layer * 2 + sim] / space->profile->count[r];
+}
+
+/* ---- samples ---------------------------------------------------------------------------------------------------- */
+
+static void begin_depths(struct space *space) {
+        struct profile *p = space->profile;
+
+        p->tau = setting(space, KVD_bicache_tau);
+        p->sim = (uint32_t)setting(space, KVD_bicache_sim);
+}
+
+/* Layers from the first on that are similar enough; the paper's b of one request. */
+static uint32_t depth_of(const struct profile *p, const float (*similarity)[2], uint32_t layers) {
+        uint32_t n = 0;
+
+        while (n < layers && (double)similarity[n][p->sim == SIM_TOKEN_MEAN ? 0 : 1] >= p->tau)
+                n++;
+        return n;
+}
+
+static bool is_finite(const float (*similarity)[2], uint32_t layers) {
+        for (uint32_t l = 0; l < layers; l++)
+                if (!isfinite(similarity[l][0]) || !isfinite(similarity[l][1]))
+                        return false;
+        return true;
+}
+
+static void add(struct space *space, uint32_t r, const float (*similarity)[2]) {
+        struct profile *p = space->profile;
+        uint32_t layers = space->ix->geometry.layers;
+        double *sums = sums_at(space, r);
+
+        for (uint32_t l = 0; l < layers; l++) {
+                sums[l * 2 + SIM_TOKEN_MEAN] += similarity[l][0];
+                sums[l * 2 + SIM_FLAT] += similarity[l][1];
+        }
+        p->depth_sum[r] += depth_of(p, similarity, layers);
+        p->count[r]++;
+}
+
+static void pop(struct space *space, bool failed) {
+        struct profile *p = space->profile;
+        struct sample *s = p->first;
+
+        p->first = s->next;
+        if (!p->first)
+                p->end = &p->first;
+        p->failed = p->failed << 1 | failed;
+        p->n_done = s->ticket;
+        free(s);
+        sync_news(space);
+}
+
+static bool still_there(const struct sample *s) {
+        return s->attachment && blocks_filled_by(s->attachment, s->blocks, s->n_blocks);
+}
+
+static bool write_profile(struct ticket *t, struct job *job) {
+        struct space *space = t->space;
+        struct profile *p = space->profile;
+
+        while (p->first && !still_there(p->first))
+                pop(space, true);
+        if (!p->first)
+                return false;
+        for (uint32_t i = 0; i < p->first->n_blocks; i++)
+                job_add(job, p->first->blocks[i], i);
+        job_param(job, 0, p->first->n_tokens);
+        job_results(job, space->ix->geometry.layers);
+        return true;
+}
+
+static void settle_profile(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct profile *p = job->space->profile;
+        bool good = end == JOB_DONE && is_finite(results, n);
+
+        if (!job->ticket || end == JOB_AGAIN)
+                return;
+        if (good)
+                add(job->space, p->first->r, results);
+        pop(job->space, !good);
+        if (p->first)
+                job_ask(&p->ticket);
+}
+
+static const struct job_kind job_profile = {.number = KVD_JOB_PROFILE, .result_bytes = 2 * sizeof(float),
+                                            .write = write_profile, .settle = settle_profile};
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+static struct profile *profile_of(struct space *space) {
+        struct profile *p = space->profile;
+
+        if (p)
+                return p;
+        p = sys->calloc(1, sizeof *p + (size_t)RATIOS * space->ix->geometry.layers * 2 * sizeof p->sums[0]);
+        if (!p)
+                return NULL;
+        p->end = &p->first;
+        ticket_init(&p->ticket, &job_profile, space, NULL);
+        space->profile = p;
+        begin_depths(space);
+        return p;
+}
+
+void profile_free(struct space *space) {
+        struct profile *p = space->profile;
+
+        if (!p)
+                return;
+        job_withdraw(&p->ticket);
+        while (p->first) {
+                struct sample *s = p->first;
+
+                p->first = s->next;
+                free(s);
+        }
+        free(p);
+        space->profile = NULL;
+}
+
+/* Its samples go when their turn comes. */
+void profile_leave(struct attachment *a) {
+        struct profile *p = a->space->profile;
+
+        for (struct sample *s = p ? p->first : NULL; s; s = s->next)
+                if (s->attachment == a)
+                        s->attachment = NULL;
+}
+
+/* ---- taking samples --------------------------------------------------------------------------------------------- */
+
+#define SAMPLES_WAITING 64u
+
+static int check_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n) {
+        const struct kvd_geometry *g = &a->space->ix->geometry;
+        uint32_t side = n / g->layer_groups / 2;
+
+        if (r >= RATIOS)
+                return refuse(a->space, -EINVAL, "a ratio is 0 to 100 percent");
+        if (!n || n > KVD_JOB_ITEMS || n != side * 2 * g->layer_groups || !n_tokens ||
+            n_tokens > (uint64_t)side * g->block_tokens)
+                return refuse(a->space, -EINVAL, "a sample is, for each layer group, the blocks of the prefix alone "
+                              "and as many of the whole input");
+        if (!blocks_filled_by(a, blocks, n))
+                return refuse(a->space, -ESTALE, "a block is not (or no longer) one that this client is filling");
+        return 0;
+}
+
+int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n_blocks,
+                 uint64_t *ticket) {
+        struct sample *s;
+        struct profile *p;
+        int error = check_sample(a, r, n_tokens, blocks, n_blocks);
+
+        if (error < 0)
+                return error;
+        p = profile_of(a->space);
+        if (p && p->n_asked - p->n_done >= SAMPLES_WAITING)
+                return refuse(a->space, -EBUSY, "too many samples wait to be measured; ask whether one is done");
+        s = p ? sys->calloc(1, sizeof *s + n_blocks * sizeof s->blocks[0]) : NULL;
+        if (!s)
+                return refuse(a->space, -ENOMEM, "out of memory for a sample");
+        *s = (struct sample){.attachment = a, .ticket = ++p->n_asked, .r = r, .n_tokens = n_tokens,
+                             .n_blocks = n_blocks};
+        memcpy(s->blocks, blocks, n_blocks * sizeof *blocks);
+        *p->end = s;
+        p->end = &s->next;
+        *ticket = s->ticket;
+        job_ask(&p->ticket);
+        return 0;
+}
+
+int space_sample_done(struct attachment *a, uint64_t ticket) {
+        const struct profile *p = a->space->profile;
+
+        if (!p || ticket == 0 || ticket > p->n_asked)
+                return refuse(a->space, -ENOENT, "there is no sample of that ticket");
+        if (ticket > p->n_done)
+                return 0;
+        if (p->n_done - ticket < FAILURES && p->failed >> (p->n_done - ticket) & 1)
+                return refuse(a->space, -EIO, "the sample could not be measured: its numbers are not finite, of 8 "
+                              "bits, or no longer there");
+        return 1;
+}
+
+/* ---- the table -------------------------------------------------------------------------------------------------- */
+
+/* The official code's: similarities are averaged first. Strictly greater. */
+static uint32_t takewhile_of_mean(const struct space *space, uint32_t r) {
+        uint32_t layers = space->ix->geometry.layers, sim = (uint32_t)setting(space, KVD_bicache_sim), n = 0;
+
+        while (n < layers && mean(space, r, n, sim) > setting(space, KVD_bicache_tau))
+                n++;
+        return n;
+}
+
+static uint32_t built_depth(const struct space *space, uint32_t r) {
+        const struct profile *p = space->profile;
+
+        if ((int)setting(space, KVD_bicache_b_mode) == B_TAKEWHILE_OF_MEAN)
+                return takewhile_of_mean(space, r);
+        return (uint32_t)floor(p->depth_sum[r] / p->count[r]);
+}
+
+static bool has_samples(const struct profile *p) {
+        for (uint32_t r = 0; p && r < RATIOS; r++)
+                if (p->count[r])
+                        return true;
+        return false;
+}
+
+static void set_table(struct space *space, const uint8_t depth[RATIOS], uint32_t def) {
+        struct kvd_index *ix = space->ix;
+
+        atomic_store(&ix->depth_def, 0);
+        for (uint32_t r = 0; r < RATIOS; r++)
+                atomic_store(&ix->depth[r], depth[r]);
+        atomic_store(&ix->depth_def, def);
+}
+
+/* Never falling; a ratio without samples has the depth of the one before; at least 1: no attention precedes it. */
+int space_profile_build(struct space *space) {
+        const struct profile *p = space->profile;
+        bool means = (int)setting(space, KVD_bicache_b_mode) == B_TAKEWHILE_OF_MEAN;
+        uint8_t depth[RATIOS];
+        uint32_t deepest = 1;
+
+        if (!has_samples(p))
+                return refuse(space, -ENODATA, "there are no samples");
+        if (!means && (p->tau != setting(space, KVD_bicache_tau) || p->sim != setting(space, KVD_bicache_sim)))
+                return refuse(space, -ENODATA, "bicache.tau or bicache.sim changed since the samples were taken, and "
+                              "mean_b_floor needs them as they were; forget the samples and take new ones");
+        for (uint32_t r = 0; r < RATIOS; r++) {
+                if (p->count[r])
+                        deepest = MAX(deepest, built_depth(space, r));
+                depth[r] = (uint8_t)MIN(deepest, UINT8_MAX);
+        }
+        set_table(space, depth, 1 + (uint32_t)setting(space, KVD_bicache_r_def));
+        return 0;
+}
+
+int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t def) {
+        uint32_t own = 1 + (uint32_t)setting(space, KVD_bicache_r_def);
+
+        if (def != own)
+                return refuse(space, -EINVAL, "it was made with the other bicache.r_def; make it anew, or set that");
+        for (uint32_t r = 0; r < RATIOS; r++)
+                if (depth[r] == 0 || depth[r] > space->ix->geometry.layers || (r && depth[r] < depth[r - 1]))
+                        return refuse(space, -EINVAL, "depths are 1 to the number of layers, and never fall");
+        set_table(space, depth, def);
+        return 0;
+}
+
+void space_profile_forget(struct space *space) {
+        static const uint8_t none[RATIOS];
+        struct profile *p = space->profile;
+
+        set_table(space, none, 0);
+        if (!p)
+                return;
+        memset(p->count, 0, sizeof p->count);
+        memset(p->depth_sum, 0, sizeof p->depth_sum);
+        memset(p->sums, 0, (size_t)RATIOS * space->ix->geometry.layers * 2 * sizeof p->sums[0]);
+        begin_depths(space);
+}
+
+/* ---- telling ---------------------------------------------------------------------------------------------------- */
+
+static void tell_similarity(const struct space *space, struct profile_report *ret) {
+        uint32_t layers = space->ix->geometry.layers, sim = (uint32_t)setting(space, KVD_bicache_sim);
+
+        for (uint32_t r = 0; r < RATIOS; r++) {
+                if (!ret->samples[r])
+                        continue;
+                if (ret->n_similarity + layers > ARRAY_SIZE(ret->similarity)) {
+                        ret->n_similarity = 0; /* more layers than an answer has room for: the table is all there is */
+                        return;
+                }
+                for (uint32_t l = 0; l < layers; l++)
+                        ret->similarity[ret->n_similarity++] = (float)mean(space, r, l, sim);
+        }
+}
+
+void space_profile(struct space *space, struct profile_report *ret) {
+        const struct kvd_index *ix = space->ix;
+
+        ret->layers = ix->geometry.layers;
+        ret->def = atomic_load(&ix->depth_def);
+        for (uint32_t r = 0; r < RATIOS; r++) {
+                ret->depth[r] = (uint8_t)atomic_load(&ix->depth[r]);
+                ret->samples[r] = space->profile ? space->profile->count[r] : 0;
+        }
+        ret->n_similarity = 0;
+        if (space->profile)
+                tell_similarity(space, ret);
+}
