@@ -24,6 +24,7 @@ bool id_list_has(const struct id_list *list, uint32_t id);
 
 enum { CONFIG_OWN, CONFIG_REFUSE };      /* unlisted */
 enum { CONFIG_SHARED, CONFIG_ARENA };    /* isolation */
+enum { CONFIG_AUTO, CONFIG_OFF };        /* worker */
 enum { CONFIG_ERROR, CONFIG_WARNING, CONFIG_INFO, CONFIG_DEBUG }; /* log */
 
 struct config_domain {
@@ -46,6 +47,9 @@ struct config {
         uint32_t max_spaces;   /* of one domain */
         struct id_list admins;
         uint32_t unlisted;
+        uint32_t worker;       /* CONFIG_AUTO, CONFIG_OFF */
+        uint32_t worker_threads, worker_deadline; /* 0: half of the processors; seconds */
+        char worker_program[256]; /* to be started with --worker; "": none. Not from the file: kvd says itself */
         uint32_t log;
         bool own_user_only;    /* kvd --private */
         struct config_domain *domains; /* owned, in the order of the file */

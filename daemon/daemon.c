@@ -154,6 +154,7 @@ static void keep_fixed(const struct config *now, struct config *next) {
         warn_fixed("pages", now->pages != next->pages);
         warn_fixed("loop", now->loop != next->loop);
         warn_fixed("max_clients", now->max_clients != next->max_clients);
+        warn_fixed("worker", now->worker != next->worker);
         memcpy(next->socket, now->socket, sizeof next->socket);
         next->socket_mode = now->socket_mode;
         next->socket_group = now->socket_group;
@@ -162,6 +163,8 @@ static void keep_fixed(const struct config *now, struct config *next) {
         next->pages = now->pages;
         next->loop = now->loop;
         next->max_clients = now->max_clients;
+        next->worker = now->worker;
+        memcpy(next->worker_program, now->worker_program, sizeof next->worker_program);
 }
 
 static void reload(struct daemon *d) {

@@ -26,6 +26,21 @@ client_handler handle_block_map;
 client_handler handle_chain_info;
 client_handler handle_check;
 
+/* handlers_sequence.c: requests' own tables */
+client_handler handle_table;
+client_handler handle_append;
+client_handler handle_share;
+client_handler handle_sync;
+client_handler handle_cool;
+client_handler handle_revive;
+
+/* handlers_method.c: HShare's and BiCache's configurations */
+client_handler handle_critical;
+client_handler handle_sample;
+client_handler handle_sample_done;
+client_handler handle_profile;
+client_handler handle_summaries;
+
 /* handlers_info.c: figures */
 client_handler handle_daemon_info;
 client_handler handle_space_info;

@@ -2,43 +2,8 @@
 #include "daemon/handlers.h"
 
 #include <errno.h>
-#include <string.h>
 
-#include "ipc/base/util.h"
-
-/* Copies an array out of a frame, where it lies unaligned. Returns how many elements. */
-static int64_t take_array(struct client *c, struct kvd_slice from, const char *what, void *to, uint32_t size,
-                          uint32_t room) {
-        if (from.size % size)
-                return client_refuse(c, -EINVAL, "%s has %u bytes, no multiple of %u", what, from.size, size);
-        if (from.size / size > room)
-                return client_refuse(c, -EINVAL, "%s has more than %u elements", what, room);
-        if (from.size)
-                memcpy(to, from.data, from.size);
-        return from.size / size;
-}
-
-static int64_t take_blocks(struct client *c, struct kvd_slice from) {
-        struct scratch *s = c->server->scratch;
-
-        return take_array(c, from, "blocks", s->blocks, sizeof(kvd_ref), ARRAY_SIZE(s->blocks));
-}
-
-static int64_t take_tokens(struct client *c, struct kvd_slice from) {
-        struct scratch *s = c->server->scratch;
-
-        return take_array(c, from, "tokens", s->tokens, sizeof(uint32_t), ARRAY_SIZE(s->tokens));
-}
-
-/* Missing is all zeroes. */
-static int take_key(struct client *c, struct kvd_slice from, struct kvd_key *ret) {
-        *ret = (struct kvd_key){0};
-        if (from.size != 0 && from.size != sizeof *ret)
-                return client_refuse(c, -EINVAL, "prefix_key has %u bytes, not %zu", from.size, sizeof *ret);
-        if (from.size)
-                memcpy(ret, from.data, sizeof *ret);
-        return 0;
-}
+#include "daemon/take.h"
 
 static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
         return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};

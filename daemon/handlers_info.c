@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "daemon/work.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -45,6 +46,10 @@ static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_i
         m->request_errors = server->request_errors;
         m->bad_frames = server->bad_frames;
         m->turn_max_us = loop_turn_max_ns(server->loop) / 1000;
+        m->worker = (uint32_t)work_pid(server->work);
+        m->worker_starts = work_starts(server->work);
+        m->jobs = work_done(server->work);
+        m->jobs_waiting = store_jobs_waiting(server->store);
 }
 
 int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct reply *reply) {
@@ -70,6 +75,12 @@ static struct kvd_slice space_counters(const struct kvd_index *ix, uint64_t *scr
         for (uint32_t i = 0; i < KVD_N_SPACE_COUNTERS; i++)
                 scratch[i] = shm_load(&ix->counters[i]);
         return (struct kvd_slice){scratch, KVD_N_SPACE_COUNTERS * sizeof *scratch};
+}
+
+static struct kvd_slice space_settings(const struct kvd_index *ix, double *scratch) {
+        for (uint32_t i = 0; i < KVD_N_SETTINGS; i++)
+                scratch[i] = kvd_setting_get(ix->settings, i);
+        return (struct kvd_slice){scratch, KVD_N_SETTINGS * sizeof *scratch};
 }
 
 static void put_shape(const struct kvd_index *ix, struct kvd_msg_space_info_reply *m) {
@@ -100,6 +111,12 @@ static void put_usage(struct space *space, struct scratch *scratch, struct kvd_m
         m->leaves = usage.leaves;
         m->runs = usage.runs;
         m->leases = usage.leases;
+        m->sequences = usage.sequences;
+        m->private = usage.private;
+        m->shared = usage.shared;
+        m->spilled = usage.spilled;
+        m->vague = usage.vague;
+        m->spill_slots = usage.spill_slots;
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
                 sums[i] = usage.client_counters[i];
         m->client_counters = (struct kvd_slice){sums, KVD_N_CLIENT_COUNTERS * sizeof *sums};
@@ -120,6 +137,7 @@ int handle_space_info(struct client *c, const struct kvd_msg *request, struct re
         put_shape(space_index(space), m);
         put_usage(space, scratch, m);
         m->counters = space_counters(space_index(space), scratch->counters);
+        m->settings = space_settings(space_index(space), scratch->settings);
         return 0;
 }
 

@@ -11,6 +11,7 @@
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
+#include "daemon/worker/worker.h"
 #include "ipc/base/util.h"
 
 enum { EXIT_CLEAN = 0, EXIT_CONFIG = 1, EXIT_SYSTEM = 2 };
@@ -91,6 +92,7 @@ static int run(const struct options *options, pid_t parent) {
 
         if (options_load(options, &config, why) < 0)
                 return fail(EXIT_CONFIG, why);
+        strcpy(config.worker_program, "/proc/self/exe");
         memcpy(socket, config.socket, sizeof socket);
         block_signals();
         raise_file_limit();
@@ -121,6 +123,8 @@ int main(int argc, char **argv) {
         struct options options;
         char why[CONFIG_WHY];
 
+        if (argc > 1 && strcmp(argv[1], "--worker") == 0)
+                return worker_main(argc, argv);
         if (options_parse(&options, argc, argv, why) < 0) {
                 fprintf(stderr, "kvd: %s\n", why);
                 return EXIT_CONFIG;

@@ -9,6 +9,7 @@
 
 #include "daemon/client.h"
 #include "daemon/log.h"
+#include "daemon/work.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -22,7 +23,7 @@ static uint32_t n_slots(const struct config *config) {
 }
 
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * n_slots(config) + 1;
+        return 2 * n_slots(config) + 1 + WORK_SOURCES;
 }
 
 static int make_instance(struct server *server) {
@@ -59,6 +60,9 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         server->spare = sys->eventfd(0, EFD_CLOEXEC);
         if (server->spare < 0)
                 return -errno;
+        r = work_new(config, loop, store, &server->work);
+        if (r < 0)
+                return r;
         *ret = STEAL(server);
         return 0;
 }
@@ -70,6 +74,7 @@ void server_shut(struct server *server) {
         loop_timer_stop(&server->retry);
         loop_timer_stop(&server->deadline);
         loop_remove(&server->listening);
+        work_stop(server->work);
 }
 
 struct server *server_free(struct server *server) {
@@ -77,6 +82,7 @@ struct server *server_free(struct server *server) {
                 return NULL;
         server_shut(server);
         closep(&server->spare);
+        server->work = work_free(server->work);
         kvd_decoder_free(server->decoder);
         free(server->scratch);
         free(server->clients);

@@ -21,6 +21,7 @@
 #define SERVER_ATTACH_NS UINT64_C(1000000000) /* a connection has this long to attach */
 
 struct client;
+struct work;
 
 /* Room for what one request carries, copied from its frame to where it is aligned, and for its answer. */
 struct scratch {
@@ -31,6 +32,11 @@ struct scratch {
         uint64_t counters[64];
         struct check_report report;
         struct chain_info chain;
+        uint32_t slots[8192];
+        struct kvd_change changes[KVD_SYNC_CHANGES];
+        uint8_t layers[1024], heads[32768];
+        double settings[KVD_N_SETTINGS];
+        struct profile_report profile;
         char why[256];
 };
 
@@ -40,6 +46,7 @@ struct server {
         struct store *store;
         struct kvd_decoder *decoder; /* owned */
         struct scratch *scratch;     /* owned */
+        struct work *work;           /* owned */
 
         struct loop_source listening;
         struct loop_timer retry;     /* accept failed: try again then */

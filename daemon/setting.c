@@ -41,6 +41,13 @@ const struct setting daemon_settings[] = {
          .text = "Users who may see and change every domain, with commas; root and the daemon's own user always may."},
         {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse", .offset = offsetof(struct config, unlisted),
          .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is refused."},
+        {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .offset = offsetof(struct config, worker),
+         .text = "auto: a process of low priority runs the methods' kernels, from when one is needed; off: none does."},
+        {"worker_threads", SETTING_COUNT, "0", .low = 0, .high = 256, .offset = offsetof(struct config, worker_threads),
+         .text = "Threads of the worker; 0: half of the processors, and at least one."},
+        {"worker_deadline", SETTING_COUNT, "60", .low = 1, .high = 3600,
+         .offset = offsetof(struct config, worker_deadline),
+         .text = "Seconds after which a worker that has not answered is ended and replaced."},
         {"log", SETTING_CHOICE, "info", .choices = "error|warning|info|debug", .offset = offsetof(struct config, log),
          .text = "Least severe kind of line to log."},
         {.name = NULL}};

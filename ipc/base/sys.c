@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ipc/base/sys.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -48,6 +51,43 @@ static int real_pidfd_open(pid_t pid) {
         return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
+static int spawn_attributes(posix_spawnattr_t *a) {
+        sigset_t none, all;
+        int r;
+
+        sigemptyset(&none);
+        sigfillset(&all);
+        r = posix_spawnattr_setsigmask(a, &none);
+        if (r == 0)
+                r = posix_spawnattr_setsigdefault(a, &all);
+        return r ?: posix_spawnattr_setflags(a, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+}
+
+static int spawn_actions(posix_spawn_file_actions_t *f, int fd) {
+        int r = posix_spawn_file_actions_adddup2(f, fd, SYS_SPAWN_FD);
+
+        return r ?: posix_spawn_file_actions_addclosefrom_np(f, SYS_SPAWN_FD + 1);
+}
+
+static pid_t real_spawn(const char *path, char *const *arguments, int fd) {
+        posix_spawn_file_actions_t actions;
+        posix_spawnattr_t attributes;
+        pid_t pid;
+        int r;
+
+        posix_spawn_file_actions_init(&actions);
+        posix_spawnattr_init(&attributes);
+        r = spawn_actions(&actions, fd);
+        if (r == 0)
+                r = spawn_attributes(&attributes);
+        if (r == 0)
+                r = posix_spawn(&pid, path, &actions, &attributes, arguments, environ);
+        posix_spawnattr_destroy(&attributes);
+        posix_spawn_file_actions_destroy(&actions);
+        errno = r;
+        return r ? -1 : pid;
+}
+
 static int real_poll(struct pollfd *fds, unsigned long n, int timeout_ms) {
         return poll(fds, n, timeout_ms);
 }
@@ -77,6 +117,7 @@ const struct kvd_sys kvd_sys_real = {
         .getrandom = getrandom,
         .clock_ns = real_clock_ns,
         .socket = socket,
+        .socketpair = socketpair,
         .connect = real_connect,
         .bind = real_bind,
         .listen = listen,
@@ -84,6 +125,7 @@ const struct kvd_sys kvd_sys_real = {
         .getsockopt = getsockopt,
         .setsockopt = setsockopt,
         .pidfd_open = real_pidfd_open,
+        .spawn = real_spawn,
         .sendmsg = sendmsg,
         .recvmsg = recvmsg,
         .poll = real_poll,

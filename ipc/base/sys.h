@@ -9,6 +9,9 @@
  *
  * Not in the table: freeing (munmap, close, free), which cannot fail in a way that anyone could act on, and the
  * client's lookups, which call nothing.
+ *
+ * spawn starts a program that has fd as its descriptor SYS_SPAWN_FD, our standard ones, and no other, with no signal
+ * blocked or ignored. Returns its number.
  */
 
 #include <stddef.h>
@@ -33,6 +36,7 @@ struct pollfd;
         CALL(ssize_t, getrandom, (void *to, size_t n, unsigned flags), (to, n, flags)) \
         CALL(int, clock_ns, (uint64_t *ret), (ret)) \
         CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol)) \
+        CALL(int, socketpair, (int domain, int type, int protocol, int *ends), (domain, type, protocol, ends)) \
         CALL(int, connect, (int fd, const struct sockaddr *to, unsigned n), (fd, to, n)) \
         CALL(int, bind, (int fd, const struct sockaddr *to, unsigned n), (fd, to, n)) \
         CALL(int, listen, (int fd, int backlog), (fd, backlog)) \
@@ -40,6 +44,7 @@ struct pollfd;
         CALL(int, getsockopt, (int fd, int level, int name, void *to, unsigned *n), (fd, level, name, to, n)) \
         CALL(int, setsockopt, (int fd, int level, int name, const void *from, unsigned n), (fd, level, name, from, n)) \
         CALL(int, pidfd_open, (pid_t pid), (pid)) \
+        CALL(pid_t, spawn, (const char *path, char *const *arguments, int fd), (path, arguments, fd)) \
         CALL(ssize_t, sendmsg, (int fd, const struct msghdr *msg, int flags), (fd, msg, flags)) \
         CALL(ssize_t, recvmsg, (int fd, struct msghdr *msg, int flags), (fd, msg, flags)) \
         CALL(int, poll, (struct pollfd *fds, unsigned long n, int timeout_ms), (fds, n, timeout_ms)) \
@@ -49,6 +54,8 @@ struct pollfd;
         CALL(int, epoll_create, (void), ()) \
         CALL(int, epoll_ctl, (int epfd, int op, int fd, struct epoll_event *event), (epfd, op, fd, event)) \
         CALL(int, epoll_wait, (int epfd, struct epoll_event *events, int n, int timeout_ms), (epfd, events, n, timeout_ms))
+
+#define SYS_SPAWN_FD 3
 
 struct kvd_sys {
 #define KVD_SYS_MEMBER(type, name, parameters, arguments) type(*name) parameters;

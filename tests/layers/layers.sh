@@ -16,7 +16,8 @@ kernels         ipc/base
 ipc             ipc/base
 store           ipc/base kernels
 client          ipc/base ipc kernels
-daemon          ipc/base ipc store kernels
+daemon          ipc/base ipc store kernels daemon/worker
+daemon/worker   ipc/base ipc kernels daemon
 tools           ipc/base ipc client kernels
 tests           *
 '

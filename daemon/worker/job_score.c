@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * KeyDiff on blocks: how unlike the other keys of the sequence a block's keys are. The sequence's anchor is the sum of
+ * its blocks' (their summaries', or made here); a block's score is the mean over layers and heads of the largest of its
+ * tokens', its priority (1 + score) / 2. A block that is not resident adds to the anchor and has priority 0.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/worker/job.h"
+#include "kernels/keydiff.h"
+
+struct scores {
+        struct run *run;
+        float *anchors;  /* [layer][head][dim]: of the sequence */
+        float *rooms;    /* [thread]: scratch of the kernels, then scores [head][token], best [head], counts [head] */
+        size_t room;     /* floats */
+        size_t scratch;  /* floats */
+        float *result;   /* [item] */
+};
+
+static struct kvd_key_rows keys_of(const struct run *run, const uint8_t *const *block) {
+        const struct shape *s = &run->shape;
+
+        return (struct kvd_key_rows){.blocks = block, .head_stride = s->head_stride, .token_stride = s->token_stride,
+                                 .per_block = s->tokens, .heads = s->heads, .dim = s->dim, .type = s->type};
+}
+
+static uint32_t item_tokens(const struct run *run, uint32_t i) {
+        return MIN(run->items[i].n_tokens, run->shape.tokens);
+}
+
+/* ---- anchors ----------------------------------------------------------------------------------------------------- */
+
+static void add_own(const struct scores *all, uint32_t i, const uint8_t *block) {
+        const struct run *run = all->run;
+        const struct shape *s = &run->shape;
+        struct kvd_key_rows keys = keys_of(run, &block);
+        uint32_t *counts = (uint32_t *)(all->rooms + all->scratch);
+
+        for (uint32_t l = 0; l < s->layers; l++) {
+                keys.offset = l * 2 * s->plane;
+                run->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim, counts, &keys, 0,
+                                          item_tokens(run, i), all->rooms);
+        }
+}
+
+static void add_anchor(const struct scores *all, uint32_t i) {
+        const struct kvd_job_item *item = &all->run->items[i];
+        const struct shape *s = &all->run->shape;
+        const uint8_t *row = run_summary(all->run, item->row, kvd_ref_generation(item->ref)), *block;
+        size_t n = (size_t)s->layers * s->heads * s->dim;
+
+        if (row) {
+                const float *anchors = (const float *)(row + all->run->space->summary.anchors_off);
+
+                for (size_t d = 0; d < n; d++)
+                        all->anchors[d] += anchors[d];
+                return;
+        }
+        block = run_block(all->run, item->ref);
+        if (block)
+                add_own(all, i, block);
+}
+
+/* ---- scores ------------------------------------------------------------------------------------------------------ */
+
+/* Mean over the layers; those in which no key is valid have no say. */
+static void score(void *data, uint32_t i, uint32_t thread) {
+        const struct scores *all = data;
+        const struct run *run = all->run;
+        const struct shape *s = &run->shape;
+        const uint8_t *block = run_block(run, run->items[i].ref);
+        uint32_t n = item_tokens(run, i), layers = 0;
+        float *scratch = all->rooms + thread * all->room, *scores = scratch + all->scratch;
+        float *best = scores + (size_t)s->heads * s->tokens, mean, sum = 0.0f;
+        struct kvd_key_rows keys = keys_of(run, &block);
+
+        for (uint32_t l = 0; block && n && l < s->layers; l++) {
+                keys.offset = l * 2 * s->plane;
+                run->ops->keydiff->score(scores, s->tokens, &keys, 0, n, all->anchors + (size_t)l * s->heads * s->dim,
+                                         scratch);
+                run->ops->keydiff->blocks(&mean, best, scores, s->tokens, s->heads, n, s->tokens);
+                if (mean >= -2.0f) {
+                        sum += mean;
+                        layers++;
+                }
+        }
+        mean = layers ? sum / (float)layers : -1.0f;
+        run->ops->keydiff->priority(&all->result[i], &mean, 1);
+}
+
+int run_score(struct run *run) {
+        const struct shape *s = &run->shape;
+        struct scores all = {.run = run};
+        struct kvd_key_rows keys = keys_of(run, NULL);
+        int r = run_needs_numbers(run);
+
+        if (r < 0)
+                return r;
+        all.scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
+        all.room = all.scratch + (size_t)s->heads * s->tokens + s->heads;
+        all.room = ALIGN_UP(all.room, 16);
+        all.result = run_results(run, run->job->n_items, sizeof(float));
+        if (!all.result)
+                return -E2BIG;
+        all.anchors = run_room(run, (size_t)s->layers * s->heads * s->dim, sizeof(float));
+        all.rooms = run_room(run, team_threads(run->team) * all.room, sizeof(float));
+        if (!all.anchors || !all.rooms)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < run->job->n_items; i++)
+                add_anchor(&all, i);
+        team_run(run->team, run->job->n_items, score, &all);
+        return 0;
+}

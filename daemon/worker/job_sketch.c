@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * KVReviver's four jobs: blocks leave (an exact copy with its checksum, and into the sketch), come back (from the copy,
+ * compared with its checksum where it arrives, or from the sketch), and leave the sketch again; and a sketch that a
+ * worker left half written is made anew.
+ */
+
+#include <errno.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "daemon/worker/job.h"
+#include "daemon/worker/sketch.h"
+#include "ipc/base/sequence.h"
+
+#define NONE UINT32_MAX
+
+struct copies {
+        struct run *run;
+        struct kvd_spilled *spilled; /* SPILL */
+        uint32_t *errors;            /* the others */
+};
+
+static uint64_t checksum(const struct run *run, const void *block) {
+        return XXH3_64bits(block, run->shape.block_bytes);
+}
+
+static bool in_sketch(const struct kvd_job_item *item) {
+        return item->ordinal != KVD_NO_ORDINAL;
+}
+
+/* ---- SPILL ------------------------------------------------------------------------------------------------------- */
+
+static void keep_summary(const struct run *run, const struct kvd_job_item *item) {
+        uint32_t generation = kvd_ref_generation(item->ref);
+        const uint8_t *from = run_summary(run, item->row, generation);
+        uint8_t *to = run_row(run, item->to_row);
+
+        if (!to || from == to)
+                return;
+        if (from)
+                run_copy_summary(run, from, to, generation);
+        else
+                shm_write_end((shm_u64 *)to, 0); /* of what was here before */
+}
+
+static void spill(void *data, uint32_t i, uint32_t thread) {
+        struct copies *all = data;
+        const struct kvd_job_item *item = &all->run->items[i];
+        const uint8_t *block = run_block(all->run, item->ref);
+        uint8_t *to = item->spill == NONE ? NULL : run_spilled(all->run, item->spill);
+        struct kvd_spilled *result = &all->spilled[i];
+
+        if (!block || (item->spill != NONE && !to)) {
+                result->error = ESTALE;
+                return;
+        }
+        keep_summary(all->run, item);
+        if (!to)
+                return;
+        memcpy(to, block, all->run->shape.block_bytes);
+        result->checksum = checksum(all->run, to);
+}
+
+/* Of what was copied, and of what is only in the sketch. */
+static int put_into_sketch(struct run *run, const struct kvd_spilled *spilled) {
+        struct sketch_use use;
+        int r = sketch_open(run, &use);
+
+        for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++)
+                if (in_sketch(&run->items[i]) && !spilled[i].error)
+                        r = sketch_add(&use, i, run_block(run, run->items[i].ref));
+        if (r < 0 || !sketch_tokens(&use))
+                return r;
+        sketch_begin(&use);
+        r = sketch_insert(&use);
+        sketch_end(&use, r < 0 ? 0 : (int64_t)sketch_tokens(&use));
+        return r;
+}
+
+int run_spill(struct run *run) {
+        struct copies all = {.run = run};
+
+        all.spilled = run_results(run, run->job->n_items, sizeof *all.spilled);
+        if (!all.spilled)
+                return -E2BIG;
+        team_run(run->team, run->job->n_items, spill, &all);
+        return run->sketch ? put_into_sketch(run, all.spilled) : 0;
+}
+
+/* ---- REVIVE ------------------------------------------------------------------------------------------------------ */
+
+static void move_summary(const struct run *run, const struct kvd_job_item *item) {
+        uint8_t *to = run_row(run, item->to_row), *from = run_row(run, item->row);
+
+        if (to && from && to != from && shm_load((const shm_u64 *)from) & KVD_SUMMARY_MADE)
+                run_copy_summary(run, from, to, kvd_ref_generation(item->ref));
+}
+
+/* The checksum is of what arrived, so that nothing can happen in between. */
+static void revive_exact(void *data, uint32_t i, uint32_t thread) {
+        struct copies *all = data;
+        const struct kvd_job_item *item = &all->run->items[i];
+        uint8_t *dest = run_block(all->run, item->ref);
+        const uint8_t *copy = run_spilled(all->run, item->spill);
+
+        if (item->flags & KVD_ENTRY_APPROX)
+                return;
+        if (!dest || !copy) {
+                all->errors[i] = dest ? ENODATA : ESTALE;
+                return;
+        }
+        memcpy(dest, copy, all->run->shape.block_bytes);
+        if (checksum(all->run, dest) != item->checksum)
+                all->errors[i] = EBADMSG;
+        else
+                move_summary(all->run, item);
+}
+
+static void refuse_approximate(struct run *run, uint32_t *errors, int error) {
+        for (uint32_t i = 0; i < run->job->n_items; i++)
+                if (run->items[i].flags & KVD_ENTRY_APPROX)
+                        errors[i] = (uint32_t)error;
+}
+
+static int revive_approximate(struct run *run, uint32_t *errors) {
+        struct sketch_use use;
+        int r = sketch_open(run, &use);
+
+        for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++) {
+                uint8_t *dest = run_block(run, run->items[i].ref);
+
+                if (!(run->items[i].flags & KVD_ENTRY_APPROX))
+                        continue;
+                if (!dest || !in_sketch(&run->items[i])) {
+                        errors[i] = dest ? ENODATA : ESTALE;
+                        continue;
+                }
+                memset(dest, 0, run->shape.block_bytes); /* the state plane is in no sketch */
+                r = sketch_add(&use, i, dest);
+                move_summary(run, &run->items[i]);
+        }
+        if (r == 0)
+                sketch_query(&use);
+        return r;
+}
+
+static bool any_approximate(const struct run *run) {
+        for (uint32_t i = 0; i < run->job->n_items; i++)
+                if (run->items[i].flags & KVD_ENTRY_APPROX)
+                        return true;
+        return false;
+}
+
+/* What the sketch cannot answer does not hold up what has a copy. */
+int run_revive(struct run *run) {
+        struct copies all = {.run = run};
+        int r;
+
+        all.errors = run_results(run, run->job->n_items, sizeof *all.errors);
+        if (!all.errors)
+                return -E2BIG;
+        team_run(run->team, run->job->n_items, revive_exact, &all);
+        if (!any_approximate(run))
+                return 0;
+        r = revive_approximate(run, all.errors);
+        if (r < 0)
+                refuse_approximate(run, all.errors, -r);
+        return 0;
+}
+
+/* ---- FORGET, REBUILD --------------------------------------------------------------------------------------------- */
+
+/* Only what is as it was when it was put in is taken out, or put in again. */
+static void check_copy(void *data, uint32_t i, uint32_t thread) {
+        struct copies *all = data;
+        const struct kvd_job_item *item = &all->run->items[i];
+        const uint8_t *copy = run_spilled(all->run, item->spill);
+
+        if (item->flags & KVD_ENTRY_APPROX)
+                return;
+        if (!copy || !in_sketch(item))
+                all->errors[i] = ENODATA;
+        else if (checksum(all->run, copy) != item->checksum)
+                all->errors[i] = EBADMSG;
+}
+
+/* approximate: the items that have no copy, and need none; or those that have. */
+static int add_members(struct sketch_use *use, const uint32_t *errors, bool approximate) {
+        static uint8_t any[1];
+        struct run *run = use->run;
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++) {
+                const struct kvd_job_item *item = &run->items[i];
+
+                use->members[i].block = NULL;
+                if (errors[i] || !in_sketch(item) || !!(item->flags & KVD_ENTRY_APPROX) != approximate)
+                        continue;
+                r = sketch_add(use, i, approximate ? any : run_spilled(run, item->spill));
+        }
+        return r;
+}
+
+static int forget(struct sketch_use *use, const uint32_t *errors, bool approximate) {
+        int64_t n;
+        int r = add_members(use, errors, approximate);
+
+        n = (int64_t)sketch_tokens(use);
+        if (r < 0 || n == 0)
+                return r;
+        sketch_begin(use);
+        if (approximate)
+                r = sketch_remove_estimates(use);
+        else
+                sketch_remove(use);
+        sketch_end(use, r < 0 ? 0 : -n);
+        return r;
+}
+
+int run_forget(struct run *run) {
+        struct copies all = {.run = run};
+        struct sketch_use use;
+        int r = sketch_open(run, &use);
+
+        if (r < 0)
+                return r;
+        all.errors = run_results(run, run->job->n_items, sizeof *all.errors);
+        if (!all.errors)
+                return -E2BIG;
+        team_run(run->team, run->job->n_items, check_copy, &all);
+        r = forget(&use, all.errors, false);
+        return r < 0 ? r : forget(&use, all.errors, true);
+}
+
+int run_rebuild(struct run *run) {
+        struct copies all = {.run = run};
+        struct sketch_use use;
+        int r = sketch_open(run, &use);
+
+        if (r < 0)
+                return r;
+        all.errors = run_results(run, run->job->n_items, sizeof *all.errors);
+        if (!all.errors)
+                return -E2BIG;
+        team_run(run->team, run->job->n_items, check_copy, &all);
+        sketch_begin(&use);
+        sketch_clear(&use);
+        r = add_members(&use, all.errors, false);
+        if (r == 0)
+                r = sketch_insert(&use);
+        if (r < 0)
+                return r; /* half written still */
+        sketch_end(&use, (int64_t)sketch_tokens(&use));
+        return 0;
+}

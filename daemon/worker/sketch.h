@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_WORKER_SKETCH_H
+#define KVD_DAEMON_WORKER_SKETCH_H
+
+/*
+ * A job's sketch, with its tokens' places. Whole blocks go in and out: their tokens have ordinals one after the other,
+ * each layer's keys and values of each head are a part of the cells, and the parts are shared out to the team.
+ */
+
+#include "daemon/worker/job.h"
+#include "kernels/sketch.h"
+
+struct sketch_member {
+        uint8_t *block;        /* resident, or its exact copy; NULL: not in this */
+        uint32_t *places;      /* [token][row] */
+        uint32_t n_tokens;
+};
+
+struct sketch_use {
+        struct run *run;
+        struct kvd_sketch_header *header;
+        struct kvd_sketch_hash hash;
+        float *mean, *keys, *values; /* in the sketch's memory */
+        struct sketch_member *members; /* one for each item */
+};
+
+/* -ESTALE: a worker died while it wrote to the sketch. -EPROTO: the job has none. Only who changes it may begin it. */
+int sketch_open(struct run *run, struct sketch_use *use);
+
+/* Item i takes part, with this block. -ENOMEM. */
+int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block);
+
+/* From begin to end the sketch is marked as being changed by this job. */
+void sketch_begin(struct sketch_use *use);
+void sketch_end(struct sketch_use *use, int64_t tokens); /* more than before */
+
+/* The first that enter a sketch decide how it hashes and what is taken off their keys. */
+int sketch_insert(struct sketch_use *use);
+void sketch_remove(struct sketch_use *use);          /* the blocks as they are in it */
+int sketch_remove_estimates(struct sketch_use *use); /* what it says of the items itself (blocks: any) */
+void sketch_query(struct sketch_use *use);           /* into the blocks */
+void sketch_clear(struct sketch_use *use);
+
+uint64_t sketch_tokens(const struct sketch_use *use); /* of all members */
+
+#endif

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/worker/spaces.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+_printf_(3, 4) static int fail(struct spaces *s, int error, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(s->why, sizeof s->why, format, args);
+        va_end(args);
+        return error;
+}
+
+struct worker_space *spaces_find(const struct spaces *s, uint32_t number) {
+        struct worker_space *w = s->first;
+
+        while (w && w->number != number)
+                w = w->next;
+        return w;
+}
+
+/* ---- unmapping ------------------------------------------------------------------------------------------------- */
+
+static void unmap(void *at, uint64_t bytes) {
+        if (at)
+                munmap(at, bytes);
+}
+
+static struct worker_space *space_free(struct worker_space *w) {
+        if (!w)
+                return NULL;
+        unmap((void *)w->ix, w->index_bytes);
+        unmap(w->summaries, w->summary_bytes);
+        unmap(w->spill, w->spill_bytes);
+        unmap(w->base, w->reserved);
+        free(w);
+        return NULL;
+}
+
+static void space_freep(struct worker_space **w) {
+        *w = space_free(*w);
+}
+
+static void forget_sketch(struct spaces *s) {
+        unmap(s->sketch.at, s->sketch.bytes);
+        s->sketch = (struct worker_sketch){0};
+}
+
+int spaces_forget(struct spaces *s, uint32_t number) {
+        for (struct worker_space **link = &s->first; *link; link = &(*link)->next) {
+                struct worker_space *w = *link;
+
+                if (w->number != number)
+                        continue;
+                *link = w->next;
+                space_free(w);
+                break;
+        }
+        if (s->sketch.number && s->sketch.space == number)
+                forget_sketch(s);
+        return 0;
+}
+
+/* ---- mapping --------------------------------------------------------------------------------------------------- */
+
+static int map_file(struct spaces *s, int fd, uint64_t bytes, int prot, const char *what, void *ret) {
+        struct stat st;
+        void *at;
+
+        if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes)
+                return fail(s, -EPROTO, "%s is shorter than announced", what);
+        at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+        if (at == MAP_FAILED)
+                return fail(s, -errno, "%s of %llu bytes cannot be mapped: %s", what, (unsigned long long)bytes,
+                            strerror(errno));
+        memcpy(ret, &at, sizeof at);
+        return 0;
+}
+
+static int map_index(struct spaces *s, struct worker_space *w, int fd) {
+        int r = w->index_bytes < KVD_INDEX_HEADER_BYTES ?
+                        fail(s, -EPROTO, "an index without a header") :
+                        map_file(s, fd, w->index_bytes, PROT_READ, "an index", &w->ix);
+
+        if (r < 0)
+                return r;
+        if (kvd_index_validate(w->ix, w->index_bytes) < 0)
+                return fail(s, -EPROTO, "an index of another version");
+        w->summary = kvd_summary_of(w->ix);
+        return 0;
+}
+
+static int map_summaries(struct spaces *s, struct worker_space *w, int fd) {
+        if (w->summary_bytes < w->summary.size)
+                return fail(s, -EPROTO, "summaries that are shorter than their layout");
+        return map_file(s, fd, w->summary_bytes, PROT_READ | PROT_WRITE, "summaries", &w->summaries);
+}
+
+/* No room for exact copies at all is fine. */
+static int map_spill(struct spaces *s, struct worker_space *w, int fd) {
+        if (w->spill_bytes < w->ix->spill_slots * w->ix->block_bytes)
+                return fail(s, -EPROTO, "memory for exact copies that is shorter than they are");
+        if (!w->spill_bytes)
+                return 0;
+        return map_file(s, fd, w->spill_bytes, PROT_READ | PROT_WRITE, "memory for exact copies", &w->spill);
+}
+
+static int reserve(struct spaces *s, struct worker_space *w) {
+        uint64_t bytes = w->ix->max_segments * w->ix->segment_bytes;
+        void *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        if (at == MAP_FAILED)
+                return fail(s, -errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
+        w->base = at;
+        w->reserved = bytes;
+        return 0;
+}
+
+static int map_arguments(struct spaces *s, int fd) {
+        if (s->arguments)
+                return 0;
+        return map_file(s, fd, KVD_JOB_BYTES, PROT_READ, "arguments", &s->arguments);
+}
+
+/* A space that is sent again is mapped anew. */
+int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const struct kvd_fds *fds) {
+        _cleanup_(space_freep) struct worker_space *w = sys->calloc(1, sizeof *w);
+        int r;
+
+        if (!w)
+                return fail(s, -ENOMEM, "out of memory");
+        if (fds->n != 4)
+                return fail(s, -EPROTO, "a space comes with four descriptors");
+        spaces_forget(s, msg->space);
+        w->number = msg->space;
+        w->index_bytes = msg->index_bytes;
+        w->summary_bytes = msg->summary_bytes;
+        w->spill_bytes = msg->spill_bytes;
+        r = map_index(s, w, fds->fd[0]);
+        if (r == 0)
+                r = map_summaries(s, w, fds->fd[1]);
+        if (r == 0)
+                r = map_spill(s, w, fds->fd[2]);
+        if (r == 0)
+                r = map_arguments(s, fds->fd[3]);
+        if (r == 0)
+                r = reserve(s, w);
+        if (r < 0)
+                return r;
+        w->next = s->first;
+        s->first = STEAL(w);
+        return 0;
+}
+
+static int map_segment(struct spaces *s, struct worker_space *w, uint32_t number, int fd) {
+        uint64_t bytes = w->ix->segment_bytes;
+        struct stat st;
+
+        if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes)
+                return fail(s, -EPROTO, "segment %u is shorter than announced", number);
+        if (sys->mmap(w->base + number * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
+            MAP_FAILED)
+                return fail(s, -errno, "segment %u cannot be mapped: %s", number, strerror(errno));
+        return 0;
+}
+
+int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *msg, const struct kvd_fds *fds) {
+        struct worker_space *w = spaces_find(s, msg->space);
+        int r = 0;
+
+        if (!w || fds->n != msg->count || msg->first != w->n_segments || fds->n > w->ix->max_segments - w->n_segments)
+                return fail(s, -EPROTO, "segments that do not follow those before");
+        for (uint32_t i = 0; r == 0 && i < fds->n; i++)
+                r = map_segment(s, w, msg->first + i, fds->fd[i]);
+        if (r == 0)
+                w->n_segments += fds->n;
+        return r;
+}
+
+static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h, uint64_t bytes) {
+        const struct kvd_geometry *g = &w->ix->geometry;
+        uint64_t floats = (uint64_t)w->summary.layers * g->kv_heads * g->head_dim;
+
+        if (h->cell_floats != floats || h->rows == 0 || h->rows > 8 || h->columns == 0 || h->columns > 1u << 30)
+                return -EPROTO;
+        return bytes / sizeof(float) / 2 / h->rows / h->columns >= floats && /* the next line does not overflow */
+                               kvd_sketch_bytes(h->rows, h->columns, h->cell_floats) <= bytes ? 0 : -EPROTO;
+}
+
+int spaces_map_sketch(struct spaces *s, const struct kvd_msg_work_sketch *msg, const struct kvd_fds *fds) {
+        const struct worker_space *w = spaces_find(s, msg->space);
+        int r;
+
+        forget_sketch(s);
+        if (!w || fds->n != 1)
+                return fail(s, -EPROTO, "a sketch without a space");
+        if (msg->bytes < sizeof *s->sketch.at)
+                return fail(s, -EPROTO, "a sketch without a header");
+        r = map_file(s, fds->fd[0], msg->bytes, PROT_READ | PROT_WRITE, "a sketch", &s->sketch.at);
+        if (r < 0)
+                return r;
+        s->sketch.bytes = msg->bytes;
+        s->sketch.space = msg->space;
+        s->sketch.number = msg->sketch;
+        r = check_sketch(w, s->sketch.at, msg->bytes);
+        if (r < 0) {
+                forget_sketch(s);
+                return fail(s, r, "a sketch that does not fit its space");
+        }
+        return 0;
+}
