@@ -25,6 +25,13 @@ struct products {
 
 /* ---- labels ---- */
 
+/* With a constant number of channels the loops unroll. The reference's do so anyway, sixteenfold: once is enough. */
+#if defined(KVD_ISA_SCALAR)
+#define PER_LABEL static
+#else
+#define PER_LABEL KERNEL
+#endif
+
 struct quantised {
         float codes[KVD_LABEL_CHANNELS_MAX + KVD_LANES];
         float least, step;
@@ -38,7 +45,7 @@ KERNEL float through_f16(float f) {
 }
 
 /* x: n channels, then the first one again up to a multiple of 16. */
-static void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
+PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
         lanes least = lanes_load(x), most = least, check = lanes_zero();
         float largest, range;
 
@@ -86,7 +93,7 @@ KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, ui
                 lanes_store(to + i, lanes_widen(half + i, type));
 }
 
-static void store_label(uint8_t *label, const struct quantised *from, uint32_t n) {
+PER_LABEL void store_label(uint8_t *label, const struct quantised *from, uint32_t n) {
         uint8_t codes[KVD_LABEL_CHANNELS_MAX + 1];
         uint32_t bytes = (n + 1) / 2;
 
@@ -111,14 +118,22 @@ KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n
         }
 }
 
+KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
+                       uint32_t n_channels, enum kvd_number type) {
+        if (n_channels == USUAL)
+                label_type(labels, k, stride, n, channels, USUAL, type);
+        else
+                label_type(labels, k, stride, n, channels, n_channels, type);
+}
+
 static void label(uint8_t *labels, const void *k, size_t stride, enum kvd_number type, uint32_t n,
                   const uint16_t *channels, uint32_t n_channels) {
         if (type == KVD_NUMBER_F32)
-                label_type(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
         else if (type == KVD_NUMBER_F16)
-                label_type(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
         else
-                label_type(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
 }
 
 static void query(struct kvd_label_query *to, const float *q, const uint16_t *channels, uint32_t n_channels) {
@@ -151,10 +166,10 @@ KERNEL int four_codes(const uint8_t *codes) {
 
 /* Dword w of each of 16 labels of five: label t's is the number 5 t + w of the 80. */
 KERNEL __m512i column(const __m512i part[5], int w) {
-        const __m512i step = _mm512_setr_epi32(0, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75);
-        __m512i at = _mm512_add_epi32(step, _mm512_set1_epi32(w));
-        __mmask16 second = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(32));
-        __mmask16 third = _mm512_cmpge_epi32_mask(at, _mm512_set1_epi32(64));
+        const __m512i at = _mm512_setr_epi32(w, w + 5, w + 10, w + 15, w + 20, w + 25, w + 30, w + 35, w + 40, w + 45,
+                                             w + 50, w + 55, w + 60, w + 65, w + 70, w + 75);
+        const __mmask16 second = (__mmask16)(0xffff << DIV_UP(32 - w, 5)); /* those from number 32 on, and from 64 */
+        const __mmask16 third = (__mmask16)(0xffff << DIV_UP(64 - w, 5));
         __m512i first = _mm512_permutex2var_epi32(part[0], at, part[1]);
         __m512i rest = _mm512_permutex2var_epi32(part[2], at, part[3]);
 
@@ -212,14 +227,18 @@ KERNEL void columns(__m256i column[4], const uint8_t *labels) {
         column[3] = _mm256_unpackhi_epi64(ab_high, cd_high);
 }
 
-/* The low (shift 0) or high (16) half of the last dword of each of 8 labels, as floats. */
-KERNEL __m256 ends_of(const uint8_t *labels, int shift) {
-        const __m256i at = _mm256_setr_epi32(0, 5, 10, 15, 20, 25, 30, 35);
-        __m256i ends = _mm256_i32gather_epi32((const int *)(labels + 16), at, 4);
+KERNEL int end_of(const uint8_t *labels, int i) {
+        return four_codes(labels + (size_t)i * USUAL_BYTES + 16);
+}
 
-        ends = _mm256_and_si256(_mm256_srl_epi32(ends, _mm_cvtsi32_si128(shift)), _mm256_set1_epi32(0xffff));
-        return lanes_from_half(_mm_packus_epi32(_mm256_castsi256_si128(ends), _mm256_extracti128_si256(ends, 1)),
-                               KVD_NUMBER_F16);
+/* The last dword of each of 8 labels: its low half is least, its high half step. */
+KERNEL void ends_of(__m256 *least, __m256 *step, const uint8_t *labels) {
+        __m128i a = _mm_setr_epi32(end_of(labels, 0), end_of(labels, 1), end_of(labels, 2), end_of(labels, 3));
+        __m128i b = _mm_setr_epi32(end_of(labels, 4), end_of(labels, 5), end_of(labels, 6), end_of(labels, 7));
+        const __m128i low = _mm_set1_epi32(0xffff);
+
+        *least = lanes_from_half(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)), KVD_NUMBER_F16);
+        *step = lanes_from_half(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)), KVD_NUMBER_F16);
 }
 
 KERNEL void half_products(__m256 *dot, __m256 *sum, const uint8_t *labels, const struct kvd_label_query *q,
@@ -257,8 +276,8 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
         half_products(high, &to->sum.high, later, q, n_q);
         for (uint32_t g = 0; g < n_q; g++)
                 to->dot[g] = (lanes){low[g], high[g]};
-        to->least = (lanes){ends_of(labels, 0), ends_of(later, 0)};
-        to->step = (lanes){ends_of(labels, 16), ends_of(later, 16)};
+        ends_of(&to->least.low, &to->step.low, labels);
+        ends_of(&to->least.high, &to->step.high, later);
 }
 
 #endif

@@ -84,30 +84,48 @@ KERNEL uint32_t collect_each(uint32_t *at, uint32_t m, const float *x, uint32_t 
         return m;
 }
 
-/* The indices of those that are at least bound; NaN is not. Writes at most one place past the last. */
+#if defined(KVD_ISA_AVX512)
+
+KERNEL uint32_t found_16(const float *x, __m512 bound) {
+        return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), bound, _CMP_GE_OQ);
+}
+
+KERNEL uint64_t found_64(const float *x, float bound) {
+        __m512 b = _mm512_set1_ps(bound);
+        uint64_t low = found_16(x + 16, b) << 16 | found_16(x, b);
+        uint64_t high = found_16(x + 48, b) << 16 | found_16(x + 32, b);
+
+        return high << 32 | low;
+}
+
+#elif defined(KVD_ISA_AVX2)
+
+/* Most often nothing is found: that is seen before the bits are brought together. */
+KERNEL uint64_t found_64(const float *x, float bound) {
+        __m256 least[8], any = _mm256_setzero_ps();
+        uint64_t found = 0;
+
+        for (int i = 0; i < 8; i++) {
+                least[i] = _mm256_cmp_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(bound), _CMP_GE_OQ);
+                any = _mm256_or_ps(any, least[i]);
+        }
+        if (_mm256_movemask_ps(any) == 0)
+                return 0;
+        for (int i = 0; i < 8; i++)
+                found |= (uint64_t)(uint32_t)_mm256_movemask_ps(least[i]) << 8 * i;
+        return found;
+}
+
+#endif
+
+/* The indices of those that are at least bound; NaN is not. */
 static uint32_t collect(uint32_t *at, const float *x, uint32_t n, float bound) {
         uint32_t m = 0, i = 0;
 
-#if defined(KVD_ISA_AVX512)
-        __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-
-        for (; i + 16 <= n; i += 16, index = _mm512_add_epi32(index, _mm512_set1_epi32(16))) {
-                __mmask16 found = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), _mm512_set1_ps(bound), _CMP_GE_OQ);
-
-                if (!found)
-                        continue;
-                _mm512_mask_storeu_epi32(at + m, (__mmask16)((1u << __builtin_popcount(found)) - 1),
-                                         _mm512_maskz_compress_epi32(found, index));
-                m += (uint32_t)__builtin_popcount(found);
-        }
-#elif defined(KVD_ISA_AVX2)
-        for (; i + 8 <= n; i += 8) {
-                __m256 at_least = _mm256_cmp_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(bound), _CMP_GE_OQ);
-                uint32_t found = (uint32_t)_mm256_movemask_ps(at_least);
-
-                for (; found; found &= found - 1)
-                        at[m++] = i + (uint32_t)__builtin_ctz(found);
-        }
+#if !defined(KVD_ISA_SCALAR)
+        for (; n - i >= 64; i += 64)
+                for (uint64_t found = found_64(x + i, bound); found; found &= found - 1)
+                        at[m++] = i + (uint32_t)__builtin_ctzll(found);
 #endif
         return i < n ? collect_each(at, m, x, i, n, bound) : m;
 }
@@ -116,7 +134,7 @@ static uint32_t collect(uint32_t *at, const float *x, uint32_t n, float bound) {
 static float bound_of(const float *scores, uint32_t n, uint32_t z) {
         float sample[SAMPLE], bound = INFINITY;
         uint32_t scratch[SAMPLE], best[SAMPLE], stride = n / SAMPLE, reach;
-        double expected = (double)z * SAMPLE / n, room = expected + 4.0 * sqrt(expected) + 16.0;
+        double expected = (double)z * SAMPLE / n, room = expected + 4.0 * sqrt(expected) + 4.0;
 
         if (n < 4 * SAMPLE || room > SAMPLE / 2)
                 return -FLT_MAX;
