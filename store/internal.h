@@ -182,7 +182,7 @@ struct space {
         struct sequence **sequences; /* owned; by slot, KVD_MAX_SEQUENCES */
         struct sequence *closing;  /* owned; their blocks are being let go */
         uint32_t n_sequences, last_incarnation, last_sketch;
-        uint64_t n_entries;        /* that open sequences have room for */
+        uint64_t n_entries;        /* of all tables */
         uint64_t n_steps;          /* of sequences, so far: their order */
         uint64_t n_private, n_reviving; /* blocks */
         uint64_t n_garbage;        /* private blocks without references and holds */

@@ -69,7 +69,8 @@ void job_ask(struct ticket *t) {
         if (t->waiting)
                 return;
         enqueue(t, false);
-        if (store->n_waiting == 1 && store->on_job)
+        /* While a job is written or settled, its caller looks for the next one himself. */
+        if (store->n_waiting == 1 && store->on_job && !store->job->at_work)
                 store->on_job(store->on_job_data);
 }
 
@@ -193,17 +194,19 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
 
         if (job->id)
                 return false;
-        while ((t = first_waiting(store))) {
+        job->at_work = true;
+        while (!job->id && (t = first_waiting(store))) {
                 dequeue(t);
                 begin(job, t, arguments);
                 if (t->kind->write(t, job)) {
                         finish(job, ret);
-                        return true;
+                        break;
                 }
                 end_holds(job);
                 job->ticket = NULL;
         }
-        return false;
+        job->at_work = false;
+        return job->id != 0;
 }
 
 /* ---- its end ---------------------------------------------------------------------------------------------------- */
@@ -216,8 +219,10 @@ static void settle(struct job *job, enum job_end end, const void *results, uint3
                 return;
         if (t)
                 t->losses = end == JOB_AGAIN ? t->losses + 1 : 0;
+        job->at_work = true;
         job->kind->settle(job, end, results, n);
         end_holds(job);
+        job->at_work = false;
         job->ticket = NULL;
         if (end != JOB_AGAIN || !t)
                 return;

@@ -78,20 +78,17 @@ uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
-#define ENTRIES_PER_BLOCK 4u  /* of one sequence: more than the blocks that a space has, since entries may leave */
-#define ENTRIES_IN_ALL 64u    /* of all sequences, for each block of the space */
+#define ENTRIES_PER_BLOCK 4u /* of one sequence: more than the blocks that a space has, since entries may leave */
+#define ENTRIES_IN_ALL 16u   /* that all sequences use, for each block of the space: a prefix may be in many */
 
 static int check_room(struct attachment *a, uint32_t max_blocks) {
-        struct space *space = a->space;
-        uint64_t one = (uint64_t)space->ix->capacity * ENTRIES_PER_BLOCK;
-        uint64_t all = (uint64_t)space->ix->capacity * ENTRIES_IN_ALL;
+        uint64_t most = (uint64_t)a->space->ix->capacity * ENTRIES_PER_BLOCK;
 
         if (!max_blocks)
                 return refuse(a, -EINVAL, "it must have room for at least one block");
-        if (max_blocks > one || space->n_entries + max_blocks > all)
-                return store_refuse(space_store(space), -EDQUOT, "a sequence of %u blocks is too long for space '%s': "
-                                    "one may have %llu, all together %llu more", max_blocks, space->name,
-                                    (unsigned long long)one, (unsigned long long)(all - space->n_entries));
+        if (max_blocks > most)
+                return store_refuse(space_store(a->space), -EDQUOT, "a sequence in space '%s' has at most %llu blocks, "
+                                    "not %u", a->space->name, (unsigned long long)most, max_blocks);
         return 0;
 }
 
@@ -154,7 +151,6 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         q->number = space->last_incarnation * KVD_MAX_SEQUENCES + slot;
         space->sequences[slot] = q;
         space->n_sequences++;
-        space->n_entries += max_blocks;
         a->n_sequences++;
         *ret = q->number;
         return 0;
@@ -184,6 +180,8 @@ static int check_append(struct attachment *a, const struct sequence *q, const st
                         return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         if (req->n_blocks > q->max_blocks - q->n_entries)
                 return refuse(a, -ENOSPC, "its table is full");
+        if (a->space->n_entries + req->n_blocks > (uint64_t)a->space->ix->capacity * ENTRIES_IN_ALL)
+                return refuse(a, -ENOSPC, "all tables of the space together are too long");
         return 0;
 }
 
@@ -217,6 +215,7 @@ static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const u
                             .ordinal = KVD_NO_ORDINAL, .next = NONE};
         memcpy(q->tokens + q->n_tokens, tokens, n * sizeof *tokens);
         q->n_tokens += n;
+        q->space->n_entries++;
         q->n_unscored++;
         entry_set_flags(q, e, flags);
 }
@@ -337,7 +336,7 @@ bool sequences_tidy(struct space *space) {
         if (q->cursor < q->n_entries)
                 return true;
         space->closing = q->next;
-        space->n_entries -= q->max_blocks;
+        space->n_entries -= q->n_entries;
         sequence_free(q);
         return true;
 }

@@ -253,7 +253,10 @@ void store_job_done(struct store *store, uint64_t id, int error, const void *res
 /* The worker is gone, as the kernel says: what it had is done again, once. */
 void store_job_lost(struct store *store, uint64_t id);
 
-/* Called from inside requests when the first job begins to wait. */
+/*
+ * Called from inside requests and idle work when the first job begins to wait; not from inside store_next_job,
+ * store_job_done and store_job_lost: who calls these asks for the next job afterwards.
+ */
 void store_on_job(struct store *store, void (*called)(void *data), void *data);
 
 /* Descriptors that a worker needs; made at first use. */

@@ -491,6 +491,102 @@ START_TEST(a_client_may_go_at_any_stage) {
 }
 END_TEST
 
+/* ---- failing calls ------------------------------------------------------------------------------------------------------ */
+
+static int calls_left;
+
+static bool fails(void) {
+        return calls_left-- == 0;
+}
+
+static void *failing_calloc(size_t n, size_t size) {
+        return fails() ? NULL : kvd_sys_real.calloc(n, size);
+}
+
+static int failing_memfd(const char *name, unsigned flags) {
+        errno = EMFILE;
+        return fails() ? -1 : kvd_sys_real.memfd_create(name, flags);
+}
+
+static int failing_ftruncate(int fd, off_t n) {
+        errno = ENOSPC;
+        return fails() ? -1 : kvd_sys_real.ftruncate(fd, n);
+}
+
+static int failing_seals(int fd, int seals) {
+        errno = EPERM;
+        return fails() ? -1 : kvd_sys_real.add_seals(fd, seals);
+}
+
+static void *failing_mmap(void *at, size_t n, int prot, int flags, int fd, off_t off) {
+        errno = ENOMEM;
+        return fails() ? MAP_FAILED : kvd_sys_real.mmap(at, n, prot, flags, fd, off);
+}
+
+static ssize_t failing_getrandom(void *to, size_t n, unsigned flags) {
+        return fails() ? -1 : kvd_sys_real.getrandom(to, n, flags);
+}
+
+static int failing_open(const char *path, int flags) {
+        errno = EMFILE;
+        return fails() ? -1 : kvd_sys_real.open(path, flags);
+}
+
+static void life_with_failures(void) {
+        struct table u;
+        uint32_t exact, approx, number;
+        uint64_t bytes;
+
+        if (sequence_open(a, 32, &number) < 0)
+                return;
+        memset(&u, 0, sizeof u);
+        u.a = a;
+        u.number = number;
+        if (table_append(&u, 4 * BT, 10) == 0) {
+                sequence_cool(a, number, KVD_COOL_VAGUE, all, 4);
+                if (space_spill_fd(space, &bytes) >= 0 && space_summary_fd(space, true) >= 0)
+                        work();
+                table_sync(&u, NULL);
+                sequence_revive(a, number, KVD_REVIVE_BOTH, all, 4, &exact, &approx);
+                if (space_spill_fd(space, &bytes) >= 0)
+                        work();
+                table_sync(&u, NULL);
+                table_check(&u);
+        }
+        check_clean(space);
+        table_close(&u);
+}
+
+START_TEST(every_failing_call_is_survived) {
+        struct kvd_sys failing = kvd_sys_real;
+        int n = 0;
+
+        failing.calloc = failing_calloc;
+        failing.memfd_create = failing_memfd;
+        failing.ftruncate = failing_ftruncate;
+        failing.add_seals = failing_seals;
+        failing.mmap = failing_mmap;
+        failing.getrandom = failing_getrandom;
+        failing.open = failing_open;
+        table_close(&t);
+        for (;; n++) {
+                setup(); /* a store in which nothing was made yet */
+                table_close(&t);
+                calls_left = n;
+                sys = &failing;
+                life_with_failures();
+                sys = &kvd_sys_real;
+                idle();
+                check_clean(space);
+                ck_assert_uint_eq(store->spill_used, 0);
+                if (calls_left >= 0)
+                        break;
+                fixture_close();
+        }
+        ck_assert_int_gt(n, 15);
+}
+END_TEST
+
 /* ---- K14 ---------------------------------------------------------------------------------------------------------------- */
 
 static struct random rnd;
@@ -627,6 +723,7 @@ int main(void) {
         tcase_add_test(tc, a_half_written_sketch_is_made_anew_from_the_copies);
         tcase_add_test(tc, a_sketch_that_cannot_be_made_anew_is_dropped);
         tcase_add_loop_test(tc, a_client_may_go_at_any_stage, 0, 12);
+        tcase_add_test(tc, every_failing_call_is_survived);
         tcase_add_test(tc, K14_state_machine);
         suite_add_tcase(suite, tc);
         runner = srunner_create(suite);
