@@ -42,3 +42,38 @@ def prompts(questions: list[Question]) -> list[dict]:
 
 def accuracy(questions: list[Question], reports: list[dict]) -> float:
     return sum(q.right(r["text"]) for q, r in zip(questions, reports)) / len(questions)
+
+
+# ---- reasoning that repeats itself -----------------------------------------------------------------------------------
+
+STEP_TOKENS = 60
+CHANGED = 0.15      # share of a repeated step's fillers that are other sentences than before
+
+
+def step(writer: Writer, facts: list, length: int) -> list[tuple[int, ...]]:
+    """Sentences of one step, of about `length` tokens."""
+    return writer.body(facts, length, repeats=0.0)
+
+
+def again(writer: Writer, sentences: list[tuple[int, ...]], facts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The step once more: facts stay, a few of the other sentences are replaced."""
+    return [s if s in facts or writer.rng.random() >= CHANGED else writer.filler() for s in sentences]
+
+
+def reasoning(count: int, steps: int, repeats: int, seed: str = "evidence-steps") -> list[Question]:
+    """`steps` different steps, each told `repeats` times in rounds, and a question about a fact of one of them."""
+    questions = []
+    writer = Writer(seed, held_out=True)
+    for _ in range(count):
+        facts = writer.facts(2 * steps, 0.0)
+        told = [step(writer, facts[2 * i:2 * i + 2], STEP_TOKENS) for i in range(steps)]
+        keep = {f.sentence() for f in facts}
+        paragraphs = list(told)
+        for _ in range(repeats - 1):
+            paragraphs += [again(writer, s, keep) for s in told]
+        ids = [1]
+        for sentences in paragraphs:
+            ids += [token for s in sentences for token in s] + list(TOKENS.encode("\n\n"))
+        asked = writer.rng.choice(facts)
+        questions.append(Question(TOKENS.decode(ids + list(asked.question())), TOKENS.decode(asked.answer()), 0.5))
+    return questions
