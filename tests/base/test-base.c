@@ -68,6 +68,17 @@ START_TEST(paper_keys_are_xxh64_of_the_ids) {
 }
 END_TEST
 
+START_TEST(B1_hash_vectors) {
+        static const uint8_t bytes[] = {1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0};
+        static const uint32_t ids[] = {1, 2, 3};
+        struct kvd_index ix = make_index(KVD_KEYS_PAPER);
+
+        ck_assert_uint_eq(kvd_key_prefix(&ix, ids, 0).lo, UINT64_C(0xef46db3751d8e999));
+        ck_assert_uint_eq(kvd_key_prefix(&ix, ids, 3).lo, XXH64(bytes, sizeof bytes, 0));
+        ck_assert_uint_eq(XXH3_64bits(bytes, 0), UINT64_C(0x2d06800538d394c2));
+}
+END_TEST
+
 START_TEST(keys_depend_on_all_that_they_should) {
         static const uint32_t a[16] = {1, 2, 3}, b[16] = {1, 2, 4};
         struct kvd_index ix = make_index(KVD_KEYS_SERVE), other = ix;
@@ -147,6 +158,7 @@ int main(void) {
         tcase_add_test(c, hash_variants_are_equal);
 #if !defined(KVD_HASH_BITS) || KVD_HASH_BITS == 128
         tcase_add_test(c, paper_keys_are_xxh64_of_the_ids);
+        tcase_add_test(c, B1_hash_vectors);
         tcase_add_test(c, keys_depend_on_all_that_they_should);
 #endif
         tcase_add_test(c, every_changed_header_field_is_refused);
