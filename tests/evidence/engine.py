@@ -78,10 +78,10 @@ class Daemon:
         self.process.stderr.close()
         self.directory.cleanup()
 
-    def kvctl(self, *arguments: str, check: bool = True) -> dict | None:
+    def kvctl(self, *arguments: str, check: bool = True, timeout: float = 60) -> dict | None:
         """The answer as JSON."""
         done = subprocess.run([str(self.programs.kvctl), "--socket", self.socket, "--json", *arguments],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout)
         if done.returncode:
             if check:
                 raise Failed(f"kvctl {' '.join(arguments)}: {done.stderr.decode().strip()}")

@@ -48,7 +48,7 @@ struct verb {
 extern const struct verb verbs[];
 extern const unsigned n_verbs;
 
-#define ARGS_OPERANDS_MAX 16u
+#define ARGS_OPERANDS_MAX 32u
 
 struct args {
         const struct verb *verb; /* NULL: none was given */

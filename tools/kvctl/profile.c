@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ipc/base/settings.h"
 #include "ipc/base/sys.h"
@@ -238,15 +239,20 @@ static int wait_for(struct kvctl *kvctl, pid_t pid, int *status) {
         return r == pid ? 0 : kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot wait for the command: %s", strerror(errno));
 }
 
+/* Its standard output is our standard error: ours is the table. */
 static int run_command(struct kvctl *kvctl) {
         const struct args *args = &kvctl->args;
         char *argv[ARGS_OPERANDS_MAX] = {NULL};
+        posix_spawn_file_actions_t actions;
         pid_t pid;
         int status = 0, r;
 
         for (unsigned i = 1; i < args->n_operands; i++)
                 argv[i - 1] = (char *)args->operand[i];
-        r = posix_spawnp(&pid, argv[0], NULL, NULL, argv, environ);
+        posix_spawn_file_actions_init(&actions);
+        posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+        r = posix_spawnp(&pid, argv[0], &actions, NULL, argv, environ);
+        posix_spawn_file_actions_destroy(&actions);
         if (r != 0)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -r, "cannot run \"%s\": %s", argv[0], strerror(r));
         r = wait_for(kvctl, pid, &status);
