@@ -9,10 +9,10 @@
 #include "ipc/base/util.h"
 #include "kernels/bicache.h"
 #include "kernels/block.h"
+#include "kernels/hshare.h"
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
-#include "kernels/hshare.h"
 #include "kernels/variants.h"
 
 enum { LANES = 8, TILE_ROWS = 4, MAX_VECTORS = 8 };

@@ -9,10 +9,10 @@
 #include "ipc/base/util.h"
 #include "kernels/bicache.h"
 #include "kernels/block.h"
+#include "kernels/hshare.h"
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
-#include "kernels/hshare.h"
 #include "kernels/variants.h"
 
 enum { TILE_ROWS = 4, TILE_PANELS = 4, MAX_PANELS = 8 };

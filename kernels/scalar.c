@@ -10,10 +10,10 @@
 
 #include "kernels/bicache.h"
 #include "kernels/block.h"
+#include "kernels/hshare.h"
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
 #include "kernels/sketch.h"
-#include "kernels/hshare.h"
 #include "kernels/variants.h"
 
 static bool works(void) {
