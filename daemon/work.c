@@ -348,6 +348,7 @@ static void process_ended(struct loop_source *source, short revents) {
         if (w->has_job)
                 store_job_lost(w->store, w->job.id);
         w->has_job = false;
+        loop_want_idle(w->loop);
         wait_and_start(w);
 }
 
@@ -458,6 +459,7 @@ static int ask_next(struct work *w, struct space *space) {
 static void finish_job(struct work *w, int error, struct kvd_slice result) {
         w->has_job = false;
         store_job_done(w->store, w->job.id, error, result.data, result.size);
+        loop_want_idle(w->loop); /* relief goes on, and what nobody holds any more is freed */
 }
 
 /* True: asked. */

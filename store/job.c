@@ -32,8 +32,10 @@ void jobs_free(struct store *store) {
         store->job = NULL;
 }
 
-uint32_t job_blocks(const struct space *space) {
-        return (uint32_t)MIN(MAX(READ_BYTES / space->ix->block_bytes, 1), KVD_JOB_ITEMS);
+uint32_t job_blocks(const struct job *job) {
+        uint64_t n = MIN(MAX(READ_BYTES / job->space->ix->block_bytes, 1), KVD_JOB_ITEMS);
+
+        return (uint32_t)(job->kind->result_bytes ? MIN(n, JOB_RESULT_BYTES / job->kind->result_bytes) : n);
 }
 
 /* ---- queue ------------------------------------------------------------------------------------------------------ */

@@ -20,6 +20,8 @@
 
 struct job;
 
+#define JOB_RESULT_BYTES 61440u /* of one answer: what its message has room for (msg.def, work_reply) */
+
 enum job_end {
         JOB_DONE,   /* the results are there */
         JOB_AGAIN,  /* the worker was lost: what was wanted is wanted still, and will be written again */
@@ -85,11 +87,11 @@ bool job_steps(struct job *job, const struct kvd_job_step *steps, uint32_t n);
 bool job_tokens(struct job *job, const uint32_t *tokens, uint32_t n);
 uint64_t job_token_room(const struct job *job, uint32_t n_steps); /* tokens that fit behind so many steps */
 
-void job_results(struct job *job, uint32_t n);    /* without it: one for each item */
+void job_results(struct job *job, uint32_t n);    /* without it: one for each item; at most JOB_RESULT_BYTES of them */
 void job_param(struct job *job, uint32_t which, uint32_t value);
 
-/* Blocks of this space that one job should look at, so that an urgent one need not wait long; at least 1. */
-uint32_t job_blocks(const struct space *space);
+/* Blocks that one job should look at: an urgent one need not wait long, and the answer is one message. At least 1. */
+uint32_t job_blocks(const struct job *job);
 
 /* ---- the store's ------------------------------------------------------------------------------------------------ */
 

@@ -175,7 +175,7 @@ static bool gather(struct gathering *g, uint32_t at) {
                 return false;
         if (add_older(g, at) && setting(g->q->space, KVD_memshare_cross_seq))
                 add_others(g, s->order);
-        job_results(g->job, targets);
+        job_results(g->job, (uint32_t)MIN(targets, JOB_RESULT_BYTES / sizeof(struct kvd_match)));
         return g->job->n_items > targets;
 }
 

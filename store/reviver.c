@@ -147,7 +147,7 @@ static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) 
 
 static bool write_spill(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = job_blocks(q->space), slot;
+        uint32_t room = job_blocks(job), slot;
 
         while (job->n_items < room && (slot = list_pop(q, &q->cool)) != NONE)
                 if (!write_one_spill(q, slot, job)) {
@@ -325,7 +325,7 @@ static bool write_one_revive(struct sequence *q, uint32_t slot, struct job *job)
 
 static bool write_revive(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = MIN(job_blocks(q->space), REVIVE_BLOCKS), slot;
+        uint32_t room = MIN(job_blocks(job), REVIVE_BLOCKS), slot;
 
         while (job->n_items < room && (slot = list_pop(q, &q->revive)) != NONE)
                 if (!write_one_revive(q, slot, job)) {

@@ -227,7 +227,7 @@ static bool add_forget(struct sequence *q, uint32_t slot, struct job *job) {
 /* Entries of one sketch, in the order in which they came. */
 static bool write_forget(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = job_blocks(q->space), slot;
+        uint32_t room = job_blocks(job), slot;
 
         while (job->n_items < room && (slot = list_pop(q, &q->forget)) != NONE) {
                 struct entry *e = &q->entries[slot];

@@ -69,7 +69,7 @@ static uint32_t next_marked(struct space *space) {
 
 static bool write_summarise(struct ticket *t, struct job *job) {
         struct space *space = t->space;
-        uint32_t room = job_blocks(space), id;
+        uint32_t room = job_blocks(job), id;
 
         while (job->n_items < room && (id = next_marked(space)) != NONE) {
                 const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
