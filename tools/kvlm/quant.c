@@ -8,6 +8,7 @@
 
 static void pack_group(const struct kvd_ops *ops, uint8_t *to, const float *from, uint32_t n) {
         float edge[2] = {from[0], from[0]}, rounded[2];
+        uint32_t half = (n + 1) / 2;
         uint8_t *codes = to + 4;
 
         for (uint32_t i = 1; i < n; i++) {
@@ -17,11 +18,11 @@ static void pack_group(const struct kvd_ops *ops, uint8_t *to, const float *from
         edge[1] = edge[1] > edge[0] ? (edge[1] - edge[0]) / 15.0f : 1.0f;
         ops->narrow((uint16_t *)to, edge, 2, KVD_NUMBER_F16);
         ops->widen(rounded, (const uint16_t *)to, 2, KVD_NUMBER_F16);
-        memset(codes, 0, QUANT_GROUP / 2);
+        memset(codes, 0, half);
         for (uint32_t i = 0; i < n && rounded[1] > 0.0f; i++) { /* a step that f16 cannot tell from 0 has one code */
                 float code = rintf((from[i] - rounded[0]) / rounded[1]);
 
-                codes[i % 16] |= (uint8_t)((uint32_t)fmaxf(0.0f, fminf(code, 15.0f)) << (i / 16 * 4));
+                codes[i % half] |= (uint8_t)((uint32_t)fmaxf(0.0f, fminf(code, 15.0f)) << (i / half * 4));
         }
 }
 
@@ -42,22 +43,19 @@ static float widen(const uint8_t *from) {
         return value * 0x1p112f;
 }
 
-static void unpack_group(float *to, const uint8_t *from) {
+static inline __attribute__((always_inline)) void unpack_group(float *to, const uint8_t *from, uint32_t n) {
         float least = widen(from), step = widen(from + 2);
+        uint32_t half = (n + 1) / 2;
 
-        for (uint32_t i = 0; i < QUANT_GROUP / 2; i++)
+        for (uint32_t i = 0; i < half; i++)
                 to[i] = least + (float)(from[4 + i] & 15) * step;
-        for (uint32_t i = 0; i < QUANT_GROUP / 2; i++)
-                to[i + QUANT_GROUP / 2] = least + (float)(from[4 + i] >> 4) * step;
+        for (uint32_t i = half; i < n; i++)
+                to[i] = least + (float)(from[4 + i - half] >> 4) * step;
 }
 
 void quant_unpack(float *to, const uint8_t *from, uint32_t n) {
-        float last[QUANT_GROUP];
-
         for (; n >= QUANT_GROUP; n -= QUANT_GROUP, to += QUANT_GROUP, from += QUANT_GROUP_BYTES)
-                unpack_group(to, from);
-        if (n > 0) {
-                unpack_group(last, from);
-                memcpy(to, last, n * sizeof *to);
-        }
+                unpack_group(to, from, QUANT_GROUP); /* constant: two loops of a vector each */
+        if (n > 0)
+                unpack_group(to, from, n);
 }
