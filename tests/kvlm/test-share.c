@@ -165,6 +165,59 @@ START_TEST(logits_are_the_same_from_the_pool) {
 END_TEST
 
 /* A block of this model has 64 KiB: 4 MiB hold 64, and each prompt takes 63 that nobody else has. */
+static struct output ask_lossily(const char *evict, const char *budget) {
+        return kvlm("--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"), "--document",
+                    folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "", "--max-tokens", "40",
+                    "--json", "--verify", "--evict", evict, "--budget", budget, NULL);
+}
+
+/* The prompts' own blocks are lossy from the budget on: had one been published, the exact run would find it wrong. */
+START_TEST(what_is_lossy_stays_private) {
+        static const char *const policies[] = {"keydiff", "attention", "reviver", "int4"};
+        const char *expected = texts(ask("--no-share").out);
+        struct output o;
+
+        start_daemon("16M");
+        for (size_t i = 0; i < ARRAY_SIZE(policies); i++) {
+                o = ask_lossily(policies[i], i % 2 ? "25%" : "100");
+                ck_assert_msg(o.status == 0, "%s: status %d: %s", policies[i], o.status, o.err);
+                ck_assert_uint_eq(sum(o.out, "wrong_bytes"), 0);
+                ck_assert_uint_eq(sum(o.out, "shared_blocks"), 0);
+                ck_assert_uint_gt(sum(o.out, "evicted_tokens"), PROMPTS * 300);
+        }
+        ck_assert_uint_gt(sum(o.out, "reused_tokens"), 0); /* what others left that is exact */
+        o = ask("--chunk=64");
+        check_answers(o, expected);
+        ck_assert_uint_gt(sum(o.out, "verified_bytes"), 0);
+        o = ask_lossily("keydiff", "100"); /* now whole documents are there, and give way at once */
+        ck_assert_int_eq(o.status, 0);
+        ck_assert_uint_gt(sum(o.out, "reused_tokens"), PROMPTS * 500);
+        ck_assert_uint_eq(sum(o.out, "wrong_bytes"), 0);
+        check_answers(ask("--chunk=64"), expected);
+}
+END_TEST
+
+/* A prompt is exact under HShare, what is generated is not. */
+START_TEST(sparse_answers_stay_private) {
+        const char *model = folder_path("model"), *socket = folder_path("daemon/kvd.sock"), *tokens;
+        char ids[4096], *at = ids;
+        struct output o;
+
+        start_daemon("16M");
+        for (int i = 0; i < 100; i++)
+                at = print_to(at, "%d ", i == 0 ? 1 : 100 + i);
+        tokens = folder_write_text("ids", ids);
+        for (int i = 0; i < 2; i++) {
+                o = kvlm("--model", model, "--socket", socket, "--tokens", tokens, "--stop", "", "--max-tokens", "61",
+                         "--json", "--hshare", "1,1,1/2", "--critical", "2,8,8", NULL);
+                ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
+                ck_assert_uint_eq(sum(o.out, "shared_blocks"), 100 / 16);
+                ck_assert_uint_eq(sum(o.out, "private_blocks"), 4);
+                ck_assert_uint_eq(sum(o.out, "reused_tokens"), i * 64); /* 32 queries are needed for calibration */
+        }
+}
+END_TEST
+
 START_TEST(a_full_pool_is_not_an_error) {
         static const struct shape deep = {8, 16, 4, 4, 16, 16, 270, true, "F32"};
         const char *socket = folder_path("daemon/kvd.sock");
@@ -315,6 +368,8 @@ int main(int argc, char **argv) {
         tcase_add_test(tests, a_second_process_reuses_what_the_first_computed);
         tcase_add_test(tests, a_conversation_goes_on_where_it_ended);
         tcase_add_test(tests, logits_are_the_same_from_the_pool);
+        tcase_add_test(tests, what_is_lossy_stays_private);
+        tcase_add_test(tests, sparse_answers_stay_private);
         tcase_add_test(tests, a_full_pool_is_not_an_error);
         tcase_add_test(tests, many_at_once_agree);
         tcase_add_test(tests, the_daemons_death_is_not_an_error);
