@@ -145,6 +145,7 @@ static void leave_not_taken(struct sequence *q, uint32_t slot) {
         else if (!(e->flags & KVD_ENTRY_APPROX))
                 entry_forget_sketch(q, slot);
         entry_set_leaving(q, e, false);
+        q->spent = q->n_own; /* relief asks again when something has changed */
 }
 
 /* ---- settling --------------------------------------------------------------------------------------------------- */

@@ -178,6 +178,7 @@ static void not_copied(struct job *job, struct sequence *q, const struct job_ite
                 return;
         sketch_leave(q, &q->entries[item->slot], false);
         stay(q, &q->entries[item->slot]);
+        q->spent = q->n_own; /* relief would only ask again, and again */
 }
 
 static void again(struct sequence *q, const struct job *job) {
