@@ -160,6 +160,8 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
                 return r;
         if (space) {
                 *ret = space;
+                if (!wanted->options.policy) /* no opinion: it may have been changed since the space was made */
+                        spec.options.policy = space->ix->policy;
                 return compare(space, &spec);
         }
         *created = true;
