@@ -12,74 +12,47 @@
  */
 
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 
 #include "daemon/worker/job.h"
+#include "kernels/bicache.h"
 
 struct profile {
         struct run *run;
         uint32_t groups, n_blocks, n_tokens; /* blocks of one side of one group */
         const uint8_t **blocks;
-        float *rooms;        /* [thread][2][dim] */
+        struct kvd_products *rooms;          /* [thread][K, V][token] */
         float (*result)[2];
 };
 
-struct sums {
-        double dot, a, b;
-};
-
-static double cosine(const struct sums *s) {
-        return s->a > 0 && s->b > 0 ? s->dot / sqrt(s->a * s->b) : 0;
-}
-
-static const float *floats(const struct run *run, const uint8_t *from, float *room) {
-        if (run->shape.type == KVD_NUMBER_F32)
-                return (const float *)from;
-        run->ops->widen(room, (const uint16_t *)from, run->shape.dim, run->shape.type);
-        return room;
-}
-
-/* One token's keys, or values, of all heads. */
-static struct sums compare_token(const struct run *run, const uint8_t *a, const uint8_t *b, float *room) {
+/* Of all tokens' keys, or values, of one layer. */
+static void add_products(const struct profile *p, const uint8_t **alone, size_t off, struct kvd_products *to) {
+        const struct run *run = p->run;
         const struct shape *s = &run->shape;
-        struct sums sums = {0};
+        const uint8_t **whole = alone + p->n_blocks;
 
-        for (uint32_t h = 0; h < s->heads; h++) {
-                const float *x = floats(run, a + h * s->head_stride * s->element, room);
-                const float *y = floats(run, b + h * s->head_stride * s->element, room + s->dim);
+        memset(to, 0, p->n_tokens * sizeof *to);
+        for (uint32_t t = 0; t < p->n_tokens; t += s->tokens)
+                for (uint32_t h = 0; h < s->heads; h++) {
+                        size_t at = off + h * s->head_stride * s->element;
 
-                for (uint32_t d = 0; d < s->dim; d++) {
-                        sums.dot += (double)x[d] * y[d];
-                        sums.a += (double)x[d] * x[d];
-                        sums.b += (double)y[d] * y[d];
+                        run->ops->bicache->products(to + t, alone[t / s->tokens] + at, s->token_stride,
+                                                    whole[t / s->tokens] + at, s->token_stride, s->type,
+                                                    MIN(s->tokens, p->n_tokens - t), s->dim);
                 }
-        }
-        return sums;
 }
 
 static void compare_layer(void *data, uint32_t at, uint32_t thread) {
         const struct profile *p = data;
-        const struct run *run = p->run;
-        const struct shape *s = &run->shape;
-        const uint8_t **alone = p->blocks + (size_t)(at / s->layers) * 2 * p->n_blocks, **whole = alone + p->n_blocks;
-        float *room = p->rooms + (size_t)thread * 2 * s->dim;
-        struct sums all = {0};
-        double mean = 0;
+        const struct shape *s = &p->run->shape;
+        const uint8_t **alone = p->blocks + (size_t)(at / s->layers) * 2 * p->n_blocks;
+        struct kvd_products *keys = p->rooms + (size_t)thread * 2 * p->n_tokens, *values = keys + p->n_tokens;
+        size_t off = at % s->layers * 2 * s->plane;
 
-        for (uint32_t t = 0; t < p->n_tokens; t++)
-                for (uint32_t v = 0; v < 2; v++) {
-                        size_t off = (at % s->layers * 2 + v) * s->plane + t % s->tokens * s->token_stride * s->element;
-                        uint32_t i = t / s->tokens;
-                        struct sums one = compare_token(run, alone[i] + off, whole[i] + off, room);
-
-                        mean += cosine(&one);
-                        all.dot += one.dot;
-                        all.a += one.a;
-                        all.b += one.b;
-                }
-        p->result[at][0] = (float)(mean / (2.0 * p->n_tokens));
-        p->result[at][1] = (float)cosine(&all);
+        add_products(p, alone, off, keys);
+        add_products(p, alone, off + s->plane, values);
+        p->result[at][0] = (float)kvd_similarity_token_mean(keys, values, p->n_tokens);
+        p->result[at][1] = (float)kvd_similarity_flat(keys, values, p->n_tokens);
 }
 
 int run_profile(struct run *run) {
@@ -96,7 +69,7 @@ int run_profile(struct run *run) {
                                   p.groups);
         p.blocks = run_room(run, run->job->n_items, sizeof *p.blocks);
         p.result = run_results(run, (size_t)p.groups * run->shape.layers, sizeof *p.result);
-        p.rooms = run_room(run, (size_t)team_threads(run->team) * 2 * run->shape.dim, sizeof(float));
+        p.rooms = run_room(run, (size_t)team_threads(run->team) * 2 * p.n_tokens, sizeof *p.rooms);
         if (!p.blocks || !p.result || !p.rooms)
                 return -ENOMEM;
         for (uint32_t i = 0; i < run->job->n_items; i++) {

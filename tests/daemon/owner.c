@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/daemon/owner.h"
+
+#include <check.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+#include "ipc/frame.h"
+#include "kernels/ops.h"
+
+#define GENERATION 7u
+
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+static void *make_memory(int *fd, uint64_t bytes) {
+        void *at;
+
+        *fd = memfd_create("test-owner", MFD_CLOEXEC);
+        ck_assert_int_ge(*fd, 0);
+        ck_assert_int_eq(ftruncate(*fd, (off_t)bytes), 0);
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+        ck_assert(at != MAP_FAILED);
+        return at;
+}
+
+static void make_index(struct owner *o, uint32_t n_blocks) {
+        const char *why;
+        struct kvd_index ix = {.magic = KVD_INDEX_MAGIC, .version = KVD_LAYOUT_VERSION, .kind = KVD_CAUSAL,
+                               .keys = KVD_KEYS_SERVE, .policy = KVD_LRU, .run_capacity = 1, .max_segments = 1};
+
+        ck_assert_int_eq(kvd_geometry_normalise(&o->g, &why), 0);
+        ix.geometry = o->g;
+        ix.block_bytes = kvd_block_bytes(&o->g);
+        ix.segment_blocks = ALIGN_UP(n_blocks, 64);
+        ix.segment_bytes = ix.segment_blocks * ix.block_bytes;
+        ix.capacity = ix.segment_blocks;
+        ix.spill_slots = OWNER_SPILLS;
+        ix.label_channels = MIN(32, o->g.head_dim);
+        kvd_index_lay_out(&ix);
+        kvd_settings_init(ix.settings);
+        atomic_store(&ix.n_segments, 1);
+        o->ix = make_memory(&o->fds[0], ix.size);
+        memcpy(o->ix, &ix, sizeof ix);
+        for (uint32_t i = 0; i < n_blocks; i++)
+                atomic_store(&kvd_index_desc(o->ix, i)->slot, kvd_slot_make(KVD_SEALED, GENERATION));
+}
+
+static void make_all(struct owner *o, uint32_t n_blocks) {
+        make_index(o, n_blocks);
+        o->n_blocks = n_blocks;
+        o->layout = kvd_summary_of(o->ix);
+        o->summaries = make_memory(&o->fds[1], o->layout.size);
+        o->spill = make_memory(&o->fds[2], OWNER_SPILLS * o->ix->block_bytes);
+        o->arguments = make_memory(&o->fds[3], KVD_JOB_BYTES);
+        o->pool = make_memory(&o->fds[4], o->ix->segment_bytes);
+}
+
+/* ---- the worker ------------------------------------------------------------------------------------------------- */
+
+static void spawn(struct owner *o) {
+        char *const arguments[] = {"kvd", "--worker", "3", "2", NULL};
+        int ends[2];
+
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+        o->pid = sys->spawn(getenv("KVD_BIN"), arguments, ends[1]);
+        ck_assert_int_gt(o->pid, 0);
+        close(ends[1]);
+        o->socket = ends[0];
+}
+
+void owner_start(struct owner *o, const struct kvd_geometry *g, uint32_t n_blocks) {
+        struct kvd_msg segments = {.number = KVD_MSG_work_segments, .work_segments = {5, 0, 1}};
+        struct kvd_msg space = {.number = KVD_MSG_work_space};
+
+        memset(o, 0, sizeof *o);
+        o->g = *g;
+        o->fds[5] = -1;
+        ck_assert_int_eq(kvd_decoder_new(&o->decoder), 0);
+        make_all(o, n_blocks);
+        space.work_space = (struct kvd_msg_work_space){5, o->ix->size, o->layout.size,
+                                                       OWNER_SPILLS * o->ix->block_bytes};
+        spawn(o);
+        ck_assert_uint_eq(owner_ask(o, space, o->fds, 4), 0);
+        ck_assert_uint_eq(owner_ask(o, segments, &o->fds[4], 1), 0);
+}
+
+void owner_stop(struct owner *o) {
+        int status;
+
+        close(o->socket);
+        ck_assert_int_eq(waitpid(o->pid, &status, 0), o->pid);
+        ck_assert_int_eq(status, 0);
+        munmap(o->ix, o->ix->size);
+        kvd_decoder_free(o->decoder);
+        for (uint32_t i = 0; i < ARRAY_SIZE(o->fds); i++)
+                closep(&o->fds[i]);
+}
+
+void owner_sketch(struct owner *o, uint32_t rows, uint32_t columns) {
+        uint32_t floats = o->layout.layers * o->g.kv_heads * o->g.head_dim;
+        uint64_t bytes = kvd_sketch_bytes(rows, columns, floats);
+
+        closep(&o->fds[5]);
+        o->sketch = make_memory(&o->fds[5], bytes);
+        *o->sketch = (struct kvd_sketch_header){.rows = rows, .columns = columns, .salt = 99, .cell_floats = floats};
+        ck_assert_uint_eq(owner_ask(o, (struct kvd_msg){.number = KVD_MSG_work_sketch, .work_sketch = {5, 1, bytes}},
+                                    &o->fds[5], 1), 0);
+}
+
+uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t n_fds) {
+        struct pollfd readable = {o->socket, POLLIN, 0};
+        struct kvd_fds set = {.n = n_fds};
+        struct kvd_msg reply;
+        ssize_t n;
+
+        msg.sequence = ++o->sequence;
+        if (n_fds)
+                memcpy(set.fd, fds, n_fds * sizeof *fds);
+        n = kvd_msg_encode(&msg, o->frame, sizeof o->frame);
+        ck_assert_int_gt(n, 0);
+        ck_assert_int_eq(kvd_frame_send(o->socket, o->frame, (size_t)n, &set, 0), 0);
+        ck_assert_msg(poll(&readable, 1, 30000) == 1, "the worker does not answer");
+        n = kvd_frame_receive(o->socket, o->frame, NULL, 0);
+        ck_assert_msg(n > 0, "the worker is gone");
+        ck_assert_int_eq(kvd_msg_decode(o->decoder, o->frame, (size_t)n, &reply), 0);
+        ck_assert_uint_eq(reply.sequence, msg.sequence);
+        if (reply.number == KVD_MSG_error)
+                return reply.error.code;
+        ck_assert_uint_eq(reply.number, msg.number + KVD_REPLY);
+        if (msg.number != KVD_MSG_work)
+                return 0;
+        ck_assert_uint_eq(reply.work_reply.id, msg.work.id);
+        o->result_size = reply.work_reply.result.size;
+        if (o->result_size)
+                memcpy(o->result, reply.work_reply.result.data, o->result_size);
+        return reply.work_reply.error;
+}
+
+uint32_t owner_do(struct owner *o, const struct owner_job *job) {
+        struct kvd_job *to = o->arguments;
+        uint8_t *at = (uint8_t *)(to + 1);
+
+        *to = (struct kvd_job){.kind = job->kind, .space = 5, .id = ++o->jobs, .n_items = job->n_items,
+                               .n_steps = job->n_steps, .n_tokens = job->n_tokens, .sketch = job->sketch};
+        memcpy(to->param, job->param, sizeof to->param);
+        at = mempcpy(at, job->items, job->n_items * sizeof job->items[0]);
+        at = mempcpy(at, job->steps, job->n_steps * sizeof job->steps[0]);
+        at = mempcpy(at, job->tokens, job->n_tokens * sizeof job->tokens[0]);
+        return owner_ask(o, (struct kvd_msg){.number = KVD_MSG_work,
+                                             .work = {o->jobs, (uint64_t)(at - (uint8_t *)to)}}, NULL, 0);
+}
+
+kvd_ref owner_ref(uint32_t block) {
+        return kvd_ref_make(block, GENERATION);
+}
+
+struct kvd_job_item owner_item(const struct owner *o, uint32_t block) {
+        return (struct kvd_job_item){.ref = owner_ref(block), .row = block, .to_row = UINT32_MAX, .spill = UINT32_MAX,
+                                     .ordinal = KVD_NO_ORDINAL, .n_tokens = o->g.block_tokens};
+}
+
+/* ---- numbers ---------------------------------------------------------------------------------------------------- */
+
+uint8_t *owner_block(const struct owner *o, uint32_t block) {
+        return o->pool + block * o->ix->block_bytes;
+}
+
+static size_t place(const struct owner *o, uint32_t layer, int plane, uint32_t head, uint32_t token, uint32_t d) {
+        const struct kvd_geometry *g = &o->g;
+        size_t in_plane = g->order == KVD_HND ? (size_t)head * g->block_tokens + token :
+                                                (size_t)token * g->kv_heads + head;
+
+        return ((2 * layer + plane) * (size_t)g->kv_heads * g->block_tokens + in_plane) * g->head_dim + d;
+}
+
+void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
+               uint32_t d, double x) {
+        size_t at = place(o, layer, plane, head, token, d);
+        float f = (float)x;
+
+        if (o->g.dtype == KVD_F32)
+                ((float *)block)[at] = f;
+        else
+                kvd_ops_pick("scalar")->narrow((uint16_t *)block + at, &f, 1, (enum kvd_number)o->g.dtype);
+}
+
+double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
+                 uint32_t d) {
+        size_t at = place(o, layer, plane, head, token, d);
+        float f;
+
+        if (o->g.dtype == KVD_F32)
+                return ((const float *)block)[at];
+        kvd_ops_pick("scalar")->widen(&f, (const uint16_t *)block + at, 1, (enum kvd_number)o->g.dtype);
+        return f;
+}
+
+double owner_random(uint64_t *seed) {
+        double x = 0;
+
+        for (int i = 0; i < 12; i++) {
+                *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+                x += (double)(*seed >> 11) / 9007199254740992.0;
+        }
+        return x - 6;
+}
+
+void owner_fill(const struct owner *o, uint32_t block, uint64_t seed) {
+        uint8_t *at = owner_block(o, block);
+
+        seed = seed * 2654435761u + 17;
+        for (uint32_t l = 0; l < o->layout.layers; l++)
+                for (int plane = 0; plane < 2; plane++)
+                        for (uint32_t h = 0; h < o->g.kv_heads; h++)
+                                for (uint32_t t = 0; t < o->g.block_tokens; t++)
+                                        for (uint32_t d = 0; d < o->g.head_dim; d++)
+                                                owner_put(o, at, l, plane, h, t, d, owner_random(&seed) +
+                                                          (plane == 0) * (d % 5) * 0.5);
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_DAEMON_OWNER_H
+#define KVD_TESTS_DAEMON_OWNER_H
+
+/*
+ * The test as a worker's owner: starts $KVD_BIN --worker, gives it memory of its own making, and asks it to do jobs. So
+ * what a worker does is compared with what the test computes, with no daemon in between. Every failure fails the test.
+ */
+
+#include "client/kvd_methods.h"
+#include "ipc/base/job.h"
+#include "ipc/base/summary.h"
+#include "ipc/msg.h"
+
+#define OWNER_ITEMS 64u
+#define OWNER_SPILLS 32u
+
+struct owner {
+        pid_t pid;
+        int socket;
+        uint64_t sequence, jobs;
+        struct kvd_decoder *decoder;
+        struct kvd_geometry g;
+        struct kvd_index *ix;
+        struct kvd_summary layout;
+        uint8_t *summaries, *spill, *pool;
+        struct kvd_sketch_header *sketch; /* number 1; NULL: not sent */
+        void *arguments;
+        uint32_t n_blocks;
+        int fds[6];
+        uint8_t frame[65536];
+
+        /* the last answer */
+        uint32_t error, result_size;
+        _Alignas(16) uint8_t result[61440];
+};
+
+/* A space of that geometry with that many sealed blocks, all of generation 7; sent and mapped. */
+void owner_start(struct owner *o, const struct kvd_geometry *g, uint32_t n_blocks);
+void owner_stop(struct owner *o); /* closes the socket; the worker must end with 0 */
+void owner_sketch(struct owner *o, uint32_t rows, uint32_t columns);
+
+/* Sends a message and waits for its answer, which must be it or an error; returns the error's code, or 0. */
+uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t n_fds);
+
+struct owner_job {
+        uint32_t kind, n_items, n_steps, n_tokens, sketch;
+        uint32_t param[8];
+        struct kvd_job_item items[OWNER_ITEMS];
+        struct kvd_job_step steps[8];
+        uint32_t tokens[1024];
+};
+/* Returns work_reply.error; the result is in o->result. */
+uint32_t owner_do(struct owner *o, const struct owner_job *job);
+struct kvd_job_item owner_item(const struct owner *o, uint32_t block); /* row = block, everything else is none */
+kvd_ref owner_ref(uint32_t block);
+
+/* ---- numbers in blocks ------------------------------------------------------------------------------------------ */
+
+uint8_t *owner_block(const struct owner *o, uint32_t block);
+/* plane 0: keys, 1: values */
+void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
+               uint32_t d, double x);
+double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
+                 uint32_t d);
+/* All numbers of a block, about normal, with a mean key that is not 0. */
+void owner_fill(const struct owner *o, uint32_t block, uint64_t seed);
+double owner_random(uint64_t *seed); /* about normal */
+
+#endif

@@ -1,0 +1,472 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What a worker answers, and writes, compared with what the formulas of each method say in double precision. */
+
+#include <check.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "ipc/base/sequence.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/owner.h"
+
+static struct owner o;
+
+static const struct kvd_geometry geometries[] = {
+        {.layers = 2, .kv_heads = 3, .head_dim = 40, .dtype = KVD_F32, .order = KVD_HND, .vocab = 1000},
+        {.layers = 4, .kv_heads = 2, .head_dim = 17, .dtype = KVD_BF16, .order = KVD_NHD, .vocab = 1000,
+         .block_tokens = 5, .layer_groups = 2, .state_width = 9},
+        {.layers = 3, .kv_heads = 1, .head_dim = 64, .dtype = KVD_F16, .order = KVD_NHD, .vocab = 1000},
+};
+#define N_GEOMETRIES ((int)ARRAY_SIZE(geometries))
+
+static void start(int which, uint32_t n_blocks) {
+        owner_start(&o, &geometries[which], n_blocks);
+        for (uint32_t i = 0; i < n_blocks; i++)
+                owner_fill(&o, i, i + 1);
+}
+
+static struct owner_job *new_job(uint32_t kind, uint32_t n_items) {
+        static struct owner_job job;
+
+        job = (struct owner_job){.kind = kind, .n_items = n_items};
+        for (uint32_t i = 0; i < n_items; i++)
+                job.items[i] = owner_item(&o, i);
+        return &job;
+}
+
+static void set(enum kvd_setting which, double value) {
+        kvd_setting_put(o.ix->settings, which, value);
+}
+
+#define NEAR(a, b, tolerance) ck_assert_msg(fabs((double)(a) - (double)(b)) <= (tolerance), "%g, not %g", \
+                                            (double)(a), (double)(b))
+
+/* ---- SUMMARISE -------------------------------------------------------------------------------------------------- */
+
+static double norm_of_key(const uint8_t *block, uint32_t l, uint32_t h, uint32_t t) {
+        double sum = 0;
+
+        for (uint32_t d = 0; d < o.g.head_dim; d++)
+                sum += pow(owner_get(&o, block, l, 0, h, t, d), 2);
+        return sqrt(sum);
+}
+
+static void check_norms(const uint8_t *row, const uint8_t *block, uint32_t l, uint32_t n_tokens) {
+        const float *norms = (const float *)(row + o.layout.norms_off) + 2 * l;
+
+        for (int plane = 0; plane < 2; plane++) {
+                double sum = 0;
+
+                for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                        for (uint32_t t = 0; t < n_tokens; t++)
+                                for (uint32_t d = 0; d < o.g.head_dim; d++)
+                                        sum += pow(owner_get(&o, block, l, plane, h, t, d), 2);
+                NEAR(norms[plane], sqrt(sum), 1e-5 * sqrt(sum));
+        }
+}
+
+static void check_anchor(const uint8_t *row, const uint8_t *block, uint32_t l, uint32_t h, uint32_t n_tokens) {
+        const float *anchor = (const float *)(row + o.layout.anchors_off) + (l * o.g.kv_heads + h) * o.g.head_dim;
+
+        for (uint32_t d = 0; d < o.g.head_dim; d++) {
+                double sum = 0;
+
+                for (uint32_t t = 0; t < n_tokens; t++)
+                        sum += owner_get(&o, block, l, 0, h, t, d) / norm_of_key(block, l, h, t);
+                NEAR(anchor[d], sum, 1e-5 * n_tokens);
+        }
+}
+
+static float half(const uint8_t *at) {
+        _Float16 x;
+
+        memcpy(&x, at, 2);
+        return (float)x;
+}
+
+/* Four bits a channel: a 30th of the key's range at most, and what rounding minimum and step to f16 adds. */
+static void check_label(const uint8_t *label, const uint16_t *channel, const uint8_t *block, uint32_t l, uint32_t h,
+                        uint32_t t) {
+        uint32_t n = o.layout.channels;
+        double least = half(label + (n + 1) / 2), step = half(label + (n + 1) / 2 + 2);
+        double low = INFINITY, high = -INFINITY;
+
+        for (uint32_t c = 0; c < n; c++) {
+                low = MIN(low, owner_get(&o, block, l, 0, h, t, channel[c]));
+                high = MAX(high, owner_get(&o, block, l, 0, h, t, channel[c]));
+        }
+        for (uint32_t c = 0; c < n; c++) {
+                uint32_t code = label[c / 2] >> (c % 2 * 4) & 15;
+
+                NEAR(least + code * step, owner_get(&o, block, l, 0, h, t, channel[c]),
+                     (high - low) / 30 + 0.002 * (fabs(low) + fabs(high)));
+        }
+}
+
+static void check_labels(const uint8_t *row, const uint8_t *block, uint32_t l, uint32_t h, uint32_t n_tokens) {
+        const uint16_t *channel = (const uint16_t *)o.summaries + (l * o.g.kv_heads + h) * o.layout.channels;
+        const uint8_t *label = row + o.layout.labels_off +
+                               (size_t)(l * o.g.kv_heads + h) * o.g.block_tokens * o.layout.label_bytes;
+
+        for (uint32_t t = 0; t < n_tokens; t++)
+                check_label(label + t * o.layout.label_bytes, channel, block, l, h, t);
+        for (size_t i = n_tokens * o.layout.label_bytes; i < (size_t)o.g.block_tokens * o.layout.label_bytes; i++)
+                ck_assert_uint_eq(label[i], 0);
+}
+
+/* Those of the largest mean |k|, ascending. */
+static void check_channels(uint32_t l, uint32_t h, uint32_t n_blocks, uint32_t last_tokens) {
+        const uint16_t *channel = (const uint16_t *)o.summaries + (l * o.g.kv_heads + h) * o.layout.channels;
+        double weight[256] = {0}, least = INFINITY, most = 0;
+        bool chosen[256] = {false};
+
+        for (uint32_t b = 0; b < n_blocks; b++)
+                for (uint32_t t = 0; t < (b + 1 < n_blocks ? o.g.block_tokens : last_tokens); t++)
+                        for (uint32_t d = 0; d < o.g.head_dim; d++)
+                                weight[d] += fabs(owner_get(&o, owner_block(&o, b), l, 0, h, t, d));
+        for (uint32_t c = 0; c < o.layout.channels; c++) {
+                ck_assert(channel[c] < o.g.head_dim && (c == 0 || channel[c] > channel[c - 1]));
+                chosen[channel[c]] = true;
+                least = MIN(least, weight[channel[c]]);
+        }
+        for (uint32_t d = 0; d < o.g.head_dim; d++)
+                most = chosen[d] ? most : MAX(most, weight[d]);
+        ck_assert_msg(least >= most * (1 - 1e-5), "channels of weight %g, and not one of %g", least, most);
+}
+
+START_TEST(summaries_are_what_they_should_be) {
+        const uint32_t n = 4, part = 3;
+        struct owner_job *job;
+
+        start(_i, n);
+        job = new_job(KVD_JOB_SUMMARISE, n);
+        job->items[n - 1].n_tokens = part;
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, 0);
+        for (uint32_t b = 0; b < n; b++) {
+                const uint8_t *row = kvd_summary_row(&o.layout, o.summaries, b), *block = owner_block(&o, b);
+                uint32_t tokens = b + 1 < n ? o.g.block_tokens : part;
+
+                ck_assert_uint_eq(*(const uint64_t *)row, UINT64_C(7) << 32 | KVD_SUMMARY_MADE);
+                for (uint32_t l = 0; l < o.layout.layers; l++) {
+                        check_norms(row, block, l, tokens);
+                        for (uint32_t h = 0; h < o.g.kv_heads; h++) {
+                                check_anchor(row, block, l, h, tokens);
+                                check_labels(row, block, l, h, tokens);
+                                check_channels(l, h, n, part);
+                        }
+                }
+        }
+        owner_stop(&o);
+}
+END_TEST
+
+/* A later job does not choose anew, also not after a worker died while it chose. */
+START_TEST(label_channels_stay) {
+        size_t bytes;
+        uint16_t before[1024];
+
+        start(0, 8);
+        bytes = (size_t)o.layout.layers * o.g.kv_heads * o.layout.channels * sizeof(uint16_t);
+        ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 1)), 0);
+        memcpy(before, o.summaries, bytes);
+        ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 8)), 0);
+        ck_assert_mem_eq(before, o.summaries, bytes);
+        ((uint16_t *)o.summaries)[o.layout.channels - 1] = 0; /* the first head's last one was not written */
+        ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 1)), 0);
+        ck_assert_mem_eq(before, o.summaries, bytes);
+        owner_stop(&o);
+}
+END_TEST
+
+/* ---- SCORE ------------------------------------------------------------------------------------------------------ */
+
+static void expected_anchor(uint32_t l, uint32_t h, uint32_t n_blocks, double *ret) {
+        memset(ret, 0, o.g.head_dim * sizeof *ret);
+        for (uint32_t b = 0; b < n_blocks; b++)
+                for (uint32_t t = 0; t < o.g.block_tokens; t++)
+                        for (uint32_t d = 0; d < o.g.head_dim; d++)
+                                ret[d] += owner_get(&o, owner_block(&o, b), l, 0, h, t, d) /
+                                          norm_of_key(owner_block(&o, b), l, h, t);
+}
+
+static double expected_score(uint32_t block, uint32_t l, uint32_t h, const double *anchor) {
+        double best = -2, length = 0;
+
+        for (uint32_t d = 0; d < o.g.head_dim; d++)
+                length += anchor[d] * anchor[d];
+        for (uint32_t t = 0; t < o.g.block_tokens; t++) {
+                double dot = 0;
+
+                for (uint32_t d = 0; d < o.g.head_dim; d++)
+                        dot += anchor[d] * owner_get(&o, owner_block(&o, block), l, 0, h, t, d);
+                best = MAX(best, -dot / sqrt(length) / norm_of_key(owner_block(&o, block), l, h, t));
+        }
+        return best;
+}
+
+/* With anchors of summaries for some blocks, and none for others. */
+START_TEST(scores_are_keydiffs) {
+        const uint32_t n = 6;
+        double anchor[256], sum[6] = {0};
+
+        start(_i, n);
+        ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 3)), 0);
+        ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SCORE, n)), 0);
+        ck_assert_uint_eq(o.result_size, n * sizeof(float));
+        for (uint32_t l = 0; l < o.layout.layers; l++)
+                for (uint32_t h = 0; h < o.g.kv_heads; h++) {
+                        expected_anchor(l, h, n, anchor);
+                        for (uint32_t b = 0; b < n; b++)
+                                sum[b] += expected_score(b, l, h, anchor);
+                }
+        for (uint32_t b = 0; b < n; b++)
+                NEAR(((float *)o.result)[b], (1 + sum[b] / (o.layout.layers * o.g.kv_heads)) / 2, 1e-5);
+        owner_stop(&o);
+}
+END_TEST
+
+/* ---- COMPARE ---------------------------------------------------------------------------------------------------- */
+
+/* Rotates keys as a model with half-split RoPE would, from position p to position p + delta. */
+static void copy_rotated(uint32_t to, uint32_t from, int delta, double noise) {
+        uint32_t half_dim = o.g.head_dim / 2;
+        uint64_t seed = 5;
+
+        for (uint32_t l = 0; l < o.layout.layers; l++)
+                for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                        for (uint32_t t = 0; t < o.g.block_tokens; t++)
+                                for (uint32_t d = 0; d < o.g.head_dim; d++) {
+                                        const uint8_t *src = owner_block(&o, from);
+                                        double angle = delta * pow(10000, -(double)(d % half_dim) / half_dim);
+                                        double x = owner_get(&o, src, l, 0, h, t, d % half_dim);
+                                        double y = owner_get(&o, src, l, 0, h, t, d % half_dim + half_dim);
+                                        double k = d < half_dim ? x * cos(angle) - y * sin(angle) :
+                                                                  y * cos(angle) + x * sin(angle);
+
+                                        double v = owner_get(&o, src, l, 1, h, t, d);
+
+                                        k += noise * owner_random(&seed);
+                                        v += noise * owner_random(&seed);
+                                        owner_put(&o, owner_block(&o, to), l, 0, h, t, d, k);
+                                        owner_put(&o, owner_block(&o, to), l, 1, h, t, d, v);
+                                }
+}
+
+/* Two blocks a step: step 0 is new; step 1 has other words; step 2 the same words, and its blocks are repeated. */
+static struct owner_job *steps_job(void) {
+        struct owner_job *job = new_job(KVD_JOB_COMPARE, 6);
+        uint32_t bt = o.g.block_tokens;
+
+        job->n_steps = 3;
+        job->n_tokens = 6 * bt;
+        for (uint32_t s = 0; s < 3; s++)
+                job->steps[s] = (struct kvd_job_step){2 * s, 2, 2 * s * bt, 2 * bt};
+        for (uint32_t i = 0; i < 6 * bt; i++)
+                job->tokens[i] = i / (2 * bt) == 1 ? 500 + i : i % (2 * bt);
+        for (uint32_t i = 0; i < 6; i++) {
+                job->items[i].flags = i < 2 ? KVD_JOB_TARGET : KVD_JOB_SOURCE;
+                job->items[i].position = (int32_t)(i < 2 ? 1000 + i * bt : (i - 2) * bt);
+                job->items[i].slot = i;
+        }
+        return job;
+}
+
+static double frobenius(const uint8_t *a, const uint8_t *b, uint32_t l, int plane) {
+        double sum = 0;
+
+        for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                for (uint32_t t = 0; t < o.g.block_tokens; t++)
+                        for (uint32_t d = 0; d < o.g.head_dim; d++)
+                                sum += pow(owner_get(&o, a, l, plane, h, t, d) -
+                                           (b ? owner_get(&o, b, l, plane, h, t, d) : 0), 2);
+        return sqrt(sum);
+}
+
+static double expected_relative(uint32_t a, uint32_t b) {
+        double sum = 0;
+
+        for (uint32_t l = 0; l < o.layout.layers; l++)
+                for (int plane = 0; plane < 2; plane++)
+                        sum += frobenius(owner_block(&o, a), owner_block(&o, b), l, plane) / 2 /
+                               sqrt(frobenius(owner_block(&o, a), NULL, l, plane) *
+                                    frobenius(owner_block(&o, b), NULL, l, plane));
+        return sum / o.layout.layers;
+}
+
+START_TEST(a_repeated_step_is_found_where_it_is) {
+        const struct kvd_match *match = (const void *)o.result;
+        struct owner_job *job;
+
+        start(0, 8);
+        for (uint32_t i = 0; i < 2; i++) {
+                int delta = (int)(1000 - 2 * o.g.block_tokens);
+
+                copy_rotated(i, 4 + i, delta, 0.05);
+                copy_rotated(6 + i, 4 + i, delta, 0); /* what the worker should compare with */
+        }
+        job = steps_job();
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, 2 * sizeof *match);
+        for (uint32_t i = 0; i < 2; i++) {
+                ck_assert_uint_eq(match[i].target, i);
+                ck_assert_uint_eq(match[i].source, 4 + i);
+                NEAR(match[i].similarity, 1, 1e-6);
+                NEAR(match[i].distance, expected_relative(i, 6 + i), 1e-3);
+                ck_assert(match[i].distance < 0.2);
+        }
+        set(KVD_memshare_align, 0); /* the paper's: other positions look different */
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, 0);
+        owner_stop(&o);
+}
+END_TEST
+
+START_TEST(what_may_not_be_shared_is_not) {
+        struct owner_job *job;
+
+        start(0, 8);
+        for (uint32_t i = 0; i < 2; i++)
+                copy_rotated(i, 4 + i, (int)(1000 - 2 * o.g.block_tokens), 0);
+        job = steps_job();
+        job->items[0].flags = 0;
+        job->items[5].flags = 0;
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, 0);
+        job = steps_job();
+        job->items[4].n_tokens = o.g.block_tokens - 1; /* part filled */
+        job->items[5].ref = kvd_ref_make(5, 6);        /* another incarnation */
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, 0);
+        job = steps_job();
+        set(KVD_memshare_tau_step, 1); /* exceeded by nothing */
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, 0);
+        job->steps[2].n_items = 7;
+        ck_assert_uint_eq(owner_do(&o, job), EPROTO);
+        owner_stop(&o);
+}
+END_TEST
+
+/* ---- CONFIG ----------------------------------------------------------------------------------------------------- */
+
+/* Layers 0, 1 dense; layer 3 selects like 2, layer 5 like 4; in all of them head 1 is like head 0. */
+START_TEST(a_configuration_shares_what_is_alike) {
+        const struct kvd_geometry g = {.layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+        const uint32_t queries = 4, words = 9;
+        struct owner_job *job;
+        uint8_t *bits;
+
+        owner_start(&o, &g, 2);
+        bits = owner_block(&o, 0);
+        for (uint32_t l = 0; l < 6; l++)
+                for (uint32_t h = 0; h < 2; h++)
+                        for (uint32_t q = 0; q < queries; q++)
+                                for (uint32_t k = 0; k < 40; k++) {
+                                        uint32_t token = (l / 2 * 100 + q * 7 + k * 3 + (l < 2 ? l * 50 : 0)) % 576;
+                                        size_t row = (l * 2 + h) * queries + q;
+
+                                        bits[row * words * 8 + token / 8] |= (uint8_t)(1 << token % 8);
+                                }
+        job = new_job(KVD_JOB_CONFIG, 2);
+        memcpy(job->param, (uint32_t[]){6, 2, queries, words, 40}, 5 * sizeof(uint32_t));
+        set(KVD_hshare_layer_ratio, 0.5);
+        set(KVD_hshare_head_ratio, 0.5);
+        for (int algo = 0; algo < 2; algo++) {
+                const uint8_t layers[] = {0, 1, 2, 2, 4, 4};
+
+                set(KVD_hshare_algo, algo);
+                ck_assert_uint_eq(owner_do(&o, job), 0);
+                ck_assert_uint_eq(o.result_size, 6 + 12);
+                ck_assert_mem_eq(o.result, layers, 6);
+                for (uint32_t l = 0; l < 6; l++) {
+                        ck_assert_uint_eq(o.result[6 + 2 * l], 0);
+                        ck_assert_uint_eq(o.result[6 + 2 * l + 1], l < 2 ? 1 : 0);
+                }
+        }
+        job->param[3] = 4000; /* more than the blocks hold */
+        ck_assert_uint_eq(owner_do(&o, job), EINVAL);
+        owner_stop(&o);
+}
+END_TEST
+
+/* ---- PROFILE ---------------------------------------------------------------------------------------------------- */
+
+struct sums {
+        double ab, aa, bb;
+};
+
+static struct sums product(const uint8_t *a, const uint8_t *b, uint32_t l, int plane, uint32_t t) {
+        struct sums s = {0};
+
+        for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                for (uint32_t d = 0; d < o.g.head_dim; d++) {
+                        double x = owner_get(&o, a, l, plane, h, t, d), y = owner_get(&o, b, l, plane, h, t, d);
+
+                        s.ab += x * y;
+                        s.aa += x * x;
+                        s.bb += y * y;
+                }
+        return s;
+}
+
+/* Blocks of group g: 4 g and 4 g + 1 alone, the next two whole. */
+START_TEST(a_sample_is_two_similarities_a_layer) {
+        uint32_t groups, n_tokens;
+        struct owner_job *job;
+
+        start(_i, 8);
+        groups = o.g.layer_groups;
+        n_tokens = 2 * o.g.block_tokens - 2;
+        job = new_job(KVD_JOB_PROFILE, 4 * groups);
+        job->param[0] = n_tokens;
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, o.g.layers * 2 * sizeof(float));
+        for (uint32_t at = 0; at < o.g.layers; at++) {
+                uint32_t group = at / o.layout.layers, l = at % o.layout.layers;
+                double mean = 0;
+                struct sums all = {0};
+
+                for (uint32_t t = 0; t < n_tokens; t++)
+                        for (int plane = 0; plane < 2; plane++) {
+                                uint32_t b = 4 * group + t / o.g.block_tokens;
+                                struct sums s = product(owner_block(&o, b), owner_block(&o, b + 2), l, plane,
+                                                        t % o.g.block_tokens);
+
+                                mean += s.ab / sqrt(s.aa * s.bb) / 2 / n_tokens;
+                                all = (struct sums){all.ab + s.ab, all.aa + s.aa, all.bb + s.bb};
+                        }
+                NEAR(((float *)o.result)[2 * at], mean, 1e-5);
+                NEAR(((float *)o.result)[2 * at + 1], all.ab / sqrt(all.aa * all.bb), 1e-5);
+        }
+        job->param[0] = 2 * o.g.block_tokens + 1;
+        ck_assert_uint_eq(owner_do(&o, job), EINVAL);
+        owner_stop(&o);
+}
+END_TEST
+
+int main(void) {
+        TCase *tcase = tcase_create("jobs");
+        Suite *suite = suite_create("worker-jobs");
+        SRunner *runner;
+        int failed;
+
+        tcase_set_timeout(tcase, 60);
+        tcase_add_loop_test(tcase, summaries_are_what_they_should_be, 0, N_GEOMETRIES);
+        tcase_add_test(tcase, label_channels_stay);
+        tcase_add_loop_test(tcase, scores_are_keydiffs, 0, N_GEOMETRIES);
+        tcase_add_test(tcase, a_repeated_step_is_found_where_it_is);
+        tcase_add_test(tcase, what_may_not_be_shared_is_not);
+        tcase_add_test(tcase, a_configuration_shares_what_is_alike);
+        tcase_add_loop_test(tcase, a_sample_is_two_similarities_a_layer, 0, N_GEOMETRIES);
+        suite_add_tcase(suite, tcase);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
