@@ -27,24 +27,6 @@ KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32
                               MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
 }
 
-/* What is read after this head of this group, so that it is asked for meanwhile: blocks lie anywhere. */
-KERNEL const void *next_of(const struct kvd_key_rows *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
-                           enum kvd_number type) {
-        struct group next;
-
-        if (h + 1 < keys->heads)
-                return number_at(g.keys, (h + 1) * keys->head_stride, type);
-        if (to - t <= g.n)
-                return g.keys;
-        next = group_at(keys, t + g.n, to, type);
-        return next.keys ? next.keys : g.keys;
-}
-
-KERNEL void ask_for(const void *row, uint32_t dim, enum kvd_number type) {
-        for (size_t byte = 0; byte < dim * number_size(type); byte += 64)
-                __builtin_prefetch((const char *)row + byte, 0, 2);
-}
-
 /* dim floats of a head, rounded up to whole lanes */
 KERNEL uint32_t padded(uint32_t dim) {
         return (dim + KVD_LANES - 1) / KVD_LANES * KVD_LANES;
@@ -108,16 +90,14 @@ KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_nu
 /* ---- the anchor ---- */
 
 /* The valid rows of a group of one head, and 1 / max(|k|, 1e-12) of each. */
-KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys, const void *next,
-                           size_t stride, uint32_t n, uint32_t dim, enum kvd_number type) {
+KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys, size_t stride, uint32_t n,
+                           uint32_t dim, enum kvd_number type) {
         lanes sums[GROUP];
         float square[GROUP], norm[GROUP];
         uint32_t valid = 0;
 
-        for (uint32_t i = 0; i < n; i++) {
-                ask_for(number_at(next, i * stride, type), dim, type);
+        for (uint32_t i = 0; i < n; i++)
                 sums[i] = squares(number_at(keys, i * stride, type), dim, type);
-        }
         for (uint32_t i = n; i < GROUP; i++)
                 sums[i] = lanes_zero();
         lanes_store(square, lanes_sum_16(sums));
@@ -131,10 +111,33 @@ KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const 
         return valid;
 }
 
+/* n times 64 numbers: one reciprocal serves four sums. */
+KERNEL void add_64(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n, uint32_t d,
+                   enum kvd_number type) {
+        lanes a = lanes_load(sum), b = lanes_load(sum + 16), c = lanes_load(sum + 32), e = lanes_load(sum + 48);
+
+        for (uint32_t i = 0; i < n; i++) {
+                lanes scale = lanes_set(inverse[i]), x, y, z, w;
+
+                lanes_widen_2(number_at(rows[i], d, type), type, &x, &y);
+                lanes_widen_2(number_at(rows[i], d + 32, type), type, &z, &w);
+                a = lanes_fma(x, scale, a);
+                b = lanes_fma(y, scale, b);
+                c = lanes_fma(z, scale, c);
+                e = lanes_fma(w, scale, e);
+        }
+        lanes_store(sum, a);
+        lanes_store(sum + 16, b);
+        lanes_store(sum + 32, c);
+        lanes_store(sum + 48, e);
+}
+
 KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n, uint32_t dim,
                            enum kvd_number type) {
         uint32_t d = 0;
 
+        for (; d + 64 <= dim; d += 64)
+                add_64(sum + d, rows, inverse, n, d, type);
         for (; d + 32 <= dim; d += 32) {
                 lanes a = lanes_load(sum + d), b = lanes_load(sum + d + 16), x, y;
 
@@ -179,11 +182,13 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
                 for (uint32_t h = 0; h < keys->heads && g.keys; h++) {
                         const void *head = number_at(g.keys, h * keys->head_stride, type), *rows[GROUP];
                         float inverse[GROUP];
-                        const void *next = next_of(keys, g, h, t, to, type);
-                        uint32_t n = g.n == GROUP ? directions(rows, inverse, head, next, stride, GROUP, dim, type)
-                                                  : directions(rows, inverse, head, next, stride, g.n, dim, type);
+                        uint32_t n = g.n == GROUP ? directions(rows, inverse, head, stride, GROUP, dim, type)
+                                                  : directions(rows, inverse, head, stride, g.n, dim, type);
 
-                        add_directions(part + (size_t)h * padded(dim), rows, inverse, n, dim, type);
+                        if (n == GROUP)
+                                add_directions(part + (size_t)h * padded(dim), rows, inverse, GROUP, dim, type);
+                        else
+                                add_directions(part + (size_t)h * padded(dim), rows, inverse, n, dim, type);
                         counts[h] += n;
                 }
                 t += g.n;
@@ -197,14 +202,12 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
 
 /* ---- scores ---- */
 
-KERNEL lanes score_group(const void *keys, const void *next, size_t stride, uint32_t n, const float *m, float length,
-                         uint32_t dim, enum kvd_number type) {
+KERNEL lanes score_group(const void *keys, size_t stride, uint32_t n, const float *m, float length, uint32_t dim,
+                         enum kvd_number type) {
         lanes dots[GROUP], sums[GROUP], square, score;
 
-        for (uint32_t i = 0; i < n; i++) {
-                ask_for(number_at(next, i * stride, type), dim, type);
+        for (uint32_t i = 0; i < n; i++)
                 dots[i] = products(number_at(keys, i * stride, type), m, dim, type, &sums[i]);
-        }
         for (uint32_t i = n; i < GROUP; i++)
                 sums[i] = dots[i] = lanes_zero();
         square = lanes_sum_16(sums);
@@ -235,13 +238,13 @@ KERNEL void place_anchors(float *placed, float *lengths, const float *m, const s
         }
 }
 
-KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_t h, uint32_t t, uint32_t to,
-                        const float *m, float length, uint32_t dim, enum kvd_number type) {
-        const void *head = number_at(g.keys, h * keys->head_stride, type), *next = next_of(keys, g, h, t, to, type);
+KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_t h, const float *m, float length,
+                        uint32_t dim, enum kvd_number type) {
+        const void *head = number_at(g.keys, h * keys->head_stride, type);
 
         if (g.n == GROUP)
-                return score_group(head, next, keys->token_stride, GROUP, m, length, dim, type);
-        return score_group(head, next, keys->token_stride, g.n, m, length, dim, type);
+                return score_group(head, keys->token_stride, GROUP, m, length, dim, type);
+        return score_group(head, keys->token_stride, g.n, m, length, dim, type);
 }
 
 KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
@@ -253,13 +256,12 @@ KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *
                 struct group g = group_at(keys, t, to, type);
 
                 for (uint32_t h = 0; h < keys->heads; h++) {
-                        float *to_head = scores + h * stride + (t - from);
+                        const float *anchor = placed + (size_t)h * padded(dim);
+                        lanes score = lanes_set(-INFINITY);
 
                         if (g.keys)
-                                lanes_store_to(to_head, score_head(keys, g, h, t, to, placed + (size_t)h * padded(dim),
-                                                                   lengths[h], dim, type), g.n);
-                        else
-                                lanes_store_to(to_head, lanes_set(-INFINITY), g.n);
+                                score = score_head(keys, g, h, anchor, lengths[h], dim, type);
+                        lanes_store_to(scores + h * stride + (t - from), score, g.n);
                 }
                 t += g.n;
         }

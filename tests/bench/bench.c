@@ -26,6 +26,7 @@ static const struct group {
         {"index memory, attach", cases_attach},
         {"allocate and seal", cases_publish},
         {"large blocks", cases_blocks},
+        {"kernels", cases_kernels},
 };
 
 bool bench_wants(const struct bench *bench, const char *case_name) {

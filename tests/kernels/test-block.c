@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What all methods do with blocks: every variant against the reference over sizes, strides and alignments, between guard
- * pages. What the reference means is compared with numpy in tests/methods/test_block.py.
+ * What all methods do with blocks: every variant against the reference over sizes, strides and alignments, between
+ * guard pages. What the reference means is compared with numpy in tests/methods/test_block.py.
  */
 
 #include <check.h>
