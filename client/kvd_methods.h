@@ -38,6 +38,12 @@ extern "C" {
  */
 int kvd_space_setting(kvd_space *space, const char *name, double *ret);
 
+/*
+ * Changes one, for every user of the space. An engine that rotates keys after all tells how: "model.rope_theta" and, if
+ * not all dimensions of a head are rotated, "model.rope_dims". -EINVAL: no such setting, or not a value of it.
+ */
+int kvd_space_set(kvd_space *space, const char *name, double value);
+
 /* ---- sequences ---------------------------------------------------------------------------------------------- */
 
 typedef struct kvd_sequence kvd_sequence;

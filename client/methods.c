@@ -36,6 +36,25 @@ int kvd_space_setting(struct kvd_space *space, const char *name, double *ret) {
         return 0;
 }
 
+int kvd_space_set(struct kvd_space *space, const char *name, double value) {
+        int which = kvd_setting_by_name(name), r = refuse_forked(space);
+        struct kvd_msg_space_set request = {.space = kvd_slice_of(space->name), .key = kvd_slice_of(name)};
+        struct view *view;
+        char text[64];
+
+        if (r < 0)
+                return r;
+        if (which < 0)
+                return client_fail(-EINVAL, "there is no setting '%s'", name);
+        request.value = kvd_slice_of(kvd_setting_format((enum kvd_setting)which, value, text, sizeof text));
+        pthread_mutex_lock(&space->handle->lock);
+        r = view_attach(space, &view);
+        if (r == 0)
+                r = handle_call(space->handle, KVD_MSG_space_set, &request, NULL, NULL);
+        pthread_mutex_unlock(&space->handle->lock);
+        return r;
+}
+
 /* ---- labels ----------------------------------------------------------------------------------------------------- */
 
 static int map_summaries(struct kvd_sequence *s, const struct kvd_fds *fds, uint64_t bytes) {

@@ -79,10 +79,13 @@ char *kvd_setting_format(enum kvd_setting which, double value, char *to, size_t 
         size_t n = 0;
 
         word = word_at(settings_info[which].words, (int)value, &n);
-        if (word)
+        if (word) {
                 snprintf(to, size, "%.*s", (int)n, word);
-        else
-                snprintf(to, size, "%g", value);
+                return to;
+        }
+        snprintf(to, size, "%g", value);
+        if (strtod(to, NULL) != value) /* as short as it can be, but exact */
+                snprintf(to, size, "%.17g", value);
         return to;
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/note.h"
 
@@ -30,11 +31,24 @@ static bool daemon_is_away(int error) {
         return error == -ENOENT || error == -ECONNREFUSED || error == -ECONNRESET || error == -ENOTCONN;
 }
 
+/* Methods that compare keys from different places need to know how they were rotated. Others do without. */
+static void tell_rotation(struct cache *c) {
+        double theta = 0;
+
+        if (c->options.rope_theta > 0 && kvd_space_setting(c->space, "model.rope_theta", &theta) == 0 &&
+            theta != c->options.rope_theta)
+                kvd_space_set(c->space, "model.rope_theta", c->options.rope_theta);
+}
+
 static int attach(struct cache *c) {
         int r = c->connection ? 0 : kvd_open(c->options.socket, &c->connection);
 
-        return r < 0 ? r : kvd_space_open(c->connection, c->options.space, &c->options.geometry,
-                                      &c->options.space_options, &c->space);
+        if (r == 0)
+                r = kvd_space_open(c->connection, c->options.space, &c->options.geometry, &c->options.space_options,
+                                   &c->space);
+        if (r == 0)
+                tell_rotation(c);
+        return r;
 }
 
 /* Before each sequence: a daemon may have come since. Once attached, the library reconnects by itself. */

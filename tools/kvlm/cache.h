@@ -17,6 +17,7 @@ struct cache_options {
         struct kvd_geometry geometry;
         struct kvd_space_options space_options;
         struct block_shape shape;
+        double rope_theta; /* of keys as they are stored; 0: nobody needs to know */
 };
 
 struct cache;

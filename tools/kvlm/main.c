@@ -81,6 +81,7 @@ static int open_cache(struct parts *p, const struct block_shape *shape) {
                 .space = p->options.share ? p->options.space : NULL,
                 .socket = p->options.socket,
                 .shape = *shape,
+                .rope_theta = c->rope_theta,
                 .geometry = {
                         .layers = c->layers,
                         .kv_heads = c->kv_heads,
