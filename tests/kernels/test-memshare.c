@@ -278,6 +278,25 @@ START_TEST(zeros_have_a_distance) {
 }
 END_TEST
 
+/* A million equal squares: one fp32 sum of them all would be off in the fourth digit. */
+START_TEST(sums_of_large_planes_are_accurate) {
+        struct kvd_memshare_shape shape = {1, 32, 256, 128, KVD_MEMSHARE_HND, KVD_NUMBER_F32};
+        struct kvd_memshare_query query = {&shape, KVD_MEMSHARE_FRO_NORM, NULL, (double)INFINITY, NULL, NULL, 0};
+        float *data = buffer(elements(&shape) * sizeof *data), norms[2];
+        struct kvd_memshare_block full = {data, norms, NULL}, zeros = full;
+        double expected = 1.1f * sqrt((double)elements(&shape) / 2), found;
+
+        for (size_t i = 0; i < elements(&shape); i++)
+                data[i] = 1.1f;
+        scalar->memshare->norms(&shape, data, norms);
+        ck_assert(fabs((double)norms[0] / expected - 1) < 1e-6 && norms[0] == norms[1]);
+        zeros.data = buffer(elements(&shape) * sizeof *data);
+        found = scalar->memshare->distance(&query, &full, &zeros, NULL);
+        ck_assert(fabs(found * 32 * 256 / expected - 1) < 1e-6);
+        buffers_free();
+}
+END_TEST
+
 START_TEST(mean_knows_both_orders) {
         struct kvd_memshare_shape shape = {2, 3, 5, 7, KVD_MEMSHARE_HND, KVD_NUMBER_F32};
         struct scene s;
@@ -356,6 +375,7 @@ int main(void) {
         tcase_add_test(tests, norms_and_means_reject_without_reading);
         tcase_add_test(tests, equal_blocks_are_at_zero_and_nan_is_far);
         tcase_add_test(tests, zeros_have_a_distance);
+        tcase_add_test(tests, sums_of_large_planes_are_accurate);
         tcase_add_test(tests, mean_knows_both_orders);
         tcase_add_test(tests, bags_count_words);
         tcase_add_test(tests, counts_saturate);
