@@ -26,12 +26,12 @@ KERNEL void find_cells(struct cells *cells, const struct kvd_sketch_part *p, con
         }
 }
 
-KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t rows, int write) {
+KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t rows) {
         for (uint32_t r = 0; r < rows; r++) {
                 const float *at = p->cells + ((size_t)r * p->columns + (places[r] & KVD_SKETCH_COLUMN)) * p->stride;
 
                 for (uint32_t d = 0; d < MIN(p->dim, START); d += 16)
-                        __builtin_prefetch(at + d, write, 3);
+                        __builtin_prefetch(at + d);
         }
 }
 
@@ -69,7 +69,7 @@ KERNEL void insert_all(const struct kvd_sketch_part *p, const uint32_t *places, 
 
         for (uint32_t i = 0; i < n; i++) {
                 if (i + AHEAD < n)
-                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows, 1);
+                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows);
                 find_cells(&cells, p, places + (size_t)i * rows, rows);
                 insert_vector(p, &cells, vector_at(x, i, type), weight, rows, type);
         }
@@ -187,7 +187,7 @@ KERNEL void query_all(const struct kvd_sketch_part *p, const uint32_t *places, u
 
         for (uint32_t i = 0; i < n; i++) {
                 if (i + AHEAD < n)
-                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows, 0);
+                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows);
                 find_cells(&cells, p, places + (size_t)i * rows, rows);
                 query_vector(p, &cells, vector_at(x, i, type), shrink, rows, type);
         }
