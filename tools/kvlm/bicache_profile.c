@@ -66,12 +66,14 @@ static int compute_whole(struct whole *w) {
 static int open_whole(struct whole *w) {
         const struct diffuser *d = w->diffuser;
         uint32_t length = d->options.length, n = w->request->n_tokens + length;
+        size_t bytes;
         int r = context_new(&d->model->config, &d->shape, 0, n, &w->context);
 
         if (r < 0)
                 return r;
         w->tokens = calloc(n, sizeof *w->tokens);
-        w->memory = aligned_alloc(64, ALIGN_UP(d->model->config.layers * w->context.n_blocks * d->shape.plain_bytes, 64));
+        bytes = d->model->config.layers * w->context.n_blocks * d->shape.plain_bytes;
+        w->memory = aligned_alloc(64, ALIGN_UP(bytes, 64));
         if (!w->tokens || !w->memory)
                 return note(-ENOMEM, "out of memory for a request of %u tokens", n);
         memcpy(w->tokens, w->request->tokens, w->request->n_tokens * sizeof *w->tokens);
@@ -95,13 +97,14 @@ static const uint8_t *whole_block(const struct whole *w, uint32_t layer, uint32_
 static void add_block(const struct whole *w, const struct alike *to, const uint8_t *alone, const uint8_t *whole,
                       uint32_t first, uint32_t n) {
         const struct plane_shape *s = &w->diffuser->shape;
+        const struct kvd_bicache_ops *ops = w->diffuser->ops->bicache;
         uint32_t dim = w->diffuser->model->config.head_dim;
 
         for (uint32_t h = 0; h < w->diffuser->model->config.kv_heads; h++) {
                 size_t k = h * s->head_bytes, v = k + s->plane_bytes;
 
-                w->diffuser->ops->bicache->products(to->keys + first, alone + k, dim, whole + k, dim, s->type, n, dim);
-                w->diffuser->ops->bicache->products(to->values + first, alone + v, dim, whole + v, dim, s->type, n, dim);
+                ops->products(to->keys + first, alone + k, dim, whole + k, dim, s->type, n, dim);
+                ops->products(to->values + first, alone + v, dim, whole + v, dim, s->type, n, dim);
         }
 }
 

@@ -6,7 +6,7 @@
 
 #include "kernels/btable.h"
 
-/* {"def": "INCLUDE_GEN" or "PROMPT_ONLY", "entries": [[percent, layers], ...]}; -EINVAL, and what was wrong is noted. */
+/* {"def": "INCLUDE_GEN" or "PROMPT_ONLY", "entries": [[percent, layers], ...]}; -EINVAL: what was wrong is noted. */
 int bicache_table_read(const char *path, uint32_t layers, struct kvd_btable *ret);
 
 uint32_t bicache_table_deepest(const struct kvd_btable *); /* what any share may ask for */
