@@ -18,7 +18,7 @@ from train import Trainer, main
 SHAPE = Shape(vocab=len(TOKENS), layers=12, ffn=256, mask=MASK)
 SEEK = Mixture(repeat=0.2, anywhere=0.0, alone=0.0, single=0.7, chains=0.5, density=(0.5, 0.9))
 GROW = Mixture(repeat=0.1, anywhere=0.03, alone=0.15, single=0.45, chains=0.6, density=(0.3, 0.8))
-FULL = Mixture(repeat=0.05, anywhere=0.03, alone=0.35, single=0.2, chains=0.75, density=(0.15, 0.7))
+FULL = Mixture(repeat=0.05, anywhere=0.03, alone=0.3, single=0.1, chains=0.8, density=(0.15, 0.7))
 
 
 def loss_of(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
