@@ -254,7 +254,7 @@ static void parse(struct options *o, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        static struct soak s = {.o = {.seconds = 15, .processes = 6, .pool = "1664K"}};
+        static struct soak s = {.o = {.seconds = 15, .processes = 6, .pool = "4M"}};
 
         s.o.seed = (uint64_t)time(NULL);
         parse(&s.o, argc, argv);

@@ -26,8 +26,8 @@
 #define BT 4u
 #define STEPS 6u          /* kinds of steps */
 #define STEP_BLOCKS 4u
-#define SEQUENCES 4u
-#define MAX_BLOCKS 64u
+#define SEQUENCES 8u
+#define MAX_BLOCKS 96u
 #define SMALL 0.01f
 #define SHARED_WITHIN (3 * SMALL)
 #define PREFIX_BLOCKS 8u
