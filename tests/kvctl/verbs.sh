@@ -40,11 +40,17 @@ kvctl 0 top --batch -n 2 --watch 0.1
 says '^kvctl top, every 0.1 s' '^SPACE .*EVICT/s' '^llama  *18.0 %' 'kvctl-filler'
 [ "$(grep -c '^SPACE' "$dir/out")" -eq 2 ] || wrong "$what: two pictures"
 fits 100
+kvctl 0 methods
+says '^METHOD  *ON  *PROFILE  *CHANGED$' '^memshare  *off  *serve  *-$' '^pressure  *on '
+kvctl 0 methods llama --settings
+says '^memshare.tau_block  *0.35  *0.8  *0.35  *0 to 1e+09  *stage 2' '^hshare.algo  *star  *greedy_root  *star  *greedy_root star '
+kvctl 0 profile show
+says '^llama: 0 samples, no table yet'
 kvctl 0 proto
 says ' seal_reply  *blocks  *bin  *32768 ' '^ *1  attach  *-  *-  *-  first message'
 
 # the same for programs
-for verb in ping status spaces clients 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \
+for verb in ping status spaces clients methods 'profile show' 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \
         'top -n 2 --watch 0.1' 'blocks --watch 0.1 --rows 2'; do
         case $verb in
         *'--rows 2') continue ;; # has no end of its own: terminal.sh
