@@ -140,19 +140,33 @@ static void scatter(uint8_t *const *blocks, const void *from, uint32_t n, size_t
         lanes_fence();
 }
 
-KERNEL uint8_t *slot(const struct kvd_slots *s, uint32_t i) {
-        return s->blocks[i / s->per_block] + s->offset + i % s->per_block * s->stride;
+/* Divides 32-bit numbers by one that is not known while this is compiled: a multiplication with 2^64 / d, rounded up. */
+struct divider {
+        uint64_t reciprocal; /* 0: d is 1 */
+        uint32_t d;
+};
+
+static struct divider divider_of(uint32_t d) {
+        return (struct divider){d > 1 ? UINT64_MAX / d + 1 : 0, d};
+}
+
+KERNEL uint32_t quotient(struct divider by, uint32_t i) {
+        return by.reciprocal ? (uint32_t)((unsigned __int128)by.reciprocal * i >> 64) : i;
+}
+
+KERNEL uint8_t *slot(const struct kvd_slots *s, struct divider per_block, uint32_t i) {
+        uint32_t block = quotient(per_block, i);
+
+        return s->blocks[block] + s->offset + (size_t)(i - block * per_block.d) * s->stride;
 }
 
 static void compact(const struct kvd_slots *to, const struct kvd_slots *from, const uint32_t *index, uint32_t n) {
-        enum { AHEAD = 8 };
+        struct divider of_to = divider_of(to->per_block), of_from = divider_of(from->per_block);
 
         for (uint32_t j = 0; j < n; j++) {
-                uint8_t *target = slot(to, j);
-                const uint8_t *source = slot(from, index[j]);
+                uint8_t *target = slot(to, of_to, j);
+                const uint8_t *source = slot(from, of_from, index[j]);
 
-                if (j + AHEAD < n)
-                        __builtin_prefetch(slot(from, index[j + AHEAD]));
                 if (target != source)
                         copy_cached(target, source, from->bytes);
         }
@@ -175,7 +189,8 @@ struct walk {
         uint8_t *wide;   /* the next row */
         uint8_t *packed;
         size_t wide_stride, packed_stride;
-        uint32_t rows, dim, group, at; /* rows left; the next group begins with number at */
+        uint32_t rows, dim, group, at; /* rows left; the next group begins with number at, */
+        size_t range;                  /* and its range lies so far behind its row's codes */
 };
 
 /* Collects the next groups. packing: from wide rows to packed ones. */
@@ -186,10 +201,12 @@ KERNEL void next_groups(struct groups *g, struct walk *w, bool packing, enum kvd
                 g->from[g->n] = packing ? numbers : codes;
                 g->to[g->n] = packing ? codes : numbers;
                 g->length[g->n] = MIN(w->group, w->dim - w->at);
-                g->range[g->n] = (size_t)(w->packed + ((size_t)w->dim + 1) / 2 + w->at / w->group * 4 - codes);
+                g->range[g->n] = ((size_t)w->dim + 1) / 2 - w->at / 2 + w->range;
                 w->at += w->group;
+                w->range += 4;
                 if (w->at >= w->dim) {
                         w->at = 0;
+                        w->range = 0;
                         w->rows--;
                         w->wide += w->wide_stride;
                         w->packed += w->packed_stride;

@@ -23,7 +23,7 @@
 
 #define FULL_BYTES ((size_t)256 << 20)
 #define QUICK_BYTES ((size_t)4 << 20)
-#define FULL_WINDOWS 16u
+#define FULL_WINDOWS 64u
 #define QUICK_WINDOWS 4u
 #define SCRATCH_BYTES ((size_t)1 << 20)
 
