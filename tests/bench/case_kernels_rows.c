@@ -4,6 +4,7 @@
 
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
+#include "kernels/bicache.h"
 #include "kernels/block.h"
 #include "kernels/hshare.h"
 #include "kernels/keydiff.h"
@@ -211,6 +212,39 @@ static void label_scores(struct kernels *k) {
         k->operations = 2.0 * CHANNELS * KERNEL_QUERIES * n;
 }
 
+/* The pool as scores: what bits make is as good as any numbers. */
+static void critical_top(struct kernels *k) {
+        uint32_t n = window_rows(k);
+
+        for (size_t at = 0; at + n * sizeof(float) <= window_bytes(k); at += n * sizeof(float))
+                k->ops->hshare->top(k->indices, (const float *)(window_keys(k) + at), n, 432, 0,
+                                    (uint32_t *)k->scratch);
+        moved(k, window_bytes(k), 0, 0);
+}
+
+/* The first half of the window with the second, as sets of 4,096 tokens. */
+static void overlap(struct kernels *k) {
+        size_t half = window_bytes(k) / 2;
+
+        k->ops->hshare->overlap(k->indices, (const uint64_t *)window_keys(k),
+                                (const uint64_t *)(window_keys(k) + half), (uint32_t)(half / 512), 64);
+        moved(k, window_bytes(k), 0, 0);
+}
+
+/* ---- BiCache ---------------------------------------------------------------------------------------------------- */
+
+/* The first half of the window beside the second, a token and head a row. */
+static void similarity(struct kernels *k) {
+        struct kvd_products products[KERNEL_BLOCK] = {0};
+        const uint8_t *alone = window_keys(k), *whole = alone + window_bytes(k) / 2;
+
+        for (size_t at = 0; at < window_bytes(k) / 2; at += PLANE * 2)
+                k->ops->bicache->products(products, alone + at, KERNEL_DIM, whole + at, KERNEL_DIM, KVD_NUMBER_BF16,
+                                          KERNEL_BLOCK, KERNEL_DIM);
+        k->scores[0] = (float)products[0].ab;
+        moved(k, window_bytes(k), 0, 3);
+}
+
 /* ---- attention -------------------------------------------------------------------------------------------------- */
 
 /* Blocks of four heads of keys and four of values; each KV head has four query heads, as in Llama 3. */
@@ -222,7 +256,7 @@ static void attend(struct kernels *k, const uint32_t *chosen, uint32_t n_chosen)
                                   .first = n - 1, .n_keys = n, .chosen = chosen, .n_chosen = n_chosen, .n = 1,
                                   .group = KERNEL_QUERIES, .scale = 0.088388f, .q = k->anchors, .out = out,
                                   .ldq = KERNEL_QUERIES * KERNEL_DIM, .ldo = KERNEL_QUERIES * KERNEL_DIM,
-                                  .scratch = k->scratch};
+                                  .scratch = (float *)window_other(k)}; /* keys and values widened: half of it */
 
         for (uint32_t h = 0; h < KERNEL_HEADS / 2; h++) {
                 a.k_offset = h * PLANE * 2;
@@ -262,6 +296,9 @@ const struct kernel_row kernel_rows[] = {
         {"kernels-memshare-distance", NULL, distance, false},
         {"kernels-hshare-label", NULL, label, false},
         {"kernels-hshare-scores", fill_with_labels, label_scores, false},
+        {"kernels-hshare-top", NULL, critical_top, false},
+        {"kernels-hshare-overlap", NULL, overlap, false},
+        {"kernels-bicache-similarity", NULL, similarity, false},
         {"kernels-attend-dense", anchor, dense, false},
         {"kernels-attend-sparse", choose, sparse, false},
         {NULL, NULL, NULL, false},
