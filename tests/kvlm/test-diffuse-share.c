@@ -478,6 +478,88 @@ START_TEST(the_space_says_whether_and_how_often) {
 }
 END_TEST
 
+/* From a mean of similarities, by the official code's rule. */
+static uint32_t layers_alike(const float *mean, uint32_t n) {
+        uint32_t alike = 0;
+
+        while (alike < n && mean[alike] > 0.97f)
+                alike++;
+        return MAX(alike, 1);
+}
+
+/* The i-th number of a list. */
+static double listed(const char *line, const char *name, uint32_t i) {
+        char key[32], *at;
+
+        snprintf(key, sizeof key, "\"%s\": [", name);
+        at = strstr(line, key);
+        ck_assert_ptr_nonnull(at);
+        for (at += strlen(key); i > 0; i--)
+                at = strchr(at, ',') + 1;
+        return strtod(at, NULL);
+}
+
+/*
+ * Samples go to the space, whose worker finds the similarities that kvlm finds; the table that the daemon makes of them
+ * is what the next request goes by.
+ */
+START_TEST(the_space_makes_the_table) {
+        struct kvd_msg_profile request = {.space = kvd_slice_of("model"), .op = 3};
+        struct conn *conn = daemon_connect(&server);
+        struct kvd_msg_profile_reply reply;
+        float mean[4];
+        struct output o;
+        const char *line;
+        size_t size;
+
+        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens", folder_path("ids"),
+                 "--prefix-tokens", "290", "--gen-length", "10", "--profile-out", folder_path("profile"), NULL);
+        ck_assert_msg(o.status == 0 && !*o.err, "status %d: %s", o.status, o.err);
+        ck_assert_int_eq(conn_call(conn, KVD_MSG_profile, &request, &reply), 0);
+        ck_assert_uint_eq(reply.layers, small.layers);
+        ck_assert_uint_eq(reply.def, 1);
+        ck_assert_uint_eq(reply.similarity.size, sizeof mean); /* of one ratio */
+        memcpy(mean, reply.similarity.data, sizeof mean);
+        line = folder_read("profile", &size);
+        for (uint32_t i = 0; i < small.layers; i++)
+                ck_assert_double_eq_tol((double)mean[i], listed(line, "sim", i), 1e-5);
+        set("bicache", "on");
+        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens", folder_path("ids"), "--json",
+                 "--prefix-tokens", "290", "--gen-length", "10", NULL);
+        ck_assert_msg(o.status == 0 && !*o.err, "status %d: %s", o.status, o.err);
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "r"), 94); /* 290 of 310: 93.5 */
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "b"), layers_alike(mean, small.layers));
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "made_layers"), layers_alike(mean, small.layers));
+        conn_close(conn);
+        check_invariants();
+}
+END_TEST
+
+/* A table that somebody made elsewhere, and its ratios of the prompt alone. */
+START_TEST(the_space_takes_a_table) {
+        uint8_t depths[101];
+        struct kvd_msg_profile request = {
+                .space = kvd_slice_of("model"), .op = 4, .depth = {depths, sizeof depths}, .def = 2};
+        struct conn *conn = daemon_connect(&server);
+        struct kvd_msg_profile_reply reply;
+        struct output o;
+
+        ask((struct way){.depth = "1", .prefix = "16"}); /* makes the space */
+        for (int r = 0; r <= 100; r++)
+                depths[r] = r < 83 ? 1 : r == 83 ? 2 : 3;
+        set("bicache", "on");
+        set("bicache.r_def", "prompt_only");
+        ck_assert_msg(conn_call(conn, KVD_MSG_profile, &request, &reply) == 0, "%s", kvd_error());
+        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens", folder_path("ids"), "--json",
+                 "--prefix-tokens", "250", "--gen-length", "50", NULL);
+        ck_assert_msg(o.status == 0 && !*o.err, "status %d: %s", o.status, o.err);
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "r"), 83); /* 250 of 300, not of 350 */
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "b"), 2);
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "made_layers"), 3); /* what the deepest needs */
+        conn_close(conn);
+}
+END_TEST
+
 int main(int argc, char **argv) {
         Suite *suite = suite_create("kvlm: BiCache in the pool");
         TCase *tests = tcase_create("sharing");
@@ -498,6 +580,8 @@ int main(int argc, char **argv) {
         tcase_add_test(tests, without_a_daemon_it_works_and_says_so);
         tcase_add_test(tests, B15_no_cross_kind_reuse);
         tcase_add_test(tests, the_space_says_whether_and_how_often);
+        tcase_add_test(tests, the_space_makes_the_table);
+        tcase_add_test(tests, the_space_takes_a_table);
         suite_add_tcase(suite, tests);
         srunner_run_all(runner, CK_ENV);
         failed = srunner_ntests_failed(runner);
