@@ -134,7 +134,8 @@ static void check_children(struct walk *w, uint32_t id) {
         for (uint32_t c = b->child, n = 0; c != NONE && n <= s->ix->capacity; c = s->blocks[c].sib_next, n++)
                 expect(w, s->blocks[c].parent == id && s->blocks[c].state == KVD_SEALED,
                        "B8 block %u has block %u as a child that is not", id, c);
-        expect(w, (b->private ? block_is_garbage(b) : b->child == NONE) == (b->heap != 0), "B9 block %u is wrongly in or out of the leaves", id);
+        expect(w, (b->private ? block_is_garbage(b) : b->child == NONE) == (b->heap != 0),
+               "B9 block %u is wrongly in or out of the leaves", id);
         if (!b->heap)
                 return;
         expect(w, b->heap <= arena->n_heap && arena->heap[b->heap - 1] == id, "B10 leaf %u is at the wrong place", id);

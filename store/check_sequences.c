@@ -250,6 +250,8 @@ static void check_sums(struct walk *w) {
 
         sums = (struct sums){0};
         each_sequence(w, add_up);
+        for (const struct sketch *k = s->dead_sketches; k; k = k->next)
+                sums.sketch_bytes += k->bytes;
         for (uint32_t i = 0; job && i < job->n_items; i++)
                 if (job->items[i].spill != NONE) {
                         sums.slots += mixed(job->items[i].spill);

@@ -105,7 +105,9 @@ int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *r
         uint32_t end = space->ix->n_segments * space->ix->segment_blocks;
 
         for (uint32_t id = *cursor; id < end; id++) {
-                if (space->blocks[id].state != KVD_SEALED || space->blocks[id].child != NONE || space->blocks[id].private)
+                const struct block *b = &space->blocks[id];
+
+                if (b->state != KVD_SEALED || b->child != NONE || b->private)
                         continue;
                 describe_chain(space, id, ret);
                 *cursor = id + 1;

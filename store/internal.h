@@ -200,6 +200,7 @@ struct space {
         int spill_fd;              /* owned; -1 until first used */
         uint32_t *free_spills;     /* owned; stack of unused spill slots, see spill.c */
         uint32_t n_free_spills;
+        struct sketch *dead_sketches; /* owned; their memory is being freed */
         uint32_t spill_end;        /* slots from here on never had memory */
         uint64_t spill_bytes;      /* of slots and sketches, charged to the store */
         uint32_t priority_hand;
@@ -278,8 +279,9 @@ void block_ref_up(struct space *space, uint32_t id);   /* private blocks only */
 void block_ref_down(struct space *space, uint32_t id); /* the last one makes it garbage */
 void block_hold(struct space *space, uint32_t id);     /* any block */
 void block_let_go(struct space *space, uint32_t id);
-void block_discard(struct space *space, uint32_t id);  /* in nobody's list any more: free, or as soon as it is not held */
+void block_discard(struct space *space, uint32_t id);  /* in nobody's list any more: free as soon as it is not held */
 bool block_current(const struct space *space, kvd_ref ref); /* sealed, and that very incarnation? */
+uint32_t block_position(const struct space *space, uint32_t id); /* of its first token, when it was written */
 bool block_is_garbage(const struct block *b);
 void garbage_leave(struct space *space, uint32_t id);  /* evict.c: it is no more */
 bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins. True: something was freed */
@@ -304,7 +306,7 @@ int arena_new(struct space *space, struct attachment *writer, struct arena **ret
 bool attachment_fold(struct space *space);
 
 /* setting.c */
-#define SETTING_LABEL_CHANNELS 32u   /* of a key in its label, or head_dim if that is less: fixed when a space is made */
+#define SETTING_LABEL_CHANNELS 32u /* of a key in its label, or head_dim if that is less: fixed when a space is made */
 void settings_init(struct kvd_index *ix); /* once its geometry is there */
 
 /* profile.c */

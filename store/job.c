@@ -239,7 +239,8 @@ static bool right_size(const struct job *job, size_t bytes, uint32_t *ret_n) {
         *ret_n = (uint32_t)MIN(n, job->n_results);
         if (!job->kind->result_bytes)
                 return bytes == 0;
-        return bytes % job->kind->result_bytes == 0 && (n == job->n_results || (job->kind->fewer && n < job->n_results));
+        return bytes % job->kind->result_bytes == 0 &&
+               (n == job->n_results || (job->kind->fewer && n < job->n_results));
 }
 
 void store_job_done(struct store *store, uint64_t id, int error, const void *result, size_t bytes) {

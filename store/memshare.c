@@ -2,8 +2,8 @@
 
 /*
  * MemShare (methods 2.1): which blocks a worker compares, and what becomes of its answer. A step that ended is compared
- * with older ones: its full blocks, but for the sequence's first, last and newest, may be replaced; full blocks of older
- * steps may stand in, if they are what they say (no approximation, no replacement). A block that is replaced is the
+ * with older ones: its full blocks, but for the sequence's first, last and newest, may be replaced; full blocks of
+ * older steps may stand in, if they are what they say (no approximation, no replacement). A block that is replaced is the
  * sequence's own; one that stands in may also be of the prefix cache, or of another sequence of the space (cross_seq).
  */
 
@@ -86,13 +86,6 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
                is_full(q->space, e) && block_current(q->space, e->ref);
 }
 
-/* Position of a block's first token when it was written. */
-static uint32_t base_of(const struct space *space, kvd_ref ref) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, kvd_ref_id(ref));
-
-        return desc->flags & KVD_DESC_PRIVATE ? desc->depth : desc->depth * space->ix->geometry.block_tokens;
-}
-
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
 
 #define COMPARE_STEPS 1024u /* of one job */
@@ -110,7 +103,7 @@ static bool add_block(struct gathering *g, const struct entry *e, uint32_t slot,
 
         if (!item)
                 return false;
-        item->position = (int32_t)base_of(g->q->space, e->ref);
+        item->position = (int32_t)block_position(g->q->space, kvd_ref_id(e->ref));
         item->n_tokens = e->n_tokens;
         item->flags = g->job->items[g->job->n_items - 1].flags = flags;
         return true;
@@ -231,7 +224,7 @@ static void propose(struct job *job, struct sequence *q, const struct kvd_match 
         if (e->ref != target->held || !is_target(q, target->slot))
                 return;
         if (setting(q->space, KVD_memshare_align))
-                offer.delta = (int32_t)(e->position - base_of(q->space, source));
+                offer.delta = (int32_t)(e->position - block_position(q->space, kvd_ref_id(source)));
         change_offer(q, target->slot, &offer);
 }
 

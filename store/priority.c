@@ -2,9 +2,9 @@
 
 /*
  * What a block is worth (methods 5.2.3): attention mass and selections, as clients report them in their pin pages, and
- * KeyDiff's score, as a worker computes it. In a sequence each counts by its rank among the sequence's blocks; a signal
- * that nobody gives drops out and the others' weights take its share. Clients can only write nonsense about the order in
- * which blocks go.
+ * KeyDiff's score, as a worker computes it. In a sequence each counts by its rank among the sequence's blocks; a
+ * signal that nobody gives drops out and the others' weights take its share. Clients can only write nonsense about the
+ * order in which blocks go.
  */
 
 #include <math.h>
@@ -141,7 +141,7 @@ double priority_of_block(const struct space *space, uint32_t id) {
         return weights > 0 ? sum / weights : 0.5;
 }
 
-/* ---- SCORE: KeyDiff's opinion -------------------------------------------------------------------------------------- */
+/* ---- SCORE: KeyDiff's opinion ----------------------------------------------------------------------------------- */
 
 /* 1 to 65535, or 0 for what is no score. */
 static uint16_t from_float(float score) {
@@ -218,7 +218,7 @@ const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE, .result_bytes
 
 #define LOOKS 1024u /* blocks that one call looks at */
 
-/* Idle work under policy priority: a hand goes round the leaves, corrects their order, and finds those without a score. */
+/* Idle work under policy priority: a hand goes round the leaves, corrects their order, finds those without a score. */
 void priority_look(struct space *space) {
         uint32_t n = space->ix->n_segments * space->ix->segment_blocks;
 

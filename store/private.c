@@ -101,6 +101,13 @@ void block_let_go(struct space *space, uint32_t id) {
         drop(space, id);
 }
 
+/* Of its first token, when it was written. */
+uint32_t block_position(const struct space *space, uint32_t id) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+
+        return desc->flags & KVD_DESC_PRIVATE ? desc->depth : desc->depth * space->ix->geometry.block_tokens;
+}
+
 bool block_current(const struct space *space, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref);
 

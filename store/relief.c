@@ -28,7 +28,7 @@ static bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space->ix->settings, which);
 }
 
-/* ---- how much ----------------------------------------------------------------------------------------------------- */
+/* ---- how much --------------------------------------------------------------------------------------------------- */
 
 static uint64_t committed(const struct space *space) {
         return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->n_private - space->n_garbage;
@@ -92,9 +92,10 @@ static struct sequence *largest(const struct space *space) {
         return best;
 }
 
-/* Blocks that it may lose: its budget stays. */
+/* Blocks that it may lose: the recent and the candidate part of its budget stay. */
 static uint64_t above_budget(const struct sequence *q) {
-        double budget = setting(q->space, KVD_kvreviver_budget) * q->n_entries;
+        double parts = setting(q->space, KVD_kvreviver_recent) + setting(q->space, KVD_kvreviver_candidate);
+        double budget = setting(q->space, KVD_kvreviver_budget) * MIN(parts, 1) * q->n_entries;
         uint64_t leaving = 0;
 
         for (uint32_t i = 0; i < q->n_entries; i++)

@@ -1,217 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks of sequences that leave the pool and come back (KVReviver, methods 2.2 and 5.4). Leaving: a worker copies the
- * block (and puts its tokens into the sketch), then the client is asked to let it go. Coming back: a worker fills a fresh
- * block, which no client has seen yet, then the client is asked to take it. What came from a sketch is marked as an
- * approximation for as long as it is there, and is never copied or put into a sketch again.
+ * Blocks of sequences that come back: a worker fills a fresh block, which no client has seen yet, from the exact copy
+ * or from the sketch; then the client is asked to take it. With both, the approximation comes first and the exact block
+ * replaces it. An approximation is marked as one for as long as it is there; a copy whose checksum is another is never
+ * shown.
  */
 
 #include <errno.h>
 
 #include "store/sequence.h"
 
-static bool is_on(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_on(space->ix->settings, which);
-}
-
-/* ---- leaving: what is asked for --------------------------------------------------------------------------------- */
-
-static void offer_leave(struct sequence *q, uint32_t slot, uint32_t how) {
-        struct offer offer = {.kind = KVD_CHANGE_LEAVE, .flags = KVD_ENTRY_OWN | how};
-
-        entry_set_leaving(q, &q->entries[slot], true);
-        change_offer(q, slot, &offer);
-}
-
-/* An approximation has its exact copy and its tokens where they were: it can just go. */
-static bool cool_approximation(struct sequence *q, uint32_t slot) {
-        const struct entry *e = &q->entries[slot];
-        uint32_t how = (e->spill != NONE ? KVD_ENTRY_SPILLED : 0) | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
-
-        if (!how)
-                return false;
-        offer_leave(q, slot, how);
-        sync_news(q->space);
-        return true;
-}
-
-static bool can_be_copied(const struct space *space, enum kvd_cool how) {
-        if (!is_on(space, KVD_kvreviver_on))
-                return false;
-        if (is_on(space, KVD_kvreviver_spill) && space->n_free_spills)
-                return true;
-        return how == KVD_COOL_VAGUE && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
-}
-
-bool cool_entry(struct sequence *q, uint32_t slot, enum kvd_cool how) {
-        struct entry *e = &q->entries[slot];
-
-        if (e->busy != IDLE || !entry_is_own(e) || q->space->blocks[kvd_ref_id(e->ref)].refs > 1)
-                return false;
-        if (how == KVD_COOL_DROP) {
-                offer_leave(q, slot, KVD_ENTRY_DROPPED);
-                sync_news(q->space);
-                return true;
-        }
-        if (e->flags & KVD_ENTRY_APPROX)
-                return cool_approximation(q, slot);
-        if (!can_be_copied(q->space, how))
-                return false;
-        e->busy = COOL_WANTED;
-        e->want = (uint8_t)how;
-        entry_set_leaving(q, e, true);
-        list_push(q, &q->cool, slot);
-        job_ask(&q->cooling);
-        return true;
-}
-
-static int check_slots(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *slots,
-                       uint32_t n) {
-        if (how < 1 || how > 3)
-                return store_refuse(space_store(a->space), -EINVAL, "there is no such way to cool or revive a block");
-        for (uint32_t i = 0; i < n; i++)
-                if (slots[i] >= q->n_entries)
-                        return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u entries, "
-                                            "not one of number %u", a->space->name, q->n_entries, slots[i]);
-        return 0;
-}
-
-int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n) {
-        struct sequence *q = sequence_find(a, number);
-        int r = q ? check_slots(a, q, how, slots, n) : -ENOENT;
-        int cooling = 0;
-
-        if (r < 0)
-                return r;
-        for (uint32_t i = 0; i < n; i++)
-                cooling += cool_entry(q, slots[i], how);
-        return cooling;
-}
-
-/* ---- leaving: the copy ------------------------------------------------------------------------------------------ */
-
-static void stay(struct sequence *q, struct entry *e) {
-        e->busy = IDLE;
-        entry_set_leaving(q, e, false);
-}
-
-/* Where the copy goes. False: there is no room for what must be had. */
-static bool find_copy_room(struct sequence *q, bool vague, uint32_t *ret_spill) {
-        struct space *space = q->space;
-
-        *ret_spill = is_on(space, KVD_kvreviver_spill) ? spill_alloc(space) : NONE;
-        return *ret_spill != NONE ||
-               (vague && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop)));
-}
-
-static void add_spill(struct sequence *q, uint32_t slot, struct sketch *s, uint32_t spill, struct job *job) {
-        struct entry *e = &q->entries[slot];
-        struct kvd_job_item *item = job_add(job, e->ref, slot);
-
-        if (s)
-                sketch_enter(q, e, s);
-        item->spill = job->items[job->n_items - 1].spill = spill;
-        e->summarised = q->space->blocks[kvd_ref_id(e->ref)].summarised;
-        item->to_row = spill == NONE ? NONE : q->space->ix->capacity + spill;
-        item->ordinal = e->ordinal;
-        item->position = (int32_t)e->position;
-        item->n_tokens = e->n_tokens;
-        e->busy = COOLING;
-}
-
-/* One entry into the job. False: it must wait for another job. */
-static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) {
-        struct entry *e = &q->entries[slot];
-        struct sketch *s = NULL;
-        uint32_t spill;
-
-        if (e->want == KVD_COOL_VAGUE && q->sketches && q->sketches->broken)
-                return false;
-        if (e->want == KVD_COOL_VAGUE)
-                s = sketch_for(q, e->n_tokens);
-        if (s && job->sketch && job->sketch != s->number) {
-                sketch_drop_unused(q, s);
-                return false;
-        }
-        if (!find_copy_room(q, s != NULL, &spill)) {
-                sketch_drop_unused(q, s);
-                stay(q, e);
-                return true;
-        }
-        if (s)
-                job->sketch = s->number;
-        add_spill(q, slot, s, spill, job);
-        return true;
-}
-
-static bool write_spill(struct ticket *t, struct job *job) {
-        struct sequence *q = t->owner;
-        uint32_t room = job_blocks(job), slot;
-
-        while (job->n_items < room && (slot = list_pop(q, &q->cool)) != NONE)
-                if (!write_one_spill(q, slot, job)) {
-                        list_push_first(q, &q->cool, slot);
-                        break;
-                }
-        /* Those that wait for a sketch to be made anew are asked for when it is (sketch.c). */
-        if (q->cool.n && (job->n_items || !q->sketches || !q->sketches->broken))
-                job_ask(t);
-        return job->n_items > 0;
-}
-
-static void copied(struct sequence *q, const struct job_item *item, const struct kvd_spilled *copy) {
-        struct entry *e = &q->entries[item->slot];
-        uint32_t flags = (item->spill != NONE ? KVD_ENTRY_SPILLED : 0) |
-                         (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
-
-        e->spill = item->spill;
-        e->checksum = copy->checksum;
-        offer_leave(q, item->slot, flags);
-}
-
-/* What was copied, if anything was, is of no use. What got into the sketch stays there as noise. */
-static void not_copied(struct job *job, struct sequence *q, const struct job_item *item) {
-        if (item->spill != NONE)
-                spill_free(job->space, item->spill);
-        if (!q)
-                return;
-        sketch_leave(q, &q->entries[item->slot], false);
-        stay(q, &q->entries[item->slot]);
-        q->spent = q->n_own; /* relief would only ask again, and again */
-}
-
-static void again(struct sequence *q, const struct job *job) {
-        for (uint32_t i = job->n_items; i-- > 0;) {
-                struct entry *e = &q->entries[job->items[i].slot];
-
-                e->busy = COOL_WANTED;
-                entry_set_leaving(q, e, true);
-                list_push_first(q, &q->cool, job->items[i].slot);
-        }
-}
-
-static void settle_spill(struct job *job, enum job_end end, const void *results, uint32_t n) {
-        struct sequence *q = job->ticket ? job->ticket->owner : NULL;
-        const struct kvd_spilled *copies = results;
-
-        if (q && end != JOB_DONE && job->sketch)
-                sketch_broken(q, sketch_find(q, job->sketch));
-        for (uint32_t i = 0; i < job->n_items; i++)
-                if (q && end == JOB_DONE && copies[i].error == 0)
-                        copied(q, &job->items[i], &copies[i]);
-                else
-                        not_copied(job, q, &job->items[i]);
-        if (q && end == JOB_AGAIN)
-                again(q, job);
-        if (q && end == JOB_DONE)
-                sync_news(q->space);
-}
-
-const struct job_kind job_spill = {.number = KVD_JOB_SPILL, .result_bytes = sizeof(struct kvd_spilled),
-                                   .write = write_spill, .settle = settle_spill};
-
-/* ---- coming back: what is asked for ------------------------------------------------------------------------------ */
+/* ---- what is asked for ------------------------------------------------------------------------------------------- */
 
 /* Which of how can be had: enum kvd_revive bits. */
 static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t how) {
@@ -229,7 +29,7 @@ static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t h
 int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n,
                     uint32_t *exact, uint32_t *approx) {
         struct sequence *q = sequence_find(a, number);
-        int r = q ? check_slots(a, q, how, slots, n) : -ENOENT;
+        int r = q ? sequence_check_slots(a, q, how, slots, n) : -ENOENT;
 
         *exact = *approx = 0;
         if (r < 0)
@@ -250,12 +50,12 @@ int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const u
                 job_ask(&q->reviving);
         }
         if (n && how == KVD_REVIVE_APPROX && !*approx)
-                return store_refuse(space_store(a->space), -ENODATA, "the sketch has not got these blocks, or is loaded "
-                                    "over kvreviver.max_load; revive exactly");
+                return store_refuse(space_store(a->space), -ENODATA, "the sketch has not got these blocks, or is "
+                                    "loaded over kvreviver.max_load; revive exactly");
         return 0;
 }
 
-/* ---- coming back: the filling ------------------------------------------------------------------------------------ */
+/* ---- the filling ------------------------------------------------------------------------------------------------- */
 
 static void refused(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];

@@ -165,6 +165,18 @@ struct sequence *sequence_find(struct attachment *a, uint32_t number) {
         return NULL;
 }
 
+/* What cool and revive are asked for. */
+int sequence_check_slots(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *slots,
+                         uint32_t n) {
+        if (how < 1 || how > 3)
+                return store_refuse(space_store(a->space), -EINVAL, "there is no such way to cool or revive a block");
+        for (uint32_t i = 0; i < n; i++)
+                if (slots[i] >= q->n_entries)
+                        return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u "
+                                            "entries, not one of number %u", a->space->name, q->n_entries, slots[i]);
+        return 0;
+}
+
 /* ---- growing ---------------------------------------------------------------------------------------------------- */
 
 static int check_append(struct attachment *a, const struct sequence *q, const struct append_request *req) {
@@ -330,7 +342,7 @@ bool sequences_tidy(struct space *space) {
         uint64_t bytes = 0;
 
         if (!q)
-                return false;
+                return sketches_bury(space);
         for (uint32_t i = 0; i < CLOSE_ENTRIES && bytes < CLOSE_BYTES && q->cursor < q->n_entries; i++)
                 bytes += let_go(q, &q->entries[q->cursor++]);
         if (q->cursor < q->n_entries)
@@ -341,11 +353,12 @@ bool sequences_tidy(struct space *space) {
         return true;
 }
 
-void sequences_free(struct space *space) {
-        while (space->closing) {
-                struct sequence *q = space->closing;
+bool sequences_bury(struct space *space) {
+        struct sequence *q = space->closing;
 
-                space->closing = q->next;
-                sequence_free(q);
-        }
+        if (!q)
+                return sketches_bury(space);
+        space->closing = q->next;
+        sequence_free(q);
+        return true;
 }

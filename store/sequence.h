@@ -11,8 +11,8 @@
  *      IDLE ─────────COMPARE's answer─────────────┘                         └─not────► undone
  *      applied or undone, and tokens in a sketch that should not be: FORGET_WANTED ──► FORGETTING ──► IDLE
  *
- * Who owns what: an entry owns its spill slot, and the ordinals of its tokens in a sketch. A spill slot that a worker is
- * writing is the job's until it has the answer. A block that is offered is held, and gets its reference when taken.
+ * Who owns what: an entry owns its spill slot, and the ordinals of its tokens in a sketch. A spill slot that a worker
+ * is writing is the job's until it has the answer. A block that is offered is held, and gets its reference when taken.
  */
 
 #include "ipc/base/job.h"
@@ -113,7 +113,7 @@ struct sequence {
 struct sequence *sequence_find(struct attachment *attachment, uint32_t number); /* NULL, with a reason */
 void sequences_close(struct attachment *attachment);
 bool sequences_tidy(struct space *space); /* idle: lets go of a piece of a closed one. True: there was one */
-void sequences_free(struct space *space); /* the space is going, with all blocks */
+bool sequences_bury(struct space *space); /* the space is going, with all blocks: frees one. True: there may be more */
 void entry_set_flags(struct sequence *sequence, struct entry *entry, uint32_t flags);
 void entry_set_leaving(struct sequence *sequence, struct entry *entry, bool leaving);
 bool entry_is_own(const struct entry *entry); /* resident, filled by this sequence, not shared */
@@ -122,6 +122,9 @@ uint32_t sequence_entry_at(const struct sequence *sequence, uint32_t token); /* 
 void list_push(struct sequence *sequence, struct list *list, uint32_t slot);
 void list_push_first(struct sequence *sequence, struct list *list, uint32_t slot);
 uint32_t list_pop(struct sequence *sequence, struct list *list); /* or NONE */
+
+int sequence_check_slots(struct attachment *attachment, const struct sequence *sequence, uint32_t how,
+                         const uint32_t *slots, uint32_t n); /* of requests to cool and to revive */
 
 /* change.c: proposals to the client */
 struct offer {
@@ -152,17 +155,18 @@ void spill_close(struct space *space);
 
 /* sketch.c */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
-struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* one that takes them; made if need be; NULL */
+struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* one that takes them; made if need be */
 void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch); /* if nothing is in it; NULL is fine */
 void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch); /* gives it its ordinals */
 bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
 void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out); /* its ordinals are no more */
 void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 void sketches_free(struct sequence *sequence);
+bool sketches_bury(struct space *space);   /* idle: a piece of those that are gone. True: there may be more */
 void entry_free_spill(struct sequence *sequence, struct entry *entry);
-void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* resident again: out of the sketch, then its copy */
+void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again: out of the sketch; no copy */
 
-/* reviver.c */
+/* cool.c */
 bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
 
 /* memshare.c */
@@ -180,7 +184,7 @@ void space_relieve(struct space *space); /* idle; a bounded amount of work */
 /* critical.c */
 void critical_free(struct sequence *sequence);
 
-/* reviver.c, memshare.c, relief.c, priority.c: kinds of jobs */
+/* kinds of jobs */
 extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare;
 extern const struct job_kind job_score_sequence, job_score_chains;
 

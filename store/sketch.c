@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sketches of sequences (KVReviver, methods 2.2): what an entry has in one, how it gets out again, and what happens when
- * a worker dies with one half written.
+ * Sketches of sequences (KVReviver, methods 2.2): what an entry has in one, how it gets out again, and what happens
+ * when a worker dies with one half written.
  *
  * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence ever
- * gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its exact copy
- * (job FORGET); without one its ordinals stay behind as noise, which the load guard counts.
+ * gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its exact
+ * copy (job FORGET); without one its ordinals stay behind as noise, which the load guard counts.
  */
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/falloc.h>
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
@@ -65,10 +66,30 @@ static int make_memory(struct sketch *s, uint32_t floats) {
         return write_header(s, floats);
 }
 
+/* Its memory is freed when there is time. */
 static void sketch_close(struct space *space, struct sketch *s) {
-        spill_discharge(space, s->bytes);
+        s->next = space->dead_sketches;
+        space->dead_sketches = s;
+}
+
+#define BURY_BYTES (UINT64_C(8) << 20) /* given back at once: about 2 ms */
+
+bool sketches_bury(struct space *space) {
+        struct sketch *s = space->dead_sketches;
+        uint64_t n = s ? MIN(s->bytes, BURY_BYTES) : 0;
+
+        if (!s)
+                return false;
+        s->bytes -= n;
+        spill_discharge(space, n);
+        if (s->bytes) {
+                sys->fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)s->bytes, (off_t)n);
+                return true;
+        }
+        space->dead_sketches = s->next;
         closep(&s->fd);
         free(s);
+        return true;
 }
 
 static struct sketch *sketch_new(struct sequence *q) {
@@ -150,7 +171,7 @@ int space_sketch_fd(struct space *space, uint32_t number, uint64_t *bytes) {
         return store_refuse(space_store(space), -ENOENT, "space '%s' has no sketch %u", space->name, number);
 }
 
-/* ---- an entry and its sketch -------------------------------------------------------------------------------------- */
+/* ---- an entry and its sketch ------------------------------------------------------------------------------------ */
 
 void sketch_enter(struct sequence *q, struct entry *e, struct sketch *s) {
         e->sketch = s->number;
@@ -198,7 +219,7 @@ void entry_forget_sketch(struct sequence *q, uint32_t slot) {
         entry_free_spill(q, e);
 }
 
-/* ---- FORGET: out of the sketch ------------------------------------------------------------------------------------ */
+/* ---- FORGET: out of the sketch ---------------------------------------------------------------------------------- */
 
 static void forgotten(struct sequence *q, struct entry *e, bool taken_out) {
         sketch_leave(q, e, taken_out);
@@ -263,7 +284,7 @@ static void settle_forget(struct job *job, enum job_end end, const void *results
 const struct job_kind job_forget = {
         .number = KVD_JOB_FORGET, .result_bytes = sizeof(uint32_t), .write = write_forget, .settle = settle_forget};
 
-/* ---- REBUILD: a worker was lost while it wrote --------------------------------------------------------------------- */
+/* ---- REBUILD: a worker was lost while it wrote ------------------------------------------------------------------ */
 
 void sketch_broken(struct sequence *q, struct sketch *s) {
         s->broken = true;
@@ -277,8 +298,8 @@ static uint32_t without_sketch(const struct entry *e, uint32_t flags) {
 }
 
 /*
- * What the sketch knew of the entry is lost. One that has left tells its client so; one that was just leaving, without a
- * copy, stays if the client has not heard of it yet.
+ * What the sketch knew of the entry is lost. One that has left tells its client so; one that was just leaving, without
+ * a copy, stays if the client has not heard of it yet.
  */
 static void degrade(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];

@@ -70,7 +70,8 @@ static void space_free(struct space *space) {
                 free(arena->heap);
                 free(arena);
         }
-        sequences_free(space);
+        while (sequences_bury(space))
+                ;
         profile_free(space);
         spill_close(space);
         index_free(space);
@@ -201,7 +202,7 @@ bool store_bury(struct store *store) {
         for (; space->n_buried < space->ix->max_segments; space->n_buried++)
                 if (segment_bury(space, &space->segments[space->n_buried]))
                         return true;
-        if (spill_bury(space))
+        if (spill_bury(space) || sequences_bury(space))
                 return true;
         store->deleted = space->next;
         space_free(space);

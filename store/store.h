@@ -5,12 +5,14 @@
 /*
  * The store: pool memory, spaces, blocks, and what is in them. One thread, no sockets, no messages, no waiting.
  *
- *      store ── domain ── space ── segments, index, blocks, leases
- *                           └───── attachment (one client's use of the space: pin page, blocks being filled)
+ *      store ── domain ── space ── segments, index, blocks, leases, exact copies, summaries
+ *        │                  └───── attachment (one client's use of the space: pin page, blocks being filled)
+ *        │                           └── sequence (its own table: private and borrowed blocks, steps, sketches)
+ *        └───── jobs: what a worker does for all of it
  *
  * Results: 0 or a count; negative errno for refusals and trouble, with one line in words from store_why().
- * Nothing allocates after a space or an attachment was made: allocate, seal, release, evict, lease and check work on
- * memory that was set aside before.
+ * Nothing allocates but what makes something: a space, an attachment, a sequence, a sketch, a profile sample. Allocate,
+ * seal, append, sync, release, evict, lease, jobs and check work on memory that was set aside before.
  */
 
 #include <stdbool.h>
@@ -214,9 +216,9 @@ int sequence_critical(struct attachment *attachment, uint32_t number, const stru
 /* 1: layers[layers] and heads[layers * kv_heads] are written; 0: not made yet; -ENODATA: nobody asked for it. */
 int sequence_sharing(struct attachment *attachment, uint32_t number, uint8_t *layers, uint8_t *heads);
 
-/* ---- BiCache's profile -------------------------------------------------------------------------------------------- */
+/* ---- BiCache's profile ------------------------------------------------------------------------------------------ */
 
-/* One sample at r percent: blocks [layer group][prefix alone, whole input][n / groups / 2] that the caller is filling. */
+/* One sample at r percent: blocks [layer group][prefix alone, whole input][n / groups / 2] that the caller fills. */
 int space_sample(struct attachment *attachment, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n_blocks,
                  uint64_t *ticket);
 int space_sample_done(struct attachment *attachment, uint64_t ticket); /* 1: yes */
@@ -233,7 +235,7 @@ void space_profile_forget(struct space *space);
 int space_profile_build(struct space *space); /* -ENODATA: there are no samples */
 int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t def);
 
-/* ---- jobs: what a worker does for the store ------------------------------------------------------------------------ */
+/* ---- jobs: what a worker does for the store --------------------------------------------------------------------- */
 
 struct store_job {
         uint64_t id;

@@ -72,7 +72,6 @@ static bool write_summarise(struct ticket *t, struct job *job) {
         uint32_t room = job_blocks(job), id;
 
         while (job->n_items < room && (id = next_marked(space)) != NONE) {
-                const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
                 struct kvd_job_item *item;
 
                 if (space->blocks[id].state != KVD_SEALED || block_is_garbage(&space->blocks[id]))
@@ -82,9 +81,8 @@ static bool write_summarise(struct ticket *t, struct job *job) {
                         mark(space, id);
                         break;
                 }
-                item->n_tokens = desc->n_tokens;
-                item->position = (int32_t)(desc->flags & KVD_DESC_PRIVATE ? desc->depth :
-                                                                            desc->depth * space->ix->geometry.block_tokens);
+                item->n_tokens = kvd_index_desc(space->ix, id)->n_tokens;
+                item->position = (int32_t)block_position(space, id);
         }
         if (space->n_unsummarised)
                 job_ask(t);
@@ -131,7 +129,7 @@ int space_summary_fd(struct space *space, bool writable) {
         return writable ? space->summary_fd : space->summary_fd_ro;
 }
 
-/* ---- other descriptors that a worker needs ------------------------------------------------------------------------ */
+/* ---- other descriptors that a worker needs ---------------------------------------------------------------------- */
 
 int space_index_fd_for_worker(struct space *space) {
         return space->index_fd_ro;

@@ -141,8 +141,8 @@ START_TEST(targets_and_sources_are_chosen) {
 END_TEST
 
 START_TEST(answers_are_not_believed) {
-        struct kvd_match wrong[] = {{0, 0, 0, 1}, {0, 77, 0, 1}, {77, 0, 0, 1}, {3, 0, 0, 1}, {0, 3, __builtin_nanf(""), 1},
-                                    {0, 3, 1e9f, 1}, {0, 1, 0, 1}};
+        struct kvd_match wrong[] = {{0, 0, 0, 1}, {0, 77, 0, 1}, {77, 0, 0, 1}, {3, 0, 0, 1},
+                                    {0, 3, __builtin_nanf(""), 1}, {0, 3, 1e9f, 1}, {0, 1, 0, 1}};
         struct kvd_match right[] = {{0, 3, 0.1f, 1}, {0, 4, 0.1f, 1}};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(wrong); i++) {
@@ -244,7 +244,7 @@ START_TEST(a_lost_comparison_is_made_again) {
 }
 END_TEST
 
-/* ---- M11 ---------------------------------------------------------------------------------------------------------- */
+/* ---- M11 -------------------------------------------------------------------------------------------------------- */
 
 static struct random rnd;
 

@@ -124,7 +124,7 @@ START_TEST(a_sequence_keeps_its_budget) {
         ck_assert_int_eq(table_append(&t, 100 * BT, 1), 0);
         set(space, "kvreviver", "on");
         settle();
-        ck_assert_uint_eq(resident(0, 100), 97);
+        ck_assert_uint_eq(resident(0, 100), 88); /* nine tenths of it: the rest are cells of the sketch */
         table_close(&t);
 }
 END_TEST
@@ -199,7 +199,7 @@ START_TEST(like_steps_are_shared_before_anything_leaves) {
 }
 END_TEST
 
-/* ---- policy priority ---------------------------------------------------------------------------------------------- */
+/* ---- policy priority -------------------------------------------------------------------------------------------- */
 
 static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret) {
         uint32_t tokens[32 * BT];

@@ -152,7 +152,7 @@ START_TEST(sequences_of_a_space_are_counted) {
 }
 END_TEST
 
-/* ---- borrowing ---------------------------------------------------------------------------------------------------- */
+/* ---- borrowing -------------------------------------------------------------------------------------------------- */
 
 static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret, uint32_t *tokens) {
         struct seal_request q = {.n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
@@ -202,7 +202,7 @@ START_TEST(a_private_block_is_not_borrowed) {
 }
 END_TEST
 
-/* ---- jobs --------------------------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------------------------- */
 
 static int n_asked;
 
