@@ -52,8 +52,9 @@ const float *lossy_logits(const char *options) {
 }
 
 void lossy_check_same(const char *a, const char *b) {
-        ck_assert_msg(memcmp(lossy_logits(a), lossy_logits(b), (size_t)LOSSY_N * lossy_shape.vocab * sizeof(float)) == 0,
-                      "%s | %s differ", a, b);
+        size_t bytes = (size_t)LOSSY_N * lossy_shape.vocab * sizeof(float);
+
+        ck_assert_msg(memcmp(lossy_logits(a), lossy_logits(b), bytes) == 0, "%s | %s differ", a, b);
 }
 
 double lossy_distance(const double *expected, const char *options) {

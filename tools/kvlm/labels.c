@@ -10,11 +10,11 @@
 
 /* ---- life ---- */
 
-/* A quarter of the head, as 32 of 128 are (methods.md 2.4.1); small heads have no quarter that tells enough. */
+/* 32 of them (methods.md 6), a quarter of the heads of large models; small heads are labelled as a whole. */
 static uint32_t channel_count(const struct relief *r) {
-        uint32_t asked = r->m->hshare.channels, dim = r->setup.shape.head_dim;
+        uint32_t asked = r->m->hshare.channels;
 
-        return asked ? asked : MIN(MIN(MAX(dim / 4, 8), dim), LABEL_CHANNELS_MAX);
+        return asked ? asked : MIN(32, r->setup.shape.head_dim);
 }
 
 static int allocate(struct labels *l, const struct relief *r) {
@@ -149,6 +149,7 @@ int labels_make(struct labels *l, const struct relief *r, uint8_t *const *table)
         for (uint32_t layer = 0; layer < r->setup.layers; layer++)
                 for (uint32_t h = 0; h < r->heads; h++) {
                         const uint32_t *positions = relief_positions(r, layer, h);
+                        size_t keys = relief_keys(r, layer, h);
 
                         if (r->m->hshare.n_given == 0)
                                 choose_channels(l, r, layer, h, blocks, weights);
@@ -156,7 +157,7 @@ int labels_make(struct labels *l, const struct relief *r, uint8_t *const *table)
                                 channels_of(l, r, layer, h)[i] = (uint16_t)r->m->hshare.given[i];
                         for (uint32_t i = 0; i < r->n_slots; i++)
                                 if (blocks[i / r->setup.shape.tokens])
-                                        label(l, r, layer, h, positions[i], key_at(r, blocks, relief_keys(r, layer, h), i));
+                                        label(l, r, layer, h, positions[i], key_at(r, blocks, keys, i));
                 }
         l->ready = true;
         return 0;

@@ -43,7 +43,8 @@ static float widen(const uint8_t *from) {
         return value * 0x1p112f;
 }
 
-static inline __attribute__((always_inline)) void unpack_group(float *to, const uint8_t *from, uint32_t n) {
+static inline __attribute__((always_inline)) void unpack_group(float *restrict to, const uint8_t *restrict from,
+                                                               uint32_t n) {
         float least = widen(from), step = widen(from + 2);
         uint32_t half = (n + 1) / 2;
 

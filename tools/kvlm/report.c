@@ -30,8 +30,8 @@ static void report_methods(const struct result *r, const struct methods *m) {
                r->budget, r->kept, s->evicted, s->evictions);
         printf(", \"kv_bytes_peak\": %" PRIu64 ", \"kv_bytes\": %" PRIu64 ", \"label_bytes\": %" PRIu64
                ", \"spill_bytes\": %" PRIu64, s->kv_bytes_peak, s->kv_bytes, s->label_bytes, s->spill_bytes);
-        printf(", \"prompt_attention_ms\": %.3f, \"attention_ms\": %.3f, \"selection_ms\": %.3f, \"selections\": %" PRIu64,
-               r->prompt_attention_ms, r->attention_ms - s->selection_ms, s->selection_ms, s->selections);
+        printf(", \"prompt_attention_ms\": %.3f, \"attention_ms\": %.3f, \"selection_ms\": %.3f, \"selections\": %"
+               PRIu64, r->prompt_attention_ms, r->attention_ms - s->selection_ms, s->selection_ms, s->selections);
         printf(", \"revived_exact\": %" PRIu64 ", \"revived_approximate\": %" PRIu64 ", \"swapped_exact\": %" PRIu64
                ", \"swapped_approximate\": %" PRIu64 ", \"revive_refused\": %" PRIu64 ", \"sketch_load\": %.3f",
                s->revived_exact, s->revived_approximate, s->swapped_exact, s->swapped_approximate, s->refused,
