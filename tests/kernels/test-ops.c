@@ -48,6 +48,7 @@ START_TEST(tables_have_no_holes) {
                 ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul && (*v)->mix && (*v)->rmsnorm);
                 ck_assert((*v)->rope && (*v)->swiglu && (*v)->add && (*v)->softmax && (*v)->widen && (*v)->narrow);
                 ck_assert((*v)->copy_nt);
+                ck_assert((*v)->bicache && (*v)->block && (*v)->hshare && (*v)->keydiff && (*v)->memshare && (*v)->sketch);
         }
 }
 END_TEST
