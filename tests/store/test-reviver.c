@@ -569,6 +569,7 @@ START_TEST(every_failing_call_is_survived) {
         failing.getrandom = failing_getrandom;
         failing.open = failing_open;
         table_close(&t);
+        fixture_close();
         for (;; n++) {
                 setup(); /* a store in which nothing was made yet */
                 table_close(&t);
