@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Workers that are none: this very program, started as a worker by a daemon in a thread of it, which sends garbage,
+ * lies, or does nothing. The daemon replaces it again and again, believes nothing, and serves; requests that need its
+ * work end without it.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include "daemon/daemon.h"
+#include "ipc/base/job.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/blocks.h"
+
+/* ---- the fake worker --------------------------------------------------------------------------------------------- */
+
+enum fake { DIES, CLOSES, GARBAGE, OTHER_SEQUENCE, OTHER_NUMBER, OTHER_JOB, TALKS_FIRST, SHORT_RESULT, LONG_RESULT,
+            WRONG_CHECKSUMS, REFUSES_SPACES, REFUSES_JOBS, N_FAKES };
+
+static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_msg *reply, uint8_t *result) {
+        struct kvd_msg_work_reply *r = &reply->work_reply;
+        uint32_t n = job->n_results * (job->kind == KVD_JOB_SPILL ? (uint32_t)sizeof(struct kvd_spilled) : 4);
+
+        memset(result, 0, 61440);
+        r->result = (struct kvd_slice){result, n};
+        if (fake == SHORT_RESULT)
+                r->result.size = n ? n - 1 : 1;
+        if (fake == LONG_RESULT)
+                r->result.size = 61440;
+        if (fake == REFUSES_JOBS)
+                r->error = EIO;
+        if (fake == OTHER_JOB)
+                r->id++;
+}
+
+static int fake_main(enum fake fake, int socket) {
+        static uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX], result[61440];
+        const struct kvd_job *job = MAP_FAILED;
+        struct kvd_decoder *decoder;
+        struct kvd_fds fds;
+        ssize_t n;
+
+        if (fake == DIES || kvd_decoder_new(&decoder) < 0)
+                return 1;
+        if (fake == TALKS_FIRST)
+                kvd_frame_send(socket, "hello", 5, NULL, 0);
+        while ((n = kvd_frame_receive(socket, in, &fds, 0)) > 0) {
+                struct kvd_msg request, reply;
+
+                if (kvd_msg_decode(decoder, in, (size_t)n, &request) < 0)
+                        return 2;
+                if (request.number == KVD_MSG_work_space && job == MAP_FAILED)
+                        job = mmap(NULL, KVD_JOB_BYTES, PROT_READ, MAP_SHARED, fds.fd[3], 0);
+                kvd_fds_close(&fds);
+                reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .sequence = request.sequence};
+                if (fake == CLOSES)
+                        return shutdown(socket, SHUT_RDWR) + (int)pause();
+                if (fake == GARBAGE) {
+                        kvd_frame_send(socket, result, sizeof result, NULL, 0);
+                        continue;
+                }
+                if (request.number == KVD_MSG_work) {
+                        reply.work_reply.id = request.work.id;
+                        answer_work(fake, job, &reply, result);
+                }
+                if (fake == REFUSES_SPACES && request.number == KVD_MSG_work_space)
+                        reply = (struct kvd_msg){.number = KVD_MSG_error, .sequence = request.sequence,
+                                                 .error = {ENOMEM, kvd_slice_of("no room")}};
+                reply.sequence += fake == OTHER_SEQUENCE;
+                if (fake == OTHER_NUMBER)
+                        reply = (struct kvd_msg){.number = KVD_MSG_attach_reply, .sequence = request.sequence};
+                n = kvd_msg_encode(&reply, out, sizeof out);
+                kvd_frame_send(socket, out, (size_t)n, NULL, 0);
+        }
+        return 0;
+}
+
+/* ---- the daemon --------------------------------------------------------------------------------------------------- */
+
+static struct instance in;
+static struct user u;
+static struct daemon *daemon_;
+static pthread_t thread;
+
+static void *run(void *data) {
+        return (void *)(intptr_t)daemon_run(daemon_);
+}
+
+static void start_daemon(const char *program) {
+        const char *const settings[] = {"daemon.pool=64M", "daemon.segment=1M", "daemon.worker_deadline=2",
+                                        "daemon.log=error"};
+        char why[DAEMON_WHY] = "", setting[128];
+        struct config config;
+
+        instance_make_dir(&in);
+        snprintf(setting, sizeof setting, "daemon.socket=%s", in.socket);
+        ck_assert_int_eq(config_init(&config), 0);
+        ck_assert_int_eq(config_set(&config, setting, why), 0);
+        for (uint32_t i = 0; i < ARRAY_SIZE(settings); i++)
+                ck_assert_msg(config_set(&config, settings[i], why) == 0, "%s", why);
+        snprintf(config.worker_program, sizeof config.worker_program, "%s", program);
+        ck_assert_msg(daemon_new(&config, &daemon_, why) == 0, "%s", why);
+        ck_assert_msg(daemon_listen(daemon_, -1, why) == 0, "%s", why);
+        ck_assert_int_eq(pthread_create(&thread, NULL, run, NULL), 0);
+}
+
+static void stop_daemon(void) {
+        void *result;
+
+        daemon_stop(daemon_);
+        ck_assert_int_eq(pthread_join(thread, &result), 0);
+        ck_assert_ptr_null(result);
+        daemon_ = daemon_free(daemon_);
+        instance_remove_dir(&in);
+}
+
+static const char *const spilling[] = {"kvreviver=on", NULL};
+
+/* What was asked for is given up: the entries are the client's again, and can be asked for once more. */
+static bool all_settled(void) {
+        uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+        user_sync(&u);
+        return user_info(&u).jobs_waiting == 0 && kvd_sequence_cool(u.sequence, 8, slots, KVD_COOL_SPILL) == 8;
+}
+
+static uint32_t cool_all(void) {
+        uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+        return (uint32_t)kvd_sequence_cool(u.sequence, 8, slots, KVD_COOL_SPILL);
+}
+
+/* Lies that are no answer cost the worker its life; those that are cost the job. */
+static bool is_replaced(enum fake fake) {
+        return fake < SHORT_RESULT;
+}
+
+START_TEST(nothing_breaks) {
+        enum fake fake = (enum fake)_i;
+        char name[8];
+
+        snprintf(name, sizeof name, "%d", fake);
+        setenv("KVD_TEST_FAKE", name, 1);
+        start_daemon("/proc/self/exe");
+        user_open(&u, in.socket, spilling);
+        user_append(&u, 8);
+        ck_assert_uint_eq(cool_all(), 8);
+        WAIT_UNTIL(all_settled());
+        ck_assert_uint_eq(user_resident(&u), 8);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_SPILLED), 0);
+        if (is_replaced(fake))
+                ck_assert_uint_ge(user_info(&u).worker_starts, 2);
+        else
+                ck_assert_uint_eq(user_info(&u).worker_starts, 1);
+        ck_assert_uint_lt(user_info(&u).turn_max_us, 1000000);
+        user_check(&u);
+        user_close(&u);
+        stop_daemon();
+}
+END_TEST
+
+/* Copies that were never made, with checksums that are nobody's: nothing comes back, and nothing wrong does. */
+START_TEST(a_copy_that_is_none_never_comes_back) {
+        uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+        char name[8];
+
+        snprintf(name, sizeof name, "%d", WRONG_CHECKSUMS);
+        setenv("KVD_TEST_FAKE", name, 1);
+        start_daemon("/proc/self/exe");
+        user_open(&u, in.socket, spilling);
+        user_append(&u, 8);
+        ck_assert_uint_eq(cool_all(), 8);
+        WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 0); /* it was believed: its answer is what it should be */
+        user_close(&u);
+        stop_daemon();
+
+        unsetenv("KVD_TEST_FAKE"); /* now the real one, with a copy that somebody wrote over */
+        start_daemon(getenv("KVD_BIN"));
+        user_open(&u, in.socket, spilling);
+        user_append(&u, 8);
+        user_spill(&u);
+        {
+                char path[64], line[512] = "";
+                unsigned long from, to;
+                int mem;
+                FILE *f;
+
+                snprintf(path, sizeof path, "/proc/%d/maps", user_worker(&u));
+                f = fopen(path, "r");
+                while (fgets(line, sizeof line, f) && !strstr(line, "memfd:kvd-spill"))
+                        ;
+                fclose(f);
+                ck_assert_int_eq(sscanf(line, "%lx-%lx", &from, &to), 2);
+                snprintf(path, sizeof path, "/proc/%d/mem", user_worker(&u));
+                mem = open(path, O_RDWR | O_CLOEXEC);
+                ck_assert_int_ge(mem, 0);
+                for (off_t at = (off_t)from + 100; at < (off_t)from + 8 * 16384; at += 16384)
+                        ck_assert_int_eq(pwrite(mem, "x", 1, at), 1);
+                close(mem);
+        }
+        ck_assert_int_eq(kvd_sequence_revive(u.sequence, 8, slots, KVD_REVIVE_EXACT), 8);
+        WAIT_UNTIL((user_sync(&u), user_flags(&u, KVD_ENTRY_DROPPED)) == 8);
+        ck_assert_uint_eq(user_resident(&u), 0);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), 8);
+        user_check(&u);
+        user_close(&u);
+        stop_daemon();
+}
+END_TEST
+
+/* After some tries nobody waits any longer. */
+START_TEST(a_worker_that_cannot_be_started_is_none) {
+        start_daemon("/nonexistent/kvd");
+        user_open(&u, in.socket, spilling);
+        user_append(&u, 8);
+        ck_assert_uint_eq(cool_all(), 8);
+        WAIT_UNTIL(all_settled());
+        ck_assert_uint_eq(user_info(&u).worker_starts, 0);
+        ck_assert_uint_eq(user_resident(&u), 8);
+        user_check(&u);
+        user_close(&u);
+        stop_daemon();
+}
+END_TEST
+
+int main(int argc, char **argv) {
+        TCase *tcase = tcase_create("fake");
+        Suite *suite;
+        SRunner *runner;
+        int failed;
+
+        if (argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"))
+                return fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), atoi(argv[2]));
+        suite = suite_create("worker-fake");
+        tcase_set_timeout(tcase, 60);
+        tcase_add_loop_test(tcase, nothing_breaks, 0, WRONG_CHECKSUMS);
+        tcase_add_loop_test(tcase, nothing_breaks, REFUSES_SPACES, N_FAKES);
+        tcase_add_test(tcase, a_copy_that_is_none_never_comes_back);
+        tcase_add_test(tcase, a_worker_that_cannot_be_started_is_none);
+        suite_add_tcase(suite, tcase);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}

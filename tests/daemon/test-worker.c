@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The worker's life: it is started when one is needed, dies in all ways, and nothing but work in flight is lost. */
+
+#include <check.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/blocks.h"
+
+static struct instance in;
+static struct user u;
+
+static const char *const spilling[] = {"kvreviver=on", NULL};
+
+static void start(const char *const daemon_settings[], const char *const settings[]) {
+        instance_start(&in, daemon_settings);
+        user_open(&u, in.socket, settings);
+}
+
+static void stop(void) {
+        user_check(&u);
+        user_close(&u);
+        instance_stop(&in);
+}
+
+/* ---- life -------------------------------------------------------------------------------------------------------- */
+
+START_TEST(a_worker_comes_when_it_is_needed) {
+        pid_t worker;
+
+        start(NULL, spilling);
+        ck_assert_uint_eq(user_info(&u).worker_starts, 0);
+        user_append(&u, 8);
+        worker = user_worker(&u);
+        WAIT_UNTIL(getpriority(PRIO_PROCESS, (id_t)worker) == 10);
+        user_spill(&u);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_SPILLED), 8);
+        user_revive(&u);
+        ck_assert_uint_eq(user_info(&u).worker_starts, 1);
+        ck_assert_uint_ge(user_info(&u).jobs, 2);
+        ck_assert_uint_ge(user_counter(&u, KVD_SPACE_REVIVED_EXACT), 8);
+        stop();
+        ck_assert_int_eq(kill(worker, 0), -1);
+        ck_assert_int_eq(errno, ESRCH);
+}
+END_TEST
+
+START_TEST(one_that_is_killed_is_replaced) {
+        pid_t worker;
+
+        start(NULL, spilling);
+        user_append(&u, 8);
+        for (uint64_t i = 1; i <= 3; i++) {
+                worker = user_worker(&u);
+                ck_assert_int_eq(kill(worker, SIGKILL), 0);
+                WAIT_UNTIL(user_info(&u).worker_starts > i && user_worker(&u) != worker);
+                user_spill(&u);
+                user_revive(&u);
+        }
+        stop();
+}
+END_TEST
+
+static uint32_t cool_all(void) {
+        uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+        int r = kvd_sequence_cool(u.sequence, 8, slots, KVD_COOL_SPILL);
+
+        ck_assert_msg(r >= 0, "%s", kvd_error());
+        return (uint32_t)r;
+}
+
+/* The job is in flight, that is sure, because the worker does not move. It is done again by the next one. */
+START_TEST(work_in_flight_is_done_again) {
+        pid_t worker;
+
+        start(NULL, spilling);
+        user_append(&u, 8);
+        worker = user_worker(&u);
+        WAIT_UNTIL(user_info(&u).jobs_waiting == 0 && user_info(&u).jobs > 0);
+        ck_assert_int_eq(kill(worker, SIGSTOP), 0);
+        ck_assert_uint_eq(cool_all(), 8);
+        usleep(50000);
+        user_sync(&u);
+        ck_assert_uint_eq(user_resident(&u), 8);
+        ck_assert_int_eq(kill(worker, SIGKILL), 0);
+        WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 0);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_JOBS_LOST), 1);
+        user_revive(&u);
+        stop();
+}
+END_TEST
+
+/* The daemon serves meanwhile, and ends it when its time is over. */
+START_TEST(one_that_does_not_answer_is_ended) {
+        const char *const impatient[] = {"daemon.worker_deadline=1", NULL};
+        pid_t worker;
+
+        start(impatient, spilling);
+        user_append(&u, 8);
+        worker = user_worker(&u);
+        WAIT_UNTIL(user_info(&u).jobs_waiting == 0 && user_info(&u).jobs > 0);
+        ck_assert_int_eq(kill(worker, SIGSTOP), 0);
+        ck_assert_uint_eq(cool_all(), 8);
+        ck_assert_uint_eq((uint32_t)user_worker(&u), (uint32_t)worker);
+        WAIT_UNTIL(user_info(&u).worker_starts == 2);
+        WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 0);
+        ck_assert_uint_lt(user_info(&u).turn_max_us, 500000);
+        stop();
+}
+END_TEST
+
+/* Killed at random while a client does nothing but spill and revive: every byte is right at every moment. */
+START_TEST(no_byte_is_lost_with_workers_that_die_at_random) {
+        uint32_t kills = 0, random = 12345;
+        pid_t killer, parent = getpid();
+
+        start(NULL, spilling);
+        user_append(&u, 32);
+        user_worker(&u);
+        killer = fork();
+        if (killer == 0) {
+                struct peer_end *p = peer_attach(in.socket);
+
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                while (getppid() == parent) {
+                        struct kvd_msg info = peer_ok(p, (struct kvd_msg){.number = KVD_MSG_daemon_info});
+
+                        if (info.daemon_info_reply.worker && kill((pid_t)info.daemon_info_reply.worker, SIGKILL) == 0)
+                                kills++;
+                        random = random * 1103515245 + 12345;
+                        usleep(1000 + random % 30000);
+                }
+                _exit(0);
+        }
+        for (int round = 0; round < 60; round++) {
+                user_spill(&u);
+                user_revive(&u);
+        }
+        kill(killer, SIGKILL);
+        waitpid(killer, NULL, 0);
+        ck_assert_uint_gt(user_info(&u).worker_starts, 5);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_APPROX), 0);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), 0);
+        user_spill(&u);
+        user_revive(&u);
+        stop();
+}
+END_TEST
+
+static bool is_gone(pid_t pid) {
+        return waitpid(pid, NULL, WNOHANG) == pid || (kill(pid, 0) < 0 && errno == ESRCH);
+}
+
+/* It hears of it by the socket, or, when it cannot run, from the kernel. */
+START_TEST(a_worker_ends_with_its_daemon) {
+        pid_t worker;
+
+        prctl(PR_SET_CHILD_SUBREAPER, 1);
+        start(NULL, spilling);
+        user_append(&u, 8);
+        worker = user_worker(&u);
+        if (_i)
+                ck_assert_int_eq(kill(worker, SIGSTOP), 0);
+        ck_assert_int_eq(kill(in.pid, SIGKILL), 0);
+        waitpid(in.pid, NULL, 0);
+        WAIT_UNTIL(is_gone(worker));
+        ck_assert_uint_eq(user_resident(&u), 8);
+        user_close(&u);
+        instance_remove_dir(&in);
+}
+END_TEST
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static uint32_t mappings(pid_t pid) {
+        char path[64], line[512];
+        uint32_t n = 0;
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/maps", pid);
+        f = fopen(path, "r");
+        while (f && fgets(line, sizeof line, f))
+                n += strstr(line, "memfd:kvd") != NULL;
+        if (f)
+                fclose(f);
+        return n;
+}
+
+/* What is left is the memory for jobs. */
+START_TEST(a_deleted_space_is_unmapped) {
+        struct kvd_msg delete = {.number = KVD_MSG_space_delete,
+                                 .space_delete = {.space = kvd_slice_of("s"), .force = 1}};
+        pid_t worker;
+
+        start(NULL, spilling);
+        user_append(&u, 8);
+        user_spill(&u);
+        worker = user_worker(&u);
+        ck_assert_uint_gt(mappings(worker), 3);
+        peer_ok(u.peer, delete);
+        WAIT_UNTIL(mappings(worker) == 1);
+        user_close(&u);
+        instance_stop(&in);
+}
+END_TEST
+
+/* ---- without one ------------------------------------------------------------------------------------------------- */
+
+START_TEST(without_a_worker_requests_fail_at_once) {
+        const char *const off[] = {"daemon.worker=off", NULL};
+        const char *const methods[] = {"kvreviver=on", "memshare=on", "hshare=on", "keydiff=on", NULL};
+        uint32_t slots[2] = {0, 1};
+        struct kvd_block block;
+
+        start(off, methods);
+        user_append(&u, 8);
+        ck_assert_int_eq(kvd_alloc(u.space, 1, &block), 1);
+        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 2, slots, KVD_COOL_SPILL), -EOPNOTSUPP);
+        ck_assert_msg(strstr(kvd_error(), "worker"), "%s", kvd_error());
+        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 2, slots, KVD_COOL_VAGUE), -EOPNOTSUPP);
+        ck_assert_int_eq(kvd_sequence_revive(u.sequence, 2, slots, KVD_REVIVE_EXACT), -EOPNOTSUPP);
+        ck_assert_int_eq(kvd_sequence_step(u.sequence, 0, 64), -EOPNOTSUPP);
+        ck_assert_int_eq(kvd_sequence_critical(u.sequence, 1, &block, 1, 1, 1), -EOPNOTSUPP);
+        ck_assert_int_eq(kvd_prefix_sample(u.space, 50, 0, NULL, 1) < 0, 1);
+        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 2, slots, KVD_COOL_DROP), 2);
+        WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 6);
+        WAIT_UNTIL(user_info(&u).jobs_waiting == 0);
+        ck_assert_uint_eq(user_info(&u).worker_starts, 0);
+        kvd_free(u.space, 1, &block);
+        stop();
+}
+END_TEST
+
+START_TEST(a_worker_is_nothing_for_people) {
+        const char *const arguments[] = {"--worker", "7", NULL};
+
+        instance_make_dir(&in);
+        instance_run(&in, arguments, false);
+        ck_assert_int_eq(wait_status(in.pid), 1);
+        instance_remove_dir(&in);
+}
+END_TEST
+
+int main(void) {
+        TCase *tcase = tcase_create("worker");
+        Suite *suite = suite_create("worker");
+        SRunner *runner;
+        int failed;
+
+        tcase_set_timeout(tcase, 60);
+        tcase_add_test(tcase, a_worker_comes_when_it_is_needed);
+        tcase_add_test(tcase, one_that_is_killed_is_replaced);
+        tcase_add_test(tcase, work_in_flight_is_done_again);
+        tcase_add_test(tcase, one_that_does_not_answer_is_ended);
+        tcase_add_test(tcase, no_byte_is_lost_with_workers_that_die_at_random);
+        tcase_add_loop_test(tcase, a_worker_ends_with_its_daemon, 0, 2);
+        tcase_add_test(tcase, a_deleted_space_is_unmapped);
+        tcase_add_test(tcase, without_a_worker_requests_fail_at_once);
+        tcase_add_test(tcase, a_worker_is_nothing_for_people);
+        suite_add_tcase(suite, tcase);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
