@@ -78,14 +78,14 @@ static int fake_main(enum fake fake, int socket) {
                                                  .error = {ENOMEM, kvd_slice_of("no room")}};
                 reply.sequence += fake == OTHER_SEQUENCE;
                 if (fake == OTHER_NUMBER)
-                        reply = (struct kvd_msg){.number = KVD_MSG_attach_reply, .sequence = request.sequence};
+                        reply = (struct kvd_msg){.number = KVD_MSG_table_reply, .sequence = request.sequence};
                 n = kvd_msg_encode(&reply, out, sizeof out);
                 kvd_frame_send(socket, out, (size_t)n, NULL, 0);
         }
         return 0;
 }
 
-/* ---- the daemon --------------------------------------------------------------------------------------------------- */
+/* ---- the daemon -------------------------------------------------------------------------------------------------- */
 
 static struct instance in;
 static struct user u;

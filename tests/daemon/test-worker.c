@@ -168,6 +168,7 @@ START_TEST(a_worker_ends_with_its_daemon) {
         start(NULL, spilling);
         user_append(&u, 8);
         worker = user_worker(&u);
+        WAIT_UNTIL(user_info(&u).jobs > 0); /* before, it may not have told the kernel yet */
         if (_i)
                 ck_assert_int_eq(kill(worker, SIGSTOP), 0);
         ck_assert_int_eq(kill(in.pid, SIGKILL), 0);
