@@ -53,18 +53,20 @@ def draw(seed: str, kind: str, length: int, count: int) -> Iterable[tuple[list[i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=Path(__file__).parent.parent / "diffusion")
-    parser.add_argument("--json", type=Path, help="also write the result here")
+    parser.add_argument("--json", type=Path, help="also write the result here; other kinds that are there stay")
     parser.add_argument("--seed", default="held-out")
     parser.add_argument("--each", type=int, default=40, help="questions per kind and length or number of steps")
     parser.add_argument("--kinds", nargs="+", choices=MAKERS, default=list(MAKERS))
     parser.add_argument("--lengths", nargs="*", type=int, default=LENGTHS)
     parser.add_argument("--divisors", nargs="*", type=int, default=DIVISORS)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="on busy cores one is faster than two")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = Llama.load(options.model)
     result: dict = {"what": "held-out documents, reference denoiser, float32", "seed": options.seed,
                     "by_length": {}, f"by_steps_at_{STEPS_AT}": {}}
+    if options.json and options.json.exists():
+        result.update(json.loads(options.json.read_text()))
     for kind in options.kinds:
         for length in options.lengths:
             shares = measure(model, list(draw(options.seed, kind, length, options.each)), TOKENS_A_STEP)

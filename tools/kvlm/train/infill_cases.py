@@ -74,6 +74,6 @@ def work(links: int) -> Callable[[Infiller, Page], Case]:
 
 
 MAKERS: dict[str, Callable[[Infiller, Page], Case]] = {
-    "single": single, "known-3": known(3), "known-6": known(6), "known-12": known(12),
+    "single": single, "known-3": known(3), "known-6": known(6), "known-8": known(8), "known-12": known(12),
     "heirs": heirs, "work-4": work(4), "work-7": work(7),
 }
