@@ -149,7 +149,7 @@ static void score_absent(struct tiers *t, struct relief *r, uint32_t layer, uint
                         continue;
                 scores = labels_score(r->labels, r, layer, head, a->q + i * a->ldq, 0, r->n);
                 for (uint32_t j = 0; j < p->oldest_recent; j++)
-                        best[j] = fmaxf(best[j], scores[j]);
+                        best[j] = scores[j] > best[j] ? scores[j] : best[j];
         }
         for (uint32_t j = 0; j < p->oldest_recent; j++)
                 best[j] = parts_resident(p, j) ? -INFINITY : best[j];
