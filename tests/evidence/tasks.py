@@ -23,7 +23,8 @@ class Question:
     depth: float    # where in the prompt the fact stands, 0 to 1
 
     def right(self, text: str) -> bool:
-        return text.split("\n")[0] == self.answer
+        """The value itself; what the model writes behind it does not count."""
+        return text.split("\n")[0].split(".")[0] == self.answer
 
 
 def recall(count: int, length: int, seed: str = "evidence") -> list[Question]:
@@ -55,9 +56,17 @@ def step(writer: Writer, facts: list, length: int) -> list[tuple[int, ...]]:
     return writer.body(facts, length, repeats=0.0)
 
 
+def filler_like(writer: Writer, sentence: tuple[int, ...]) -> tuple[int, ...]:
+    """Another sentence of the same number of tokens, so that what follows lies as before."""
+    while True:
+        other = writer.filler()
+        if len(other) == len(sentence):
+            return other
+
+
 def again(writer: Writer, sentences: list[tuple[int, ...]], facts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """The step once more: facts stay, a few of the other sentences are replaced."""
-    return [s if s in facts or writer.rng.random() >= CHANGED else writer.filler() for s in sentences]
+    return [s if s in facts or writer.rng.random() >= CHANGED else filler_like(writer, s) for s in sentences]
 
 
 def reasoning(count: int, steps: int, repeats: int, seed: str = "evidence-steps") -> list[Question]:

@@ -270,7 +270,7 @@ static int serve(struct run *run, const struct request *request) {
 
         sampler_restart(e->sampler);
         r = append_text(run, "", 0);
-        run->dump = request->logits && run->relief ? request->logits : NULL;
+        run->dump = request->logits && (run->relief || run->pooled) ? request->logits : NULL;
         attention = forward_attention_ms(e->forward);
         if (r == 0)
                 r = catch_up(run);
@@ -279,7 +279,7 @@ static int serve(struct run *run, const struct request *request) {
         run->dump = request->logits;
         if (r == 0 && !request->logits)
                 r = decode(run);
-        else if (r == 0 && !run->relief)
+        else if (r == 0 && !run->relief && !run->pooled)
                 r = dump_logits(run);
         run->result->attention_ms = forward_attention_ms(e->forward) - attention;
         account(run);

@@ -241,6 +241,16 @@ static void share_at_random(struct pooled *p, uint32_t from, uint32_t to) {
         p->s->unpublished = true;
 }
 
+/* So that what is shared does not depend on who is faster, the worker or we. */
+static void wait_for_proposals(struct pooled *p) {
+        const struct timespec pause = {0, 1000000};
+
+        for (uint32_t ms = 0; p->table && ms < p->setup.options->wait_ms; ms++) {
+                nanosleep(&pause, NULL);
+                take_proposals(p);
+        }
+}
+
 static void end_step(struct pooled *p) {
         uint32_t first_block = DIV_UP(p->slots[p->step_first], p->bt), n = p->n - p->step_first;
 
@@ -248,6 +258,7 @@ static void end_step(struct pooled *p) {
                 kvd_sequence_step(p->table, p->step_first, MIN(p->first[p->n_entries], p->n) - p->step_first);
         if (p->setup.options->random > 0)
                 share_at_random(p, first_block, p->n_entries);
+        wait_for_proposals(p);
         p->stats.steps++;
         p->step_first = p->n;
         p->last_step = n / p->bt;

@@ -23,6 +23,16 @@ static int read_use(const char *value, enum pooled_use *ret) {
         return note(-EINVAL, "--sequence takes auto, off or on, not \"%s\"", value);
 }
 
+static int read_wait(const char *value, uint32_t *ret) {
+        char *end;
+        unsigned long ms = strtoul(value, &end, 10);
+
+        *ret = (uint32_t)ms;
+        return *value >= '0' && *value <= '9' && !*end && ms <= 10000 ?
+                       0 :
+                       note(-EINVAL, "--sync-wait takes 0 to 10000 milliseconds, not \"%s\"", value);
+}
+
 static int read_share(const char *value, float *ret) {
         char *end;
 
@@ -39,5 +49,7 @@ int pooled_option(struct pooled_options *o, const char *name, const char *value)
                 return read_yes(name, value, &o->own_prompt);
         if (strcmp(name, "align-steps") == 0)
                 return read_yes(name, value, &o->align);
+        if (strcmp(name, "sync-wait") == 0)
+                return read_wait(value, &o->wait_ms);
         return read_share(value, &o->random);
 }
