@@ -2,26 +2,27 @@
 
 /*
  * BiCache's profile of a space (methods 2.3): how alike a prefix's keys and values are when it is computed alone and as
- * part of an input, layer by layer and by prefix ratio; and the table of depths that is built from it, which lies in
- * the index header for clients to read.
+ * part of an input, layer by layer and by prefix ratio; and the table of depths that is built from it
+ * (kernels/btable.h), which lies in the index header for clients to read.
  *
- * Samples are measured by a worker, in the order in which they came. Both readings of similarity are kept as sums. The
- * paper's estimator (the mean of the requests' depths) needs each request's own depth, which depends on the threshold:
- * those are summed under the settings of the first sample, and another threshold needs new samples.
+ * Samples are measured by a worker, in the order in which they came. Both readings of similarity are kept. The paper's
+ * estimator (the mean of the requests' depths) needs each request's own depth, which depends on the threshold: another
+ * threshold than that of the first sample needs new samples.
  */
 
 #include <errno.h>
-#include <math.h>
 #include <string.h>
 
 #include "ipc/base/sys.h"
+#include "kernels/btable.h"
 #include "store/sequence.h"
 
-#define RATIOS 101u
+#define RATIOS KVD_BTABLE_STEPS
 #define FAILURES 64u /* tickets whose failure is remembered */
 
 enum { SIM_FLAT, SIM_TOKEN_MEAN };         /* bicache.sim */
 enum { B_MEAN_FLOOR, B_TAKEWHILE_OF_MEAN }; /* bicache.b_mode */
+static_assert(RATIOS == ARRAY_SIZE(((struct kvd_index *)0)->depth), "a depth for each percent");
 
 struct sample {
         struct sample *next;
@@ -36,11 +37,9 @@ struct profile {
         struct sample *first, **end;   /* owned; waiting or in flight */
         uint64_t n_asked, n_done;      /* tickets given out; answered, in this order */
         uint64_t failed;               /* bit i: ticket n_done - i failed */
-        double tau;                    /* of depth_sum */
-        uint32_t sim;
-        uint32_t count[RATIOS];
-        double depth_sum[RATIOS];
-        double sums[];                 /* [ratio][layer][SIM_...] */
+        struct kvd_bprofile sim[2];    /* by SIM_...; the same requests */
+        float *one;                    /* similarities of one request, behind sums */
+        double sums[];                 /* of sim */
 };
 
 static double setting(const struct space *space, enum kvd_setting which) {
@@ -51,50 +50,38 @@ static int refuse(struct space *space, int error, const char *what) {
         return store_refuse(space_store(space), error, "profile of space '%s': %s", space->name, what);
 }
 
-static double *sums_at(const struct space *space, uint32_t r) {
-        return space->profile->sums + (size_t)r * space->ix->geometry.layers * 2;
+static float threshold(const struct space *space) {
+        return (float)setting(space, KVD_bicache_tau);
 }
 
-static double mean(const struct space *space, uint32_t r, uint32_t layer, uint32_t sim) {
-        return sums_at(space, r)[layer * 2 + sim] / space->profile->count[r];
+static const struct kvd_bprofile *chosen(const struct space *space) {
+        return &space->profile->sim[(int)setting(space, KVD_bicache_sim)];
 }
 
 /* ---- samples ---------------------------------------------------------------------------------------------------- */
 
-static void begin_depths(struct space *space) {
+static void begin(struct space *space) {
         struct profile *p = space->profile;
+        size_t n = (size_t)RATIOS * space->ix->geometry.layers;
 
-        p->tau = setting(space, KVD_bicache_tau);
-        p->sim = (uint32_t)setting(space, KVD_bicache_sim);
+        memset(p->sums, 0, 2 * n * sizeof p->sums[0]);
+        for (uint32_t i = 0; i < ARRAY_SIZE(p->sim); i++)
+                p->sim[i] = (struct kvd_bprofile){.n_layers = space->ix->geometry.layers, .tau = threshold(space),
+                                                  .sum = p->sums + i * n};
 }
 
-/* Layers from the first on that are similar enough; the paper's b of one request. */
-static uint32_t depth_of(const struct profile *p, const float (*similarity)[2], uint32_t layers) {
-        uint32_t n = 0;
-
-        while (n < layers && (double)similarity[n][p->sim == SIM_TOKEN_MEAN ? 0 : 1] >= p->tau)
-                n++;
-        return n;
-}
-
-static bool is_finite(const float (*similarity)[2], uint32_t layers) {
-        for (uint32_t l = 0; l < layers; l++)
-                if (!isfinite(similarity[l][0]) || !isfinite(similarity[l][1]))
-                        return false;
-        return true;
-}
-
-static void add(struct space *space, uint32_t r, const float (*similarity)[2]) {
+/* results: [layer][token_mean, flat]. False: they are no numbers. */
+static bool add(struct space *space, uint32_t r, const float (*results)[2]) {
+        static const int place[] = {[SIM_FLAT] = 1, [SIM_TOKEN_MEAN] = 0};
         struct profile *p = space->profile;
-        uint32_t layers = space->ix->geometry.layers;
-        double *sums = sums_at(space, r);
+        bool good = true;
 
-        for (uint32_t l = 0; l < layers; l++) {
-                sums[l * 2 + SIM_TOKEN_MEAN] += similarity[l][0];
-                sums[l * 2 + SIM_FLAT] += similarity[l][1];
+        for (uint32_t sim = 0; sim < ARRAY_SIZE(p->sim); sim++) {
+                for (uint32_t l = 0; l < p->sim[sim].n_layers; l++)
+                        p->one[l] = results[l][place[sim]];
+                good &= kvd_bprofile_add(&p->sim[sim], r, p->one) == 0;
         }
-        p->depth_sum[r] += depth_of(p, similarity, layers);
-        p->count[r]++;
+        return good;
 }
 
 static void pop(struct space *space, bool failed) {
@@ -131,13 +118,10 @@ static bool write_profile(struct ticket *t, struct job *job) {
 
 static void settle_profile(struct job *job, enum job_end end, const void *results, uint32_t n) {
         struct profile *p = job->space->profile;
-        bool good = end == JOB_DONE && is_finite(results, n);
 
         if (!job->ticket || end == JOB_AGAIN)
                 return;
-        if (good)
-                add(job->space, p->first->r, results);
-        pop(job->space, !good);
+        pop(job->space, end != JOB_DONE || !add(job->space, p->first->r, results));
         if (p->first)
                 job_ask(&p->ticket);
 }
@@ -148,17 +132,19 @@ static const struct job_kind job_profile = {.number = KVD_JOB_PROFILE, .result_b
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
 static struct profile *profile_of(struct space *space) {
+        size_t layers = space->ix->geometry.layers, n = 2 * RATIOS * layers;
         struct profile *p = space->profile;
 
         if (p)
                 return p;
-        p = sys->calloc(1, sizeof *p + (size_t)RATIOS * space->ix->geometry.layers * 2 * sizeof p->sums[0]);
+        p = sys->calloc(1, sizeof *p + n * sizeof p->sums[0] + layers * sizeof *p->one);
         if (!p)
                 return NULL;
         p->end = &p->first;
+        p->one = (float *)(p->sums + n);
         ticket_init(&p->ticket, &job_profile, space, NULL);
         space->profile = p;
-        begin_depths(space);
+        begin(space);
         return p;
 }
 
@@ -245,26 +231,9 @@ int space_sample_done(struct attachment *a, uint64_t ticket) {
 
 /* ---- the table -------------------------------------------------------------------------------------------------- */
 
-/* The official code's: similarities are averaged first. Strictly greater. */
-static uint32_t takewhile_of_mean(const struct space *space, uint32_t r) {
-        uint32_t layers = space->ix->geometry.layers, sim = (uint32_t)setting(space, KVD_bicache_sim), n = 0;
-
-        while (n < layers && mean(space, r, n, sim) > setting(space, KVD_bicache_tau))
-                n++;
-        return n;
-}
-
-static uint32_t built_depth(const struct space *space, uint32_t r) {
-        const struct profile *p = space->profile;
-
-        if ((int)setting(space, KVD_bicache_b_mode) == B_TAKEWHILE_OF_MEAN)
-                return takewhile_of_mean(space, r);
-        return (uint32_t)floor(p->depth_sum[r] / p->count[r]);
-}
-
-static bool has_samples(const struct profile *p) {
-        for (uint32_t r = 0; p && r < RATIOS; r++)
-                if (p->count[r])
+static bool has_samples(const struct space *space) {
+        for (uint32_t r = 0; space->profile && r < RATIOS; r++)
+                if (chosen(space)->requests[r])
                         return true;
         return false;
 }
@@ -280,22 +249,24 @@ static void set_table(struct space *space, const uint8_t depth[RATIOS], uint32_t
 
 /* Never falling; a ratio without samples has the depth of the one before; at least 1: no attention precedes it. */
 int space_profile_build(struct space *space) {
-        const struct profile *p = space->profile;
         bool means = (int)setting(space, KVD_bicache_b_mode) == B_TAKEWHILE_OF_MEAN;
+        uint32_t def = 1 + (uint32_t)setting(space, KVD_bicache_r_def);
+        struct kvd_bprofile profile;
+        struct kvd_btable table;
         uint8_t depth[RATIOS];
-        uint32_t deepest = 1;
 
-        if (!has_samples(p))
+        if (!has_samples(space))
                 return refuse(space, -ENODATA, "there are no samples");
-        if (!means && (p->tau != setting(space, KVD_bicache_tau) || p->sim != setting(space, KVD_bicache_sim)))
-                return refuse(space, -ENODATA, "bicache.tau or bicache.sim changed since the samples were taken, and "
-                              "mean_b_floor needs them as they were; forget the samples and take new ones");
-        for (uint32_t r = 0; r < RATIOS; r++) {
-                if (p->count[r])
-                        deepest = MAX(deepest, built_depth(space, r));
-                depth[r] = (uint8_t)MIN(deepest, UINT8_MAX);
-        }
-        set_table(space, depth, 1 + (uint32_t)setting(space, KVD_bicache_r_def));
+        profile = *chosen(space);
+        if (!means && profile.tau != threshold(space))
+                return refuse(space, -ENODATA, "bicache.tau changed since the samples were taken, and mean_b_floor "
+                              "needs it as it was; forget the samples and take new ones");
+        profile.tau = threshold(space);
+        profile.ratio = (enum kvd_ratio)def;
+        kvd_btable_build(&profile, means ? KVD_ESTIMATE_MEAN_FIRST : KVD_ESTIMATE_MEAN_B, &table);
+        for (uint32_t r = 0; r < RATIOS; r++)
+                depth[r] = (uint8_t)MIN(kvd_btable_lookup(&table, table.ratio, r), UINT8_MAX);
+        set_table(space, depth, def);
         return 0;
 }
 
@@ -313,31 +284,24 @@ int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t
 
 void space_profile_forget(struct space *space) {
         static const uint8_t none[RATIOS];
-        struct profile *p = space->profile;
 
         set_table(space, none, 0);
-        if (!p)
-                return;
-        memset(p->count, 0, sizeof p->count);
-        memset(p->depth_sum, 0, sizeof p->depth_sum);
-        memset(p->sums, 0, (size_t)RATIOS * space->ix->geometry.layers * 2 * sizeof p->sums[0]);
-        begin_depths(space);
+        if (space->profile)
+                begin(space);
 }
 
 /* ---- telling ---------------------------------------------------------------------------------------------------- */
 
-static void tell_similarity(const struct space *space, struct profile_report *ret) {
-        uint32_t layers = space->ix->geometry.layers, sim = (uint32_t)setting(space, KVD_bicache_sim);
+static void tell_similarity(const struct kvd_bprofile *profile, struct profile_report *ret) {
+        uint32_t layers = profile->n_layers;
 
         for (uint32_t r = 0; r < RATIOS; r++) {
-                if (!ret->samples[r])
-                        continue;
-                if (ret->n_similarity + layers > ARRAY_SIZE(ret->similarity)) {
-                        ret->n_similarity = 0; /* more layers than an answer has room for: the table is all there is */
-                        return;
-                }
+                ret->samples[r] = profile->requests[r];
+                if (!ret->samples[r] || ret->n_similarity + layers > ARRAY_SIZE(ret->similarity))
+                        continue; /* of models with more layers than an answer has room for, the first ratios */
                 for (uint32_t l = 0; l < layers; l++)
-                        ret->similarity[ret->n_similarity++] = (float)mean(space, r, l, sim);
+                        ret->similarity[ret->n_similarity++] =
+                                (float)(profile->sum[(size_t)r * layers + l] / profile->requests[r]);
         }
 }
 
@@ -346,11 +310,10 @@ void space_profile(struct space *space, struct profile_report *ret) {
 
         ret->layers = ix->geometry.layers;
         ret->def = atomic_load(&ix->depth_def);
-        for (uint32_t r = 0; r < RATIOS; r++) {
+        for (uint32_t r = 0; r < RATIOS; r++)
                 ret->depth[r] = (uint8_t)atomic_load(&ix->depth[r]);
-                ret->samples[r] = space->profile ? space->profile->count[r] : 0;
-        }
         ret->n_similarity = 0;
+        memset(ret->samples, 0, sizeof ret->samples);
         if (space->profile)
-                tell_similarity(space, ret);
+                tell_similarity(chosen(space), ret);
 }

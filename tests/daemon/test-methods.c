@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The methods as a client meets them: settings, labels, configurations, profiles, through a daemon and its worker. */
+
+#include <check.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/layout.h"
+#include "ipc/base/summary.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/blocks.h"
+
+static struct instance in;
+static struct user u;
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+#define SPACE kvd_slice_of("s")
+#define NONE (const char *const[]){NULL}
+
+static void start(const char *const settings[]) {
+        instance_start(&in, NULL);
+        user_open(&u, in.socket, settings);
+}
+
+static void stop(void) {
+        user_check(&u);
+        user_close(&u);
+        instance_stop(&in);
+}
+
+/* ---- settings ---------------------------------------------------------------------------------------------------- */
+
+static struct kvd_msg set(const char *key, const char *value) {
+        return MSG(space_set, .space = SPACE, .key = kvd_slice_of(key), .value = kvd_slice_of(value));
+}
+
+static double told(enum kvd_setting which) {
+        struct kvd_slice settings = peer_ok(u.peer, MSG(space_info)).space_info_reply.settings;
+        double value;
+
+        ck_assert_uint_eq(settings.size, KVD_N_SETTINGS * sizeof value);
+        memcpy(&value, (const uint8_t *)settings.data + which * sizeof value, sizeof value);
+        return value;
+}
+
+static const char *refusal(const char *key, const char *value) {
+        static char text[256];
+        struct kvd_msg reply = peer_call(u.peer, set(key, value));
+
+        ck_assert_uint_eq(reply.number, KVD_MSG_error);
+        ck_assert_uint_eq(reply.error.code, EINVAL);
+        return kvd_slice_copy(reply.error.text, text, sizeof text);
+}
+
+static void set_and_look(enum kvd_setting which, double value) {
+        const struct kvd_setting_info *info = kvd_setting_info(which);
+        char key[128], text[64];
+        double seen;
+
+        snprintf(key, sizeof key, "%s.%s", info->method, info->name);
+        peer_ok(u.peer, set(key, kvd_setting_format(which, value, text, sizeof text)));
+        ck_assert_msg(told(which) == value, "%s is %g, not %s", key, told(which), text);
+        ck_assert_int_eq(kvd_space_setting(u.space, key, &seen), 0);
+        ck_assert(seen == value);
+}
+
+START_TEST(every_setting_can_be_set_and_seen) {
+        start(NONE);
+        for (int i = 0; i < KVD_N_SETTINGS; i++) {
+                const struct kvd_setting_info *info = kvd_setting_info((enum kvd_setting)i);
+
+                ck_assert_msg(told((enum kvd_setting)i) == info->serve, "%s.%s at first", info->method, info->name);
+                set_and_look((enum kvd_setting)i, info->paper);
+                set_and_look((enum kvd_setting)i, info->serve);
+                if (info->words || i == KVD_hshare_channels)
+                        continue;
+                set_and_look((enum kvd_setting)i, info->least);
+                set_and_look((enum kvd_setting)i, info->serve);
+        }
+        stop();
+}
+END_TEST
+
+START_TEST(a_refusal_names_what_is_possible) {
+        start(NONE);
+        ck_assert(strstr(refusal("memshare.tau_step", "1.5"), "from 0 to 1"));
+        ck_assert(strstr(refusal("memshare.tau_step", "nan"), "from 0 to 1"));
+        ck_assert(strstr(refusal("memshare.tau_step", "0.5x"), "0.5x"));
+        ck_assert(strstr(refusal("memshare.metric", "euclid"), "fro_norm mean_l2 relative"));
+        ck_assert(strstr(refusal("memshare", "yes"), "off on"));
+        ck_assert(strstr(refusal("policy", "mru"), "lru, fifo or priority"));
+        ck_assert(strstr(refusal("hshare.channels", "16"), "fixed when a space is made; it is 32"));
+        ck_assert(strstr(refusal("memshare.nothing", "1"), "no setting 'memshare.nothing'"));
+        peer_ok(u.peer, set("policy", "priority"));
+        ck_assert_uint_eq(peer_ok(u.peer, MSG(space_info)).space_info_reply.policy, KVD_PRIORITY);
+        peer_ok(u.peer, set("hshare.channels", "32"));
+        stop();
+}
+END_TEST
+
+START_TEST(a_profile_sets_its_method_only) {
+        start(NONE);
+        peer_ok(u.peer, set("memshare", "on"));
+        peer_ok(u.peer, set("keydiff.recent_frac", "0.5"));
+        peer_ok(u.peer, set("memshare.profile", "paper"));
+        peer_ok(u.peer, set("hshare.profile", "paper"));
+        ck_assert(told(KVD_memshare_tau_block) == 0.8);
+        ck_assert(told(KVD_memshare_on) == 1);
+        ck_assert(told(KVD_keydiff_recent_frac) == 0.5);
+        ck_assert(told(KVD_hshare_channels) == 32);
+        stop();
+}
+END_TEST
+
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
+
+START_TEST(requests_are_checked) {
+        struct peer_end *p;
+        uint32_t handle, other, sequence, slots[] = {0, 99};
+
+        start((const char *const[]){"kvreviver=on", "memshare=on", NULL});
+        p = peer_attach(in.socket);
+        handle = peer_open_space(p, "t");
+        peer_refused(p, MSG(table, .space = handle + 1, .op = 1, .max_blocks = 4), -EBADF);
+        peer_refused(p, MSG(table, .space = handle, .max_blocks = 4), -EINVAL);
+        peer_refused(p, MSG(table, .space = handle, .op = 1), -EINVAL);
+        sequence = peer_ok(p, MSG(table, .space = handle, .op = 1, .max_blocks = 4)).table_reply.sequence;
+        peer_refused(p, MSG(append, .space = handle, .sequence = sequence, .own = 1, .blocks = {"12345", 5}),
+                     -EINVAL);
+        peer_refused(p, MSG(append, .space = handle, .sequence = sequence, .own = 1), -EINVAL);
+        peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .slots = {slots, 4}), -EINVAL);
+        peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 8}), -EINVAL);
+        peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 3}), -EINVAL);
+        peer_refused(p, MSG(revive, .space = handle, .sequence = sequence, .slots = {slots, 4}), -EINVAL);
+        peer_refused(p, MSG(revive, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 4}), -EINVAL);
+        peer_refused(p, MSG(sync, .space = handle, .sequence = sequence, .taken = {slots, 2}), -EINVAL);
+        peer_refused(p, MSG(critical, .space = handle, .sequence = sequence), -EINVAL);
+        peer_refused(p, MSG(critical, .space = handle, .sequence = sequence, .op = 2), -ENODATA);
+        peer_refused(p, MSG(critical, .space = handle, .sequence = sequence, .op = 1, .queries = 1, .words = 1),
+                     -EINVAL);
+        peer_refused(p, MSG(sample, .space = handle, .r = 3, .tokens = 1), -EINVAL);
+        peer_refused(p, MSG(sample_done, .space = handle, .ticket = 1), -ENOENT);
+        peer_refused(p, MSG(profile, .space = SPACE), -EINVAL);
+        peer_refused(p, MSG(profile, .space = SPACE, .op = 3), -ENODATA);
+        other = peer_open_space(u.peer, "t"); /* another client */
+        peer_refused(u.peer, MSG(sync, .space = other, .sequence = sequence), -ENOENT);
+        peer_refused(u.peer, MSG(table, .space = other, .op = 2, .sequence = sequence), -ENOENT);
+        peer_ok(p, MSG(table, .space = handle, .op = 2, .sequence = sequence));
+        peer_refused(p, MSG(table, .space = handle, .op = 2, .sequence = sequence), -ENOENT);
+        peer_refused(p, MSG(work, .id = 1, .bytes = 1), -ENOSYS);
+        peer_close(p);
+        stop();
+}
+END_TEST
+
+/* ---- labels ------------------------------------------------------------------------------------------------------ */
+
+START_TEST(labels_are_there_for_reading) {
+        struct kvd_label_shape shape;
+        const uint8_t *labels = NULL;
+        uint32_t handle;
+        uint64_t bytes;
+
+        start((const char *const[]){"hshare=on", NULL});
+        user_append(&u, 4);
+        WAIT_UNTIL((labels = kvd_sequence_labels(u.sequence, 3, &shape)) != NULL);
+        ck_assert_uint_eq(shape.channels, 32);
+        ck_assert_uint_eq(shape.label_bytes, 20);
+        for (uint32_t c = 1; c < 32; c++)
+                ck_assert_uint_gt(shape.channel[c], shape.channel[c - 1]);
+        for (uint32_t i = 0, set_bytes = 0; i < 16 * 20; i++)
+                ck_assert((set_bytes += labels[i] != 0) > 0 || i < 20);
+        WAIT_UNTIL(user_counter(&u, KVD_SPACE_SUMMARISED) == 4);
+        handle = peer_ok(u.peer, MSG(space, .name = SPACE)).space_reply.space;
+        bytes = peer_ok(u.peer, MSG(summaries, .space = handle)).summaries_reply.bytes;
+        ck_assert_uint_eq(u.peer->fds.n, 1);
+        ck_assert(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, u.peer->fds.fd[0], 0) == MAP_FAILED);
+        ck_assert(mmap(NULL, bytes, PROT_READ, MAP_SHARED, u.peer->fds.fd[0], 0) != MAP_FAILED);
+        stop();
+}
+END_TEST
+
+/* ---- a sharing configuration ------------------------------------------------------------------------------------- */
+
+/* Two layers, two heads, all of them selecting the same. */
+START_TEST(a_sharing_configuration_is_made) {
+        uint8_t layer[2] = {9, 9}, head[4] = {9, 9, 9, 9};
+        struct kvd_block block;
+        uint64_t *bits;
+
+        start((const char *const[]){"hshare=on", "hshare.dense_layers=0", "hshare.layer_ratio=0.5",
+                                    "hshare.head_ratio=0.5", NULL});
+        user_append(&u, 1);
+        ck_assert_int_eq(kvd_sequence_sharing(u.sequence, layer, head), -ENODATA);
+        ck_assert_int_eq(kvd_alloc(u.space, 1, &block), 1);
+        bits = (uint64_t *)block.data;
+        for (uint32_t row = 0; row < 2 * 2 * 3; row++)
+                for (uint32_t w = 0; w < 2; w++)
+                        bits[row * 2 + w] = 0x1111 << row % 3;
+        ck_assert_msg(kvd_sequence_critical(u.sequence, 1, &block, 3, 2, 8) == 0, "%s", kvd_error());
+        WAIT_UNTIL(kvd_sequence_sharing(u.sequence, layer, head) == 1);
+        ck_assert_mem_eq(layer, ((uint8_t[]){0, 0}), 2);
+        ck_assert_mem_eq(head, ((uint8_t[]){0, 0, 0, 0}), 4);
+        ck_assert_int_eq(kvd_sequence_critical(u.sequence, 1, &block, 3, 6000, 8), -EINVAL);
+        kvd_free(u.space, 1, &block);
+        stop();
+}
+END_TEST
+
+/* ---- MemShare ---------------------------------------------------------------------------------------------------- */
+
+/* Steps of the same words; contents are as like as scale is. */
+static void append_step(float scale) {
+        struct kvd_block blocks[2];
+        uint32_t tokens[32], n, n_tokens;
+        struct kvd_sequence_stats stats;
+
+        kvd_sequence_stats(u.sequence, &stats);
+        n_tokens = (uint32_t)stats.tokens;
+        ck_assert_int_eq(kvd_alloc(u.space, 2, blocks), 2);
+        for (uint32_t b = 0; b < 2; b++)
+                for (uint32_t i = 0; i < 4096; i++)
+                        ((float *)blocks[b].data)[i] = scale * sinf((float)(i * (b + 1)));
+        for (uint32_t i = 0; i < 32; i++)
+                tokens[i] = 100 + i;
+        n = (uint32_t)kvd_sequence_append(u.sequence, 2, blocks, tokens, 32);
+        ck_assert_msg((int)n >= 0, "%s", kvd_error());
+        ck_assert_msg(kvd_sequence_step(u.sequence, n_tokens, 32) >= 0, "%s", kvd_error());
+}
+
+START_TEST(a_repeated_step_is_shared) {
+        const struct kvd_entry *entries;
+        struct kvd_sequence_stats stats;
+        uint32_t n;
+
+        start((const char *const[]){"memshare=on", "memshare.align=none", "memshare.recent_guard=0", NULL});
+        append_step(1.0f);
+        append_step(50.0f); /* equal words, other contents */
+        append_step(1.01f);
+        WAIT_UNTIL((user_sync(&u), user_flags(&u, KVD_ENTRY_SHARED)) >= 1);
+        entries = kvd_sequence_entries(u.sequence, &n);
+        ck_assert_uint_eq(n, 6);
+        for (uint32_t i = 0; i < 6; i++) /* not the last block: it may still be written to */
+                ck_assert_int_eq(!!(entries[i].flags & KVD_ENTRY_SHARED), i == 4);
+        ck_assert_uint_eq(entries[4].block, entries[0].block);
+        ck_assert_int_eq(entries[4].delta, 0);
+        kvd_sequence_stats(u.sequence, &stats);
+        ck_assert_uint_ge(stats.shared, 1);
+        user_check(&u);
+        user_close(&u);
+        instance_stop(&in);
+}
+END_TEST
+
+/* ---- BiCache's profile ------------------------------------------------------------------------------------------- */
+
+/* One block alone, one whole; layer 1's keys and values differ by a share of what is orthogonal to them. */
+static void take_sample(uint32_t r, double angle) {
+        struct kvd_block blocks[2];
+
+        ck_assert_int_eq(kvd_alloc(u.space, 2, blocks), 2);
+        for (uint32_t i = 0; i < 4096; i++) {
+                bool deep = i >= 2048;
+                float *alone = (float *)blocks[0].data + i, *whole = (float *)blocks[1].data + i;
+
+                *alone = i % 2 ? 1.0f : 0.0f;
+                *whole = (float)(deep ? (i % 2 ? cos(angle) : sin(angle)) : *alone);
+        }
+        ck_assert_msg(kvd_prefix_sample(u.space, r, 1, blocks, 16) == 0, "%s", kvd_error());
+        kvd_free(u.space, 2, blocks);
+}
+
+static struct kvd_msg_profile_reply profile(uint32_t op) {
+        return peer_ok(u.peer, MSG(profile, .space = SPACE, .op = op)).profile_reply;
+}
+
+static void expect_depths(const struct kvd_msg_profile_reply *p, const uint32_t (*steps)[2], uint32_t n) {
+        const uint8_t *depth = p->depth.data;
+        uint32_t now = 1;
+
+        ck_assert_uint_eq(p->depth.size, 101);
+        for (uint32_t r = 0, i = 0; r <= 100; r++) {
+                if (i < n && steps[i][0] == r)
+                        now = steps[i++][1];
+                ck_assert_msg(depth[r] == now, "%u layers at %u percent, not %u", depth[r], r, now);
+        }
+}
+
+START_TEST(a_profile_becomes_a_table) {
+        struct kvd_msg_profile_reply p;
+        uint32_t samples[101];
+        float similarity[4];
+
+        start((const char *const[]){"bicache=on", "bicache.tau=0.9", NULL});
+        ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 0), 0);
+        take_sample(50, 0.6);
+        take_sample(80, 0.1);
+        take_sample(80, 0.6); /* cosines 0.995 and 0.825: their mean is above tau */
+        p = profile(1);
+        ck_assert_uint_eq(p.layers, 2);
+        ck_assert_uint_eq(p.def, 0);
+        memcpy(samples, p.samples.data, sizeof samples);
+        ck_assert_uint_eq(samples[50], 1);
+        ck_assert_uint_eq(samples[80], 2);
+        ck_assert_uint_eq(p.similarity.size, sizeof similarity);
+        memcpy(similarity, p.similarity.data, sizeof similarity);
+        ck_assert(fabs(similarity[0] - 1) < 1e-6 && fabs(similarity[1] - cos(0.6)) < 1e-5);
+        ck_assert(fabs(similarity[2] - 1) < 1e-6 && fabs(similarity[3] - (cos(0.6) + cos(0.1)) / 2) < 1e-5);
+        p = profile(3);
+        ck_assert_uint_eq(p.def, 1);
+        expect_depths(&p, (const uint32_t[][2]){{80, 2}}, 1);
+        ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 0), 2);
+        ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 100), 1);
+        peer_ok(u.peer, set("bicache.b_mode", "mean_b_floor")); /* depths 2 and 1: their mean is 1 */
+        p = profile(3);
+        expect_depths(&p, NULL, 0);
+        peer_ok(u.peer, set("bicache.tau", "0.8"));
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 3), -ENODATA);
+        peer_ok(u.peer, set("bicache.b_mode", "takewhile_of_mean"));
+        p = profile(3);
+        expect_depths(&p, (const uint32_t[][2]){{50, 2}}, 1);
+        p = profile(2);
+        ck_assert_uint_eq(p.def, 0);
+        ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 0), 0);
+        stop();
+}
+END_TEST
+
+START_TEST(a_table_can_be_brought_along) {
+        uint8_t depth[101];
+        struct kvd_msg_profile_reply p;
+
+        start((const char *const[]){"bicache=on", NULL});
+        memset(depth, 1, sizeof depth);
+        depth[100] = 2;
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 100}, .def = 1), -EINVAL);
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}), -EINVAL);
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 2), -EINVAL);
+        p = peer_ok(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1)).profile_reply;
+        expect_depths(&p, (const uint32_t[][2]){{100, 2}}, 1);
+        depth[99] = 3; /* more layers than there are */
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1), -EINVAL);
+        depth[99] = 1;
+        depth[50] = 2; /* falls */
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1), -EINVAL);
+        stop();
+}
+END_TEST
+
+int main(void) {
+        TCase *tcase = tcase_create("methods");
+        Suite *suite = suite_create("methods");
+        SRunner *runner;
+        int failed;
+
+        tcase_set_timeout(tcase, 60);
+        tcase_add_test(tcase, every_setting_can_be_set_and_seen);
+        tcase_add_test(tcase, a_refusal_names_what_is_possible);
+        tcase_add_test(tcase, a_profile_sets_its_method_only);
+        tcase_add_test(tcase, requests_are_checked);
+        tcase_add_test(tcase, labels_are_there_for_reading);
+        tcase_add_test(tcase, a_sharing_configuration_is_made);
+        tcase_add_test(tcase, a_repeated_step_is_shared);
+        tcase_add_test(tcase, a_profile_becomes_a_table);
+        tcase_add_test(tcase, a_table_can_be_brought_along);
+        suite_add_tcase(suite, tcase);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
