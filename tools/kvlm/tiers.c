@@ -301,30 +301,39 @@ size_t tiers_scratch(const struct tiers *t, const struct relief *r, const struct
         return kvd_attend_scratch(&b);
 }
 
-void tiers_attend(struct tiers *t, struct relief *r, uint32_t layer, uint32_t head, struct kvd_attention *a,
-                  const uint32_t *positions, uint32_t n) {
+static void attend_rows(struct tiers *t, struct relief *r, uint32_t layer, uint32_t head,
+                        const struct kvd_attention *a, uint32_t n) {
         struct tiers_desk *d = t->desks + head;
         const uint8_t *rows = (const uint8_t *)d->keys;
+        const struct kvd_attention b = over_rows(a, &rows, d, n);
         float *mass = relief_mass(r, layer, head);
+
+        memset(d->mass, 0, n * sizeof *d->mass);
+        kvd_attend(&b);
+        for (uint32_t i = 0; i < n; i++)
+                mass[d->tokens[i]] += d->mass[i];
+}
+
+static void attend_slots(struct tiers *t, struct relief *r, uint32_t layer, uint32_t head, struct kvd_attention *a) {
+        struct tiers_desk *d = t->desks + head;
+        float *mass = relief_mass(r, layer, head);
+        uint32_t n = a->first + a->n;
+
+        a->token_mass = memset(d->mass, 0, n * sizeof *d->mass);
+        kvd_attend(a);
+        for (uint32_t i = 0; i < n; i++)
+                mass[position_of(r, layer, head, i)] += d->mass[i];
+}
+
+void tiers_attend(struct tiers *t, struct relief *r, uint32_t layer, uint32_t head, struct kvd_attention *a,
+                  const uint32_t *positions, uint32_t n) {
         uint32_t absent = 0;
 
         if (r->n_slots < r->n)
                 absent = positions ? gather_selected(t, r, layer, head, positions, n)
                                    : gather_all(t, r, layer, head, a);
-        if (absent == 0) {
-                a->token_mass = memset(d->mass, 0, (a->first + a->n) * sizeof *d->mass);
-                kvd_attend(a);
-                for (uint32_t i = 0; i < a->first + a->n; i++)
-                        mass[position_of(r, layer, head, i)] += d->mass[i];
-                return;
-        }
-        n = append_slots(t, r, layer, head, a, absent);
-        memset(d->mass, 0, n * sizeof *d->mass);
-        {
-                const struct kvd_attention b = over_rows(a, &rows, d, n);
-
-                kvd_attend(&b);
-        }
-        for (uint32_t i = 0; i < n; i++)
-                mass[d->tokens[i]] += d->mass[i];
+        if (absent == 0)
+                attend_slots(t, r, layer, head, a);
+        else
+                attend_rows(t, r, layer, head, a, append_slots(t, r, layer, head, a, absent));
 }
