@@ -36,6 +36,8 @@ static void configure(const struct daemon_process *d, struct config *config) {
         for (uint32_t i = 0; settings[i]; i++)
                 if (config_set(config, settings[i], why) < 0)
                         exit(EXIT_FAILURE);
+        if (d->worker)
+                snprintf(config->worker_program, sizeof config->worker_program, "%s", d->worker);
 }
 
 static int serve(struct config *config, int ready) {
@@ -71,7 +73,7 @@ static _Noreturn void be_daemon(const struct daemon_process *d, struct fault_sta
         fds = open_fds();
         if (s->fault.call < N_FAULT_CALLS) { /* otherwise its system is well */
                 fault_install(s);
-                s->on = true;
+                s->on = !d->later;
         }
         r = serve(&config, ready);
         s->on = false;

@@ -16,6 +16,8 @@ struct conn;
 struct daemon_process {
         pid_t pid;
         char dir[64], socket[96];
+        const char *worker; /* the kvd that is its worker; NULL: it has none */
+        bool later;         /* its system fails from when the test sets on, not from its start */
 };
 
 /* False: it could not start, said so, and ended without leaving anything. */

@@ -62,7 +62,7 @@ static void run(struct fault_state *s, void *arg) {
 
 int main(void) {
         struct fault_state *s = fault_state_new();
-        struct daemon_process d;
+        struct daemon_process d = {0};
 
         signal(SIGPIPE, SIG_IGN);
         fault_set(s, &(struct fault){.call = N_FAULT_CALLS});

@@ -61,7 +61,7 @@ static void expect_nothing_held(struct fault_state *s, struct daemon_process *d,
 }
 
 static void run(struct fault_state *s, void *arg) {
-        struct daemon_process d;
+        struct daemon_process d = {0};
         uint32_t fds;
 
         if (!daemon_process_start(&d, s)) { /* it said that it cannot start, and ended well */
