@@ -11,6 +11,7 @@
 
 #include "ipc/base/sequence.h"
 #include "ipc/base/util.h"
+#include "kernels/ops.h"
 #include "tests/daemon/owner.h"
 
 static struct owner o;
@@ -82,10 +83,12 @@ static void check_anchor(const uint8_t *row, const uint8_t *block, uint32_t l, u
 }
 
 static float half(const uint8_t *at) {
-        _Float16 x;
+        uint16_t bits;
+        float x;
 
-        memcpy(&x, at, 2);
-        return (float)x;
+        memcpy(&bits, at, sizeof bits);
+        kvd_ops_pick("scalar")->widen(&x, &bits, 1, KVD_NUMBER_F16);
+        return x;
 }
 
 /* Four bits a channel: a 30th of the key's range at most, and what rounding minimum and step to f16 adds. */
