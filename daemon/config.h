@@ -39,7 +39,7 @@ struct config {
         char socket[108];
         uint32_t socket_mode;
         uint32_t socket_group; /* UINT32_MAX: leave as it is */
-        uint64_t pool, segment;
+        uint64_t pool, spill, segment;
         uint32_t pages;        /* enum store_pages */
         uint32_t loop;         /* enum loop_kind */
         uint32_t max_clients;  /* attached at a time */

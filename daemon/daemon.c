@@ -50,6 +50,7 @@ static const int log_levels[] = {
 
 static int open_store(struct daemon *d, char why[static DAEMON_WHY]) {
         struct store_config config = {.pool_bytes = d->config.pool, .segment_bytes = d->config.segment,
+                                      .spill_bytes = d->config.spill,
                                       .pages = d->config.pages, .max_attachments = d->config.max_clients};
         int r;
 

@@ -25,6 +25,8 @@ const struct setting daemon_settings[] = {
          .text = "Group of the socket; empty: the daemon's own."},
         {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .offset = offsetof(struct config, pool),
          .text = "Most memory for keys and values, of all domains together; taken as it is needed."},
+        {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config, spill),
+         .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as much as the pool."},
         {"segment", SETTING_BYTES, "64M", .low = 64 * KIB, .high = TIB, .offset = offsetof(struct config, segment),
          .text = "Size of the pieces in which memory is given to a space and taken back."},
         {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .offset = offsetof(struct config, pages),

@@ -39,7 +39,7 @@ static bool cool_approximation(struct sequence *q, uint32_t slot) {
 static bool can_be_copied(const struct space *space, enum kvd_cool how) {
         if (!is_on(space, KVD_kvreviver_on))
                 return false;
-        if (is_on(space, KVD_kvreviver_spill) && space->n_free_spills)
+        if (is_on(space, KVD_kvreviver_spill) && spill_has_room(space))
                 return true;
         return how == KVD_COOL_VAGUE && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
 }

@@ -128,9 +128,13 @@ static uint64_t wanted_blocks(const struct space *space, const struct space_spec
         return spec->options.max_blocks ? MIN(blocks, spec->options.max_blocks) : blocks;
 }
 
-/* Exact copies that there may be: of every block, as far as the memory for all spaces allows. */
+#define SPILLS_PER_BLOCK 8u /* slots cost address space and a few bytes each, memory only where they are used */
+
+/* Exact copies that there may be: as many as the memory for all spaces allows, within reason. */
 static uint32_t spill_slots(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
-        return (uint32_t)MIN(max_blocks, space_store(space)->config.spill_bytes / block_bytes);
+        uint64_t slots = MIN(max_blocks * SPILLS_PER_BLOCK, space_store(space)->config.spill_bytes / block_bytes);
+
+        return (uint32_t)MIN(slots, UINT32_MAX / 4);
 }
 
 static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {

@@ -145,6 +145,7 @@ void summarise_block(struct space *space, uint32_t id); /* if any method wants i
 void methods_changed(struct space *space);              /* after a setting was changed */
 
 /* spill.c */
+bool spill_has_room(const struct space *space); /* for one more block */
 uint32_t spill_alloc(struct space *space); /* or NONE */
 void spill_free(struct space *space, uint32_t slot);
 uint32_t spill_free_at(const struct space *space, uint32_t i); /* the i-th unused slot, for check.c */

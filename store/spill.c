@@ -33,6 +33,12 @@ void spill_discharge(struct space *space, uint64_t bytes) {
 /* ---- slots ------------------------------------------------------------------------------------------------------ */
 
 /* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
+bool spill_has_room(const struct space *space) {
+        const struct store *store = space_store(space);
+
+        return space->n_free_spills && store->spill_used + space->ix->block_bytes <= store->config.spill_bytes;
+}
+
 uint32_t spill_alloc(struct space *space) {
         uint32_t i = space->n_free_spills - 1, slot;
 

@@ -226,3 +226,9 @@ const uint32_t *critical_choose(struct critical *c, struct relief *r, uint32_t l
         *n = kvd_window_positions(&c->window, used->middle, used->n_middle, used->n_then, now, c->lists[head]);
         return c->lists[head];
 }
+
+void critical_count(const struct critical *c, const struct relief *r, uint32_t block_tokens, uint32_t *hits) {
+        for (size_t i = relief_index(r, c->dense, 0); i < (size_t)r->setup.layers * r->heads; i++)
+                for (uint32_t k = 0; k < c->choices[i].n_middle; k++)
+                        hits[c->choices[i].middle[k] / block_tokens]++;
+}

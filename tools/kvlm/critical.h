@@ -37,6 +37,9 @@ int critical_plan(struct critical *, struct relief *);
 const uint32_t *critical_choose(struct critical *, struct relief *, uint32_t layer, uint32_t head,
                                 const struct kvd_attention *a, uint32_t *n);
 
+/* Adds, for each block of so many positions, how often the choices in force name one of its positions. */
+void critical_count(const struct critical *, const struct relief *, uint32_t block_tokens, uint32_t *hits);
+
 /* Of positions, ascending, those that have slots, as slots. Returns how many. */
 uint32_t critical_slots(const struct relief *, uint32_t layer, uint32_t head, const uint32_t *positions, uint32_t n,
                         uint32_t *slots);

@@ -82,6 +82,8 @@ static int settle(const struct run *run, uint32_t end) {
         if (run->pooled) {
                 if (pooled_publishes(run->pooled, end))
                         sequence_publish(run->sequence, end);
+                if (run->relief)
+                        relief_hits(run->relief, run->engine->shape.tokens, pooled_hits(run->pooled));
                 r = pooled_settle(run->pooled, end);
                 return r < 0 || !run->relief ? r : relief_settle(run->relief, run->sequence, end);
         }

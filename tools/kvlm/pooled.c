@@ -15,8 +15,9 @@ enum {
         MAX_TURNS = 256,    /* distinct deltas; blocks with others are left out */
         WAITS = 200,        /* for room in the pool, of WAIT_NS each */
         USE_EVERY = 4,      /* decode steps between reports of attention mass */
-        REVIVE_EVERY = 32,  /* decode steps between requests for what is missing */
-        REVIVE_AT_ONCE = 4,
+        REVIVE_EVERY = 32,  /* decode steps before the same block is asked for again */
+        REVIVE_AT_ONCE = 8,
+        MISS = 2,           /* selections of a missing block that are worth its revival */
 };
 #define WAIT_NS 2000000L
 
@@ -43,6 +44,9 @@ struct pooled {
         uint32_t step_first, last_step; /* token that the step at hand begins with, blocks of the one before */
         uint32_t decoded;
         float *mass;         /* [blocks] of the decode step at hand */
+        uint32_t *hits;      /* [blocks] selections of the step at hand */
+        bool selects;        /* somebody fills hits */
+        uint32_t *asked;     /* [blocks] decode step at which a block was asked for, plus 1 */
         uint64_t random;
         struct pooled_stats stats;
 };
@@ -137,6 +141,8 @@ struct pooled *pooled_free(struct pooled *p) {
                 return NULL;
         p->s->on_full = NULL;
         kvd_sequence_close(p->table);
+        free(p->asked);
+        free(p->hits);
         free(p->mass);
         free(p->turns);
         free(p->turn);
@@ -157,7 +163,9 @@ static int allocate(struct pooled *p, uint32_t capacity, uint32_t head_dim) {
         p->turn = calloc(p->room, sizeof *p->turn);
         p->turns = calloc((size_t)MAX_TURNS * head_dim, sizeof *p->turns);
         p->mass = calloc(p->room, sizeof *p->mass);
-        if (!p->slots || !p->first || !p->blocks || !p->deltas || !p->turn || !p->turns || !p->mass)
+        p->hits = calloc(p->room, sizeof *p->hits);
+        p->asked = calloc(p->room, sizeof *p->asked);
+        if (!p->hits || !p->asked || !p->slots || !p->first || !p->blocks || !p->deltas || !p->turn || !p->turns || !p->mass)
                 return note(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
         return 0;
 }
@@ -324,6 +332,11 @@ int pooled_prepare(struct pooled *p, struct step *step) {
         return r;
 }
 
+uint32_t *pooled_hits(struct pooled *p) {
+        p->selects = true;
+        return memset(p->hits, 0, p->room * sizeof *p->hits);
+}
+
 bool pooled_publishes(const struct pooled *p, uint32_t n_computed) {
         return !p->setup.options->own_prompt && n_computed <= p->setup.prompt;
 }
@@ -345,17 +358,28 @@ static void report_use(struct pooled *p) {
                 total += p->mass[i];
         for (uint32_t i = 0; i < p->n_entries && total > 0 && !p->stuck; i++)
                 kvd_sequence_use(p->table, i,
-                                 p->mass[i] / total * (float)p->n / (float)MAX(p->first[i + 1] - p->first[i], 1), 0);
+                                 p->mass[i] / total * (float)p->n / (float)MAX(p->first[i + 1] - p->first[i], 1),
+                                 (float)p->hits[i] / (float)p->bt);
+}
+
+/* With HShare, what is selected and not there; without, whatever is missing, now and then. */
+static bool is_missed(const struct pooled *p, uint32_t i) {
+        if (p->blocks[i] || (p->asked[i] && p->decoded + 1 - p->asked[i] < REVIVE_EVERY))
+                return false;
+        return p->selects ? p->hits[i] >= MISS : p->decoded % REVIVE_EVERY == 0;
 }
 
 static void ask_for_missing(struct pooled *p) {
         uint32_t slots[REVIVE_AT_ONCE], n = 0;
 
         for (uint32_t i = p->n_entries; i-- > 0 && n < REVIVE_AT_ONCE;)
-                if (!p->blocks[i])
+                if (is_missed(p, i)) {
                         slots[n++] = i;
-        if (n)
-                kvd_sequence_revive(p->table, n, slots, KVD_REVIVE_BOTH);
+                        p->asked[i] = p->decoded + 1;
+                }
+        p->stats.misses += n;
+        if (n && kvd_sequence_revive(p->table, n, slots, KVD_REVIVE_BOTH) > 0)
+                wait_for_proposals(p);
 }
 
 int pooled_settle(struct pooled *p, uint32_t n_computed) {
@@ -377,8 +401,10 @@ int pooled_settle(struct pooled *p, uint32_t n_computed) {
         enter_all(p);
         if (used)
                 report_use(p);
-        if (n_computed > p->setup.prompt && p->table && ++p->decoded % REVIVE_EVERY == 0)
+        if (p->table && (n_computed > p->setup.prompt || p->selects)) {
+                p->decoded++;
                 ask_for_missing(p);
+        }
         take_proposals(p);
         return 0;
 }

@@ -304,3 +304,8 @@ struct relief_stats relief_stats(const struct relief *r, const struct sequence *
         }
         return stats;
 }
+
+void relief_hits(const struct relief *r, uint32_t block_tokens, uint32_t *hits) {
+        if (r->critical && r->critical->ready)
+                critical_count(r->critical, r, block_tokens, hits);
+}

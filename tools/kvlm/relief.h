@@ -84,6 +84,9 @@ bool relief_loses(const struct relief *, uint32_t n_computed);
 int relief_settle(struct relief *, struct sequence *, uint32_t n_computed);
 struct relief_stats relief_stats(const struct relief *, const struct sequence *);
 
+/* What HShare's choices in force name, by block of so many positions: added to hits. Nothing without HShare. */
+void relief_hits(const struct relief *, uint32_t block_tokens, uint32_t *hits);
+
 /* ---- for the parts of it ---- */
 
 static inline size_t relief_index(const struct relief *r, uint32_t layer, uint32_t head) {

@@ -48,8 +48,8 @@ static void report_pooled(const struct pooled_stats *p) {
         printf(", \"spilled\": %" PRIu64 ", \"vague\": %" PRIu64 ", \"approximate\": %" PRIu64 ", \"dropped\": %" PRIu64
                ", \"revived_exact\": %" PRIu64 ", \"revived_approximate\": %" PRIu64, t->spilled, t->vague,
                t->approximate, t->dropped, t->revived_exact, t->revived_approx);
-        printf(", \"steps\": %u, \"changes\": %u, \"empty_slots\": %u, \"random_shared\": %u, \"waits\": %u, "
-               "\"sync_ms\": %.3f}", p->steps, p->changes, p->empty_slots, p->random_shared, p->waits, p->sync_ms);
+        printf(", \"steps\": %u, \"changes\": %u, \"empty_slots\": %u, \"random_shared\": %u, \"waits\": %u, \"misses\": %u, "
+               "\"sync_ms\": %.3f}", p->steps, p->changes, p->empty_slots, p->random_shared, p->waits, p->misses, p->sync_ms);
 }
 
 int report_json(const struct result *r, const struct methods *m, bool verified) {
