@@ -86,3 +86,33 @@ def reasoning(count: int, steps: int, repeats: int, seed: str = "evidence-steps"
         asked = writer.rng.choice(facts)
         questions.append(Question(TOKENS.decode(ids + list(asked.question())), TOKENS.decode(asked.answer()), 0.5))
     return questions
+
+
+def exact_step(writer: Writer, facts: list, tokens: int) -> list[tuple[int, ...]]:
+    """As `step`, of exactly so many tokens with the empty line behind it: repeated, it lies alike in its blocks."""
+    while True:
+        sentences = step(writer, facts, tokens)
+        missing = tokens - 1 - sum(map(len, sentences))
+        for _ in range(50):
+            filler = writer.filler()
+            if len(filler) == missing:
+                return [*sentences, filler]
+            if missing == 0:
+                return sentences
+
+
+def long_reasoning(count: int, steps: int, repeats: int, tokens: int, seed: str = "evidence-long") -> list[Question]:
+    """As `reasoning`, with steps of a multiple of the block's tokens."""
+    questions = []
+    writer = Writer(seed, held_out=True)
+    for _ in range(count):
+        facts = writer.facts(2 * steps, 0.0)
+        told = [exact_step(writer, facts[2 * i:2 * i + 2], tokens) for i in range(steps)]
+        keep = {f.sentence() for f in facts}
+        paragraphs = told + [again(writer, s, keep) for _ in range(repeats - 1) for s in told]
+        ids = [1]
+        for sentences in paragraphs:
+            ids += [token for s in sentences for token in s] + list(TOKENS.encode("\n\n"))
+        asked = writer.rng.choice(facts)
+        questions.append(Question(TOKENS.decode(ids + list(asked.question())), TOKENS.decode(asked.answer()), 0.5))
+    return questions
