@@ -7,8 +7,7 @@ model can answer it. `kvlm --prompts` reads the file as it is, and so does `deno
 
     set, kind                 which prefix (its share in percent), which kind of question (`infill_cases.py`)
     document, prompt, answer  as text: the prefix, what follows it, and what is right
-    *_ids                     as token ids: prefix with `<bos>`; answer with its newline and as many `<eos>` as fill
-                              the region
+    *_ids                     as token ids: prefix with `<bos>`; answer with its newline and one `<eos>`
     gen_length, steps         tokens of the region, and steps to denoise it in
     ratio, ratio_region       prefix / (prefix + prompt), prefix / (prefix + prompt + region)
 """
@@ -31,7 +30,6 @@ SETS = ((30, 150), (50, 220), (70, 300), (85, 360), (95, 450), (None, 330), (Non
 KINDS = ("known-6", "known-8", "single", "known-6", "work-7", "known-6", "known-8", "work-4", "known-6", "known-8")
 LINKS, FACTS, FACT_SHARE, SLACK = 7, 10, 0.6, 4
 TOKENS_A_STEP = 2       # as BiCache (2 tokens a step, 256 in 128 steps) was measured
-UNIT = 8                # a region has a multiple of this many tokens, with room for at least one <eos>
 
 
 def sentences(writer: Infiller, told: list[tuple[int, ...]], length: int) -> list[tuple[int, ...]]:
@@ -68,15 +66,13 @@ def own(writer: Infiller, shown: Page, length: int) -> list[int]:
 
 def line(name: str, prefix: list[int], prompt: list[int], case: Case) -> dict:
     """One object of the file."""
-    region = (len(case.answer) // UNIT + 1) * UNIT
-    answer = case.answer + [v.EOS] * (region - len(case.answer))
+    answer = [*case.answer, v.EOS]
     texts = [TOKENS.decode(ids) for ids in (prefix, prompt, case.answer)]
     assert [v.BOS, *TOKENS.encode(texts[0])] == prefix and TOKENS.encode(texts[1]) == prompt
-    steps = region // TOKENS_A_STEP
     return {"set": name, "kind": case.kind, "document": texts[0], "prompt": texts[1], "answer": texts[2],
-            "gen_length": region, "steps": steps,
+            "gen_length": len(answer), "steps": len(answer) // TOKENS_A_STEP,
             "ratio": round(len(prefix) / len(prefix + prompt), 4),
-            "ratio_region": round(len(prefix) / (len(prefix + prompt) + region), 4),
+            "ratio_region": round(len(prefix) / len(prefix + prompt + answer), 4),
             "prefix_ids": prefix, "prompt_ids": prompt, "answer_ids": answer}
 
 
@@ -99,7 +95,8 @@ def main() -> None:
     for name in dict.fromkeys(one["set"] for one in made):
         ours = [one for one in made if one["set"] == name]
         ratios = sorted(one["ratio"] for one in ours)
-        print(f"{name}: {len(ours)} lines, prefix {len(ours[0]['prefix_ids'])} tokens, ratio {ratios[0]} to {ratios[-1]}")
+        tokens = len(ours[0]["prefix_ids"])
+        print(f"{name}: {len(ours)} lines, prefix {tokens} tokens, ratio {ratios[0]} to {ratios[-1]}")
 
 
 if __name__ == "__main__":
