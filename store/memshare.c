@@ -214,14 +214,13 @@ static bool makes_sense(const struct job *job, const struct kvd_match *m) {
 }
 
 static void propose(struct job *job, struct sequence *q, const struct kvd_match *m) {
-        struct job_item *target = &job->items[m->target];
+        const struct job_item *target = &job->items[m->target];
         kvd_ref source = job->items[m->source].held;
         struct entry *e = &q->entries[target->slot];
         struct offer offer = {.kind = KVD_CHANGE_REMAP, .block = source, .flags = KVD_ENTRY_OWN | KVD_ENTRY_SHARED,
                               .distance = m->distance};
 
-        target->flags = 0; /* once is enough */
-        if (e->ref != target->held || !is_target(q, target->slot))
+        if (e->ref != target->held || !is_target(q, target->slot)) /* once is enough: it is busy then */
                 return;
         if (setting(q->space, KVD_memshare_align))
                 offer.delta = (int32_t)(e->position - block_position(q->space, kvd_ref_id(source)));

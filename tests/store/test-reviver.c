@@ -389,6 +389,8 @@ END_TEST
 
 /* The sketch holds four blocks exactly known and two that nobody has; a worker dies while it puts in two more. */
 START_TEST(a_half_written_sketch_is_made_anew_from_the_copies) {
+        uint32_t exact, approx;
+
         cooled(4, KVD_COOL_VAGUE);
         set(space, "kvreviver.spill", "off");
         ck_assert_int_eq(table_append(&t, 4 * BT, 200), 0);
@@ -400,6 +402,7 @@ START_TEST(a_half_written_sketch_is_made_anew_from_the_copies) {
         ck_assert(worker_take());
         worker_die();
         check_clean(space);
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, all, 4, &exact, &approx), -ENODATA);
         ck_assert(worker_take());
         ck_assert_uint_eq(worker_job->kind, KVD_JOB_REBUILD);
         ck_assert_uint_eq(worker_job->n_items, 4);
