@@ -44,7 +44,7 @@ struct work {
         int arguments_fd;             /* owned; -1; read-only */
         void *arguments;              /* owned mapping of KVD_JOB_BYTES; NULL */
         struct kvd_decoder *decoder;  /* owned */
-        uint8_t *frame;               /* owned; KVD_FRAME_MAX bytes */
+        uint8_t *frame, *result;      /* owned; KVD_FRAME_MAX bytes each; result: where it is aligned */
 
         pid_t pid;                    /* 0: none */
         struct loop_source socket;    /* its fd is owned; -1 */
@@ -85,7 +85,8 @@ int work_new(const struct config *config, struct loop *loop, struct store *store
         w->retry.fire = start_again;
         w->deadline.fire = too_late;
         w->frame = sys->calloc(1, KVD_FRAME_MAX);
-        r = w->frame ? kvd_decoder_new(&w->decoder) : -ENOMEM;
+        w->result = sys->calloc(1, KVD_FRAME_MAX);
+        r = w->frame && w->result ? kvd_decoder_new(&w->decoder) : -ENOMEM;
         if (r < 0) {
                 work_free(w);
                 return r;
@@ -153,6 +154,7 @@ struct work *work_free(struct work *w) {
         closep(&w->arguments_fd);
         kvd_decoder_free(w->decoder);
         free(w->frame);
+        free(w->result);
         free(w);
         return NULL;
 }
@@ -295,6 +297,7 @@ static void refuse_jobs(struct work *w) {
                 return;
         while (n-- > 0 && store_next_job(w->store, w->arguments, &w->job))
                 store_job_done(w->store, w->job.id, EOPNOTSUPP, NULL, 0);
+        loop_want_idle(w->loop);
 }
 
 static void start_again(struct loop_timer *timer) {
@@ -458,7 +461,9 @@ static int ask_next(struct work *w, struct space *space) {
 
 static void finish_job(struct work *w, int error, struct kvd_slice result) {
         w->has_job = false;
-        store_job_done(w->store, w->job.id, error, result.data, result.size);
+        if (result.size)
+                memcpy(w->result, result.data, result.size);
+        store_job_done(w->store, w->job.id, error, w->result, result.size);
         loop_want_idle(w->loop); /* relief goes on, and what nobody holds any more is freed */
 }
 

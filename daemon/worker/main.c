@@ -60,6 +60,8 @@ static void bind_to_owner(void) {
         prctl(PR_SET_NAME, "kvd-worker");
 }
 
+static struct worker *worker; /* lives as long as the process */
+
 static int worker_new(int socket, uint32_t threads, struct worker **ret) {
         struct worker *w = sys->calloc(1, sizeof *w);
 
@@ -141,7 +143,6 @@ static int serve(struct worker *w) {
 
 int worker_main(int argc, char **argv) {
         int fd = argc > 2 ? atoi(argv[2]) : -1;
-        struct worker *w;
         int r;
 
         if (fd < 0 || !is_our_socket(fd)) {
@@ -151,9 +152,9 @@ int worker_main(int argc, char **argv) {
         fcntl(fd, F_SETFD, FD_CLOEXEC);
         bind_to_owner();
         step_back();
-        r = worker_new(fd, argc > 3 ? (uint32_t)atoi(argv[3]) : 1, &w);
+        r = worker_new(fd, argc > 3 ? (uint32_t)atoi(argv[3]) : 1, &worker);
         if (r == 0)
-                r = serve(w);
+                r = serve(worker);
         if (r < 0)
                 log_error("worker %d ends: %s", getpid(), strerror(-r));
         return r < 0 ? 2 : 0;

@@ -234,14 +234,15 @@ START_TEST(a_worker_that_cannot_be_started_is_none) {
 END_TEST
 
 int main(int argc, char **argv) {
-        TCase *tcase = tcase_create("fake");
         Suite *suite;
+        TCase *tcase;
         SRunner *runner;
         int failed;
 
         if (argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"))
-                return fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), atoi(argv[2]));
+                _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), atoi(argv[2])));
         suite = suite_create("worker-fake");
+        tcase = tcase_create("fake");
         tcase_set_timeout(tcase, 60);
         tcase_add_loop_test(tcase, nothing_breaks, 0, WRONG_CHECKSUMS);
         tcase_add_loop_test(tcase, nothing_breaks, REFUSES_SPACES, N_FAKES);
