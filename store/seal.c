@@ -96,7 +96,7 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
         g->fields = (struct kvd_desc){.key = g->root, .group = (uint16_t)q->group, .prefix_tokens = q->prefix_tokens};
         if (q->parent == KVD_ROOT)
                 return 0;
-        if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED || block_ref(space, id) != q->parent)
+        if (!block_current(space, q->parent) || space->blocks[id].private)
                 return refuse(a, -ESTALE, "the block before is not in the cache (any more); look up again");
         parent = kvd_index_desc(space->ix, id);
         g->parent = id;

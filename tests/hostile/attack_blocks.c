@@ -12,34 +12,6 @@
 #include "tests/hostile/hostile.h"
 #include "tests/hostile/raw.h"
 
-static uint32_t open_space(int fd, const char *name) {
-        struct kvd_msg request = victim_space_message(), reply;
-        struct kvd_fds fds;
-
-        request.space.name = kvd_slice_of(name);
-        if (raw_call(fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_space_reply)
-                die("space %s cannot be opened", name);
-        kvd_fds_close(&fds);
-        return reply.space_reply.space;
-}
-
-static uint32_t allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
-        struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 4, .allocate = {space, n}}, reply;
-
-        if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_allocate_reply)
-                return 0;
-        memcpy(ret, reply.allocate_reply.blocks.data, reply.allocate_reply.blocks.size);
-        return reply.allocate_reply.blocks.size / (uint32_t)sizeof *ret;
-}
-
-static uint32_t release(int fd, uint32_t space, const kvd_ref *refs, uint32_t n) {
-        struct kvd_msg m = {.number = KVD_MSG_release, .sequence = 5, .release = {space, {refs, n * 8}}}, reply;
-
-        if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_release_reply)
-                die("a release was refused");
-        return reply.release_reply.released;
-}
-
 static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t n, const uint32_t *tokens) {
         return (struct kvd_msg){.number = KVD_MSG_seal, .sequence = 6,
                                 .seal = {.space = space, .blocks = {refs, n * 8},
@@ -51,7 +23,7 @@ static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t
 static void handles_of_others(const struct hostile *h) {
         struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 1, .allocate.count = 1};
         int mine = raw_attach(h->daemon.socket), other = raw_attach(h->daemon.socket);
-        uint32_t handle = open_space(other, "victim");
+        uint32_t handle = raw_open_space(other, "victim");
 
         for (uint32_t i = 0; i < 300; i++) {
                 m.allocate.space = i < 260 ? i : i == 260 ? handle : UINT32_MAX - i;
@@ -66,13 +38,13 @@ static void handles_of_others(const struct hostile *h) {
 /* Every block of the victim's space, in every generation that it may have: none of them is ours to release or seal. */
 static void blocks_of_others(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
-        uint32_t space = open_space(fd, "victim"), tokens[VICTIM_BT] = {1, 2, 3, 4};
+        uint32_t space = raw_open_space(fd, "victim"), tokens[VICTIM_BT] = {1, 2, 3, 4};
         kvd_ref refs[512];
 
         for (uint32_t generation = 0; generation < 200; generation++) {
                 for (uint32_t id = 0; id < ARRAY_SIZE(refs); id++)
                         refs[id] = kvd_ref_make(id, generation);
-                if (release(fd, space, refs, ARRAY_SIZE(refs)) != 0)
+                if (raw_release(fd, space, refs, ARRAY_SIZE(refs)) != 0)
                         die("a block of the victim was released");
                 for (uint32_t id = generation % 8; id < ARRAY_SIZE(refs); id += 61) {
                         struct kvd_msg m = seal_message(space, &refs[id], 1, tokens);
@@ -82,18 +54,18 @@ static void blocks_of_others(const struct hostile *h) {
         }
         for (uint32_t i = 0; i < ARRAY_SIZE(refs); i++)
                 refs[i] = UINT64_MAX - i * UINT64_C(0x100000001);
-        if (release(fd, space, refs, ARRAY_SIZE(refs)) != 0)
+        if (raw_release(fd, space, refs, ARRAY_SIZE(refs)) != 0)
                 die("a block that does not exist was released");
 }
 
 static void own_blocks_misused(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket), other = raw_attach(h->daemon.socket);
-        uint32_t space = open_space(fd, "misused"), second = open_space(fd, "misused2");
-        uint32_t other_space = open_space(other, "misused"), tokens[2 * VICTIM_BT] = {1, 2, 3, 4, 1, 2, 3, 4};
+        uint32_t space = raw_open_space(fd, "misused"), second = raw_open_space(fd, "misused2");
+        uint32_t other_space = raw_open_space(other, "misused"), tokens[2 * VICTIM_BT] = {1, 2, 3, 4, 1, 2, 3, 4};
         kvd_ref refs[2], twice[2], wrong;
         struct kvd_msg m, reply;
 
-        if (allocate(fd, space, 2, refs) != 2)
+        if (raw_allocate(fd, space, 2, refs) != 2)
                 die("no blocks to misuse");
         twice[0] = twice[1] = refs[0];
         m = seal_message(space, twice, 2, tokens);
@@ -105,7 +77,7 @@ static void own_blocks_misused(const struct hostile *h) {
         wrong = refs[0] + (UINT64_C(1) << 32);
         m = seal_message(space, &wrong, 1, tokens); /* of another generation */
         raw_expect_refusal(fd, &m, ESTALE);
-        if (release(fd, space, twice, 2) != 1 || release(fd, space, &refs[1], 1) != 1)
+        if (raw_release(fd, space, twice, 2) != 1 || raw_release(fd, space, &refs[1], 1) != 1)
                 die("a block was released twice, or not at all");
         m = seal_message(space, refs, 2, tokens);
         raw_expect_refusal(fd, &m, ESTALE);
@@ -115,11 +87,11 @@ static void own_blocks_misused(const struct hostile *h) {
 
 static void wrong_parents(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
-        uint32_t space = open_space(fd, "parent"), second = open_space(fd, "parent2"), tokens[] = {1, 2, 3, 4};
+        uint32_t space = raw_open_space(fd, "parent"), second = raw_open_space(fd, "parent2"), tokens[] = {1, 2, 3, 4};
         kvd_ref refs[2], in_second;
         struct kvd_msg m, reply;
 
-        if (allocate(fd, space, 2, refs) != 2 || allocate(fd, second, 1, &in_second) != 1)
+        if (raw_allocate(fd, space, 2, refs) != 2 || raw_allocate(fd, second, 1, &in_second) != 1)
                 die("no blocks");
         m = seal_message(second, &in_second, 1, tokens);
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_seal_reply)
@@ -136,11 +108,11 @@ static void wrong_parents(const struct hostile *h) {
 
 static void odd_counts(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
-        uint32_t space = open_space(fd, "odd"), tokens[16] = {0};
+        uint32_t space = raw_open_space(fd, "odd"), tokens[16] = {0};
         kvd_ref refs[2];
         struct kvd_msg m;
 
-        if (allocate(fd, space, 2, refs) != 2)
+        if (raw_allocate(fd, space, 2, refs) != 2)
                 die("no blocks");
         tokens[2] = victim_geometry.vocab;
         m = seal_message(space, refs, 2, tokens);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "ipc/address.h"
+#include "tests/hostile/victim.h"
 #include "tests/lib/daemon.h"
 
 #define ANSWER_MS 10000
@@ -79,4 +80,36 @@ const char *raw_expect_refusal(int fd, const struct kvd_msg *request, int error)
                 die("message %u: '%s' instead of '%s': %s", request->number, strerror((int)reply.error.code),
                     strerror(error), text);
         return text;
+}
+
+uint32_t raw_open_space(int fd, const char *name) {
+        const struct kvd_geometry *g = &victim_geometry;
+        struct kvd_msg reply, request = {
+                .number = KVD_MSG_space, .sequence = 2,
+                .space = {.name = kvd_slice_of(name), .create = 1, .layers = g->layers, .kv_heads = g->kv_heads,
+                          .head_dim = g->head_dim, .block_tokens = g->block_tokens, .dtype = g->dtype,
+                          .vocab = g->vocab, .fingerprint0 = g->fingerprint[0], .fingerprint1 = g->fingerprint[1]}};
+        struct kvd_fds fds;
+
+        if (raw_call(fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_space_reply)
+                die("space %s cannot be opened", name);
+        kvd_fds_close(&fds);
+        return reply.space_reply.space;
+}
+
+uint32_t raw_allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
+        struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 4, .allocate = {space, n}}, reply;
+
+        if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_allocate_reply)
+                return 0;
+        memcpy(ret, reply.allocate_reply.blocks.data, reply.allocate_reply.blocks.size);
+        return reply.allocate_reply.blocks.size / (uint32_t)sizeof *ret;
+}
+
+uint32_t raw_release(int fd, uint32_t space, const kvd_ref *refs, uint32_t n) {
+        struct kvd_msg m = {.number = KVD_MSG_release, .sequence = 5, .release = {space, {refs, n * 8}}}, reply;
+
+        if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_release_reply)
+                die("a release was refused");
+        return reply.release_reply.released;
 }

@@ -103,6 +103,7 @@ static void run_attack(const struct hostile *h, const struct attack_row *a) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 alarm(ATTACK_SECONDS);
                 a->run(h);
+                fflush(stdout);
                 _exit(0);
         }
         waitpid(pid, &status, 0);
@@ -141,12 +142,17 @@ int main(int argc, char **argv) {
         h.conn = daemon_connect(&h.daemon);
         while (h.victim.facts->operations < 300) /* until the pool has all its segments */
                 usleep(1000);
+        methods_warm_up(&h);
+        delete_others(&h);
+        usleep(300000);
         h.fds = daemon_fds(&h.daemon);
         h.rss_kib = daemon_rss_kib(&h.daemon);
         attack_all(&h, frame_attacks, only);
         attack_all(&h, session_attacks, only);
         attack_all(&h, block_attacks, only);
         attack_all(&h, memory_attacks, only);
+        attack_all(&h, method_attacks, only);
+        attack_all(&h, storm_attacks, only);
         victim_stop(&h.victim);
         expect_quiet(h.conn, 1000);
         expect_clean(h.conn);
