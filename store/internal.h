@@ -46,6 +46,7 @@ struct store {
         uint64_t page_bytes;   /* 4 KiB or 2 MiB: the unit of a segment */
         uint64_t used;         /* bytes of segments that have memory */
         uint64_t spill_used;   /* bytes of spill slots and sketches */
+        uint32_t n_sketches;
         uint32_t next_number;  /* of spaces */
         struct domain *domains; /* owned */
         struct space *deleted;  /* owned; their memory is being freed */

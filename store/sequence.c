@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "ipc/base/sys.h"
 #include "store/sequence.h"
@@ -103,10 +104,24 @@ static void sequence_free(struct sequence *q) {
         if (!q)
                 return;
         sketches_free(q);
-        free(q->entries);
-        free(q->tokens);
-        free(q->steps);
+        if (q->entries)
+                munmap(q->entries, q->table_bytes);
         free(q);
+}
+
+/* Mapped, since a client says how large it is: pages come as they are used, and all go back when it is closed. */
+static bool make_table(struct sequence *q) {
+        uint32_t bt = q->space->ix->geometry.block_tokens;
+        uint64_t n = q->max_blocks * (sizeof *q->entries + sizeof *q->steps + bt * sizeof *q->tokens);
+        void *at = sys->mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+        if (at == MAP_FAILED)
+                return false;
+        q->table_bytes = n;
+        q->entries = at;
+        q->steps = (struct step *)(q->entries + q->max_blocks);
+        q->tokens = (uint32_t *)(q->steps + q->max_blocks);
+        return true;
 }
 
 static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) {
@@ -117,10 +132,7 @@ static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) 
         q->space = a->space;
         q->attachment = a;
         q->max_blocks = max_blocks;
-        q->entries = sys->calloc(max_blocks, sizeof *q->entries);
-        q->tokens = sys->calloc(max_blocks, a->space->ix->geometry.block_tokens * sizeof *q->tokens);
-        q->steps = sys->calloc(max_blocks, sizeof *q->steps);
-        if (!q->entries || !q->tokens || !q->steps) {
+        if (!make_table(q)) {
                 sequence_free(q);
                 return NULL;
         }

@@ -88,9 +88,10 @@ struct sequence {
         uint32_t group;
         uint32_t max_blocks;
         uint32_t n_entries, n_tokens, n_steps;
-        struct entry *entries; /* owned; max_blocks */
-        uint32_t *tokens;      /* owned; max_blocks x block_tokens */
-        struct step *steps;    /* owned; max_blocks */
+        uint64_t table_bytes;  /* of one owned mapping: */
+        struct entry *entries; /* max_blocks */
+        struct step *steps;    /* max_blocks */
+        uint32_t *tokens;      /* max_blocks x block_tokens */
 
         struct list changes;   /* offered; the first n_sent of them went out with the last answer */
         uint32_t n_sent;
@@ -100,6 +101,7 @@ struct sequence {
         struct sketch *sketches; /* owned; newest first */
         uint32_t n_own;        /* resident entries of its own that are not shared */
         uint32_t compared;     /* step of the COMPARE job in flight */
+        uint32_t n_compared;   /* steps before it are not wanted */
         bool passed;           /* relief had it compared again, in this time of need */
         uint32_t spent;        /* ... and found nothing to let go when n_own was this; 0: did not look */
         uint32_t n_unscored;   /* entries that came since the last scoring */

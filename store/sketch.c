@@ -89,8 +89,11 @@ bool sketches_bury(struct space *space) {
         space->dead_sketches = s->next;
         closep(&s->fd);
         free(s);
+        space_store(space)->n_sketches--;
         return true;
 }
+
+#define MOST_SKETCHES 2048u /* of all spaces: each is a descriptor, and who has a sequence says how small they are */
 
 static struct sketch *sketch_new(struct sequence *q) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows), floats = cell_floats(q->space->ix);
@@ -98,13 +101,14 @@ static struct sketch *sketch_new(struct sequence *q) {
         uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), 4096);
         struct sketch *s;
 
-        if (!b || !spill_charge(q->space, bytes))
+        if (!b || space_store(q->space)->n_sketches >= MOST_SKETCHES || !spill_charge(q->space, bytes))
                 return NULL;
         s = sys->calloc(1, sizeof *s);
         if (!s) {
                 spill_discharge(q->space, bytes);
                 return NULL;
         }
+        space_store(q->space)->n_sketches++;
         *s = (struct sketch){.next = q->sketches, .fd = -1, .bytes = bytes, .rows = rows, .columns = b};
         if (make_memory(s, floats) < 0) {
                 sketch_close(q->space, s);
