@@ -190,6 +190,8 @@ static struct ticket *first_waiting(struct store *store) {
         return store->waiting[0].first ? store->waiting[0].first : store->waiting[1].first;
 }
 
+#define TRIES 32u /* tickets of one call: that nothing is left to do for one takes time to find out */
+
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret) {
         struct job *job = store->job;
         struct ticket *t;
@@ -197,7 +199,7 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
         if (job->id)
                 return false;
         job->at_work = true;
-        while (!job->id && (t = first_waiting(store))) {
+        for (uint32_t i = 0; i < TRIES && (t = first_waiting(store)); i++) {
                 dequeue(t);
                 begin(job, t, arguments);
                 if (t->kind->write(t, job)) {
@@ -208,6 +210,8 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
                 job->ticket = NULL;
         }
         job->at_work = false;
+        if (!job->id && store->n_waiting && store->on_job)
+                store->on_job(store->on_job_data); /* later: others want to be served, too */
         return job->id != 0;
 }
 

@@ -56,6 +56,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
 bool sequence_compare_all(struct sequence *q) {
         bool any = false;
 
+        q->n_compared = 0;
         for (uint32_t i = 1; i < q->n_steps; i++)
                 any = q->steps[i].wanted = true;
         if (any)
@@ -89,11 +90,13 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
 
 #define COMPARE_STEPS 1024u /* of one job */
+#define COMPARE_LOOKS 65536u /* entries and steps that one job is chosen from: a client may name any number of steps */
 
 struct gathering {
         struct sequence *q;
         struct job *job;
         uint32_t n_steps;
+        uint32_t looks; /* left */
         uint64_t n_tokens;
         const uint32_t *tokens[COMPARE_STEPS];
 };
@@ -109,17 +112,25 @@ static bool add_block(struct gathering *g, const struct entry *e, uint32_t slot,
         return true;
 }
 
+static bool look(struct gathering *g) {
+        return g->looks && g->looks--;
+}
+
 /* A step's blocks that may take part, before the first one of the new step. False: no more room. */
 static bool add_step(struct gathering *g, struct sequence *of, const struct step *s, bool is_new, uint32_t before) {
         struct kvd_job_step *to = &g->job->steps[g->n_steps];
+        uint32_t end = MIN(s->first_entry + s->n_entries, before);
         bool room = true;
 
         *to = (struct kvd_job_step){.first_item = g->job->n_items, .first_token = (uint32_t)g->n_tokens,
                                     .n_tokens = s->n_tokens};
         if (g->n_steps == COMPARE_STEPS || job_token_room(g->job, g->n_steps + 1) < g->n_tokens + s->n_tokens)
                 return false;
-        for (uint32_t i = s->first_entry; room && i < s->first_entry + s->n_entries; i++) {
-                if (is_new ? !is_target(of, i) : i >= before || !is_source(g->q, of, &of->entries[i]))
+        for (uint32_t i = s->first_entry; room && i < end; i++) {
+                room = look(g);
+                if (!room)
+                        break;
+                if (is_new ? !is_target(of, i) : !is_source(g->q, of, &of->entries[i]))
                         continue;
                 room = job_token_room(g->job, g->n_steps + 2) > g->n_tokens + s->n_tokens +
                                                                  sizeof(struct kvd_job_item) / sizeof(uint32_t) &&
@@ -137,8 +148,8 @@ static bool add_older(struct gathering *g, uint32_t at) {
         const struct step *s = &g->q->steps[at];
 
         for (uint32_t i = g->q->n_steps; i-- > 0;)
-                if (g->q->steps[i].order < s->order &&
-                    !add_step(g, g->q, &g->q->steps[i], false, s->first_entry))
+                if (!look(g) ||
+                    (g->q->steps[i].order < s->order && !add_step(g, g->q, &g->q->steps[i], false, s->first_entry)))
                         return false;
         return true;
 }
@@ -152,7 +163,7 @@ static void add_others(struct gathering *g, uint64_t order) {
                 if (!of || of == g->q || of->group != g->q->group)
                         continue;
                 for (uint32_t i = of->n_steps; i-- > 0;)
-                        if (of->steps[i].order < order && !add_step(g, of, &of->steps[i], false, NONE))
+                        if (!look(g) || (of->steps[i].order < order && !add_step(g, of, &of->steps[i], false, NONE)))
                                 return;
         }
 }
@@ -162,7 +173,7 @@ static bool gather(struct gathering *g, uint32_t at) {
         const struct step *s = &g->q->steps[at];
         uint32_t targets;
 
-        add_step(g, g->q, s, true, 0);
+        add_step(g, g->q, s, true, NONE);
         targets = g->job->n_items;
         if (!targets)
                 return false;
@@ -178,24 +189,22 @@ static void write_steps(struct gathering *g) {
                 job_tokens(g->job, g->tokens[i], g->job->steps[i].n_tokens);
 }
 
-static bool more_wanted(const struct sequence *q) {
-        for (uint32_t i = 0; i < q->n_steps; i++)
-                if (q->steps[i].wanted)
-                        return true;
-        return false;
+/* Or n_steps. Those before n_compared are not wanted. */
+static uint32_t first_wanted(struct sequence *q) {
+        while (q->n_compared < q->n_steps && !q->steps[q->n_compared].wanted)
+                q->n_compared++;
+        return q->n_compared;
 }
 
 static bool write_compare(struct ticket *t, struct job *job) {
-        struct gathering g = {.q = t->owner, .job = job};
-        uint32_t at = 0;
+        struct gathering g = {.q = t->owner, .job = job, .looks = COMPARE_LOOKS};
+        uint32_t at = first_wanted(g.q);
 
-        while (at < g.q->n_steps && !g.q->steps[at].wanted)
-                at++;
         if (at == g.q->n_steps)
                 return false;
         g.q->steps[at].wanted = false;
         g.q->compared = at;
-        if (more_wanted(g.q))
+        if (first_wanted(g.q) < g.q->n_steps)
                 job_ask(t);
         if (!gather(&g, at)) {
                 space_count(g.q->space, KVD_SPACE_STEPS, 1);
@@ -234,8 +243,10 @@ static void settle_compare(struct job *job, enum job_end end, const void *result
 
         if (!q)
                 return;
-        if (end == JOB_AGAIN)
+        if (end == JOB_AGAIN) {
                 q->steps[q->compared].wanted = true;
+                q->n_compared = MIN(q->n_compared, q->compared);
+        }
         if (end != JOB_DONE)
                 return;
         for (uint32_t i = 0; i < n; i++)
