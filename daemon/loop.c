@@ -36,7 +36,7 @@ struct loop {
         struct loop_timer *timers; /* the next one first */
         bool (*idle)(void *);
         void *idle_data;
-        bool wants_idle, quit;
+        bool wants_idle, quit, firing;
         int failed; /* first trouble with arming: waiting on would never end */
         uint64_t turn_begin_ns, turn_max_ns;
 };
@@ -178,6 +178,8 @@ void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns)
         struct loop_timer **link = &loop->timers;
 
         loop_timer_stop(timer);
+        if (loop->firing) /* not again in this turn: sockets first */
+                at_ns = MAX(at_ns, loop->turn_begin_ns + 1);
         while (*link && (*link)->at_ns <= at_ns)
                 link = &(*link)->next;
         timer->at_ns = at_ns;
@@ -198,12 +200,14 @@ void loop_timer_stop(struct loop_timer *timer) {
 }
 
 static void fire_timers(struct loop *loop) {
+        loop->firing = true;
         while (loop->timers && loop->timers->at_ns <= loop->turn_begin_ns) {
                 struct loop_timer *timer = loop->timers;
 
                 loop_timer_stop(timer);
                 timer->fire(timer);
         }
+        loop->firing = false;
 }
 
 /* ---- turns ----------------------------------------------------------------------------------------------------- */

@@ -157,7 +157,7 @@ static void begin(struct job *job, struct ticket *t, void *arguments) {
         job->kind = t->kind;
         job->ticket = t;
         job->space = t->space;
-        job->sketch = job->n_items = job->n_tokens = 0;
+        job->sketch = job->n_items = job->n_tokens = job->looks = 0;
         job->n_results = NONE;
         job->to = arguments;
         job->bytes = sizeof *job->to;
@@ -190,7 +190,8 @@ static struct ticket *first_waiting(struct store *store) {
         return store->waiting[0].first ? store->waiting[0].first : store->waiting[1].first;
 }
 
-#define TRIES 32u /* tickets of one call: that nothing is left to do for one takes time to find out */
+#define EFFORT 8192u   /* of one call, in items: that there is nothing to do for a ticket takes time to find out */
+#define EFFORT_TICKET 256u
 
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret) {
         struct job *job = store->job;
@@ -199,13 +200,14 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
         if (job->id)
                 return false;
         job->at_work = true;
-        for (uint32_t i = 0; i < TRIES && (t = first_waiting(store)); i++) {
+        for (uint32_t spent = 0; spent < EFFORT && (t = first_waiting(store)); spent += EFFORT_TICKET + job->looks) {
                 dequeue(t);
                 begin(job, t, arguments);
                 if (t->kind->write(t, job)) {
                         finish(job, ret);
                         break;
                 }
+                job->looks += job->n_items;
                 end_holds(job);
                 job->ticket = NULL;
         }

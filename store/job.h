@@ -56,6 +56,7 @@ struct job { /* the one in flight */
         struct space *space;         /* NULL: deleted, with everything that the items name */
         uint32_t sketch;             /* number of the sketch that the worker reads or writes; 0: none */
         uint32_t n_items, n_results; /* n_results: asked for */
+        uint32_t looks;              /* things looked at to choose the items from: a measure of time */
         bool at_work;                /* it is being written or settled */
         struct job_item *items;      /* owned; KVD_JOB_ITEMS */
         struct kvd_job_step *steps;  /* owned; KVD_JOB_ITEMS: to gather steps in, before job_steps */

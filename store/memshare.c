@@ -90,7 +90,7 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
 
 #define COMPARE_STEPS 1024u /* of one job */
-#define COMPARE_LOOKS 65536u /* entries and steps that one job is chosen from: a client may name any number of steps */
+#define COMPARE_LOOKS 16384u /* entries and steps that one job is chosen from: a client may name any number of steps */
 
 struct gathering {
         struct sequence *q;
@@ -207,6 +207,7 @@ static bool write_compare(struct ticket *t, struct job *job) {
         if (first_wanted(g.q) < g.q->n_steps)
                 job_ask(t);
         if (!gather(&g, at)) {
+                job->looks = COMPARE_LOOKS - g.looks;
                 space_count(g.q->space, KVD_SPACE_STEPS, 1);
                 return false;
         }

@@ -252,6 +252,34 @@ START_TEST(timers_in_order) {
 }
 END_TEST
 
+static unsigned fired;
+
+static void set_again(struct loop_timer *t) {
+        if (++fired == 1)
+                put(5);
+        if (fired == 1000)
+                loop_quit(loop);
+        else
+                loop_timer_set(loop, t, 0);
+}
+
+/* Once a turn, however soon it wants to be called again. */
+START_TEST(a_timer_that_sets_itself_lets_others_come) {
+        if (!open_loop(_i))
+                return;
+        fired = 0;
+        calls = 0;
+        add(&source, ends[1], POLLIN, take_one);
+        timer.fire = set_again;
+        loop_timer_set(loop, &timer, 0);
+        run();
+        ck_assert_uint_eq(calls, 5);
+        ck_assert_uint_lt(fired, 1000);
+        loop_timer_stop(&timer);
+        close_loop();
+}
+END_TEST
+
 START_TEST(a_stopped_timer_is_silent) {
         if (!open_loop(_i))
                 return;
@@ -328,6 +356,7 @@ int main(void) {
         tcase_add_loop_test(tc, removal_lets_go_of_the_file, 0, 2);
         tcase_add_loop_test(tc, there_is_a_limit, 0, 2);
         tcase_add_loop_test(tc, timers_in_order, 0, 2);
+        tcase_add_loop_test(tc, a_timer_that_sets_itself_lets_others_come, 0, 2);
         tcase_add_loop_test(tc, a_stopped_timer_is_silent, 0, 2);
         tcase_add_loop_test(tc, idle_work_waits_for_silence, 0, 2);
         tcase_add_loop_test(tc, a_long_turn_is_measured, 0, 2);
