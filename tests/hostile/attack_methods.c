@@ -18,74 +18,8 @@
 #define BT VICTIM_BT
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .sequence = 1, .name_ = {__VA_ARGS__}})
 
-/* ---- asking -------------------------------------------------------------------------------------------------- */
-
-struct kvd_msg methods_ask(const struct asker *a, struct kvd_msg request) {
-        struct kvd_msg reply;
-        char text[256];
-
-        if (raw_call(a->fd, &request, &reply, NULL) != 1)
-                die("message %u ended the connection", request.number);
-        if (reply.number == KVD_MSG_error)
-                die("message %u: %s", request.number, kvd_slice_copy(reply.error.text, text, sizeof text));
-        return reply;
-}
-
 static void refused(const struct asker *a, struct kvd_msg request, int error) {
         raw_expect_refusal(a->fd, &request, error);
-}
-
-void methods_set(const struct asker *a, const char *key, const char *value) {
-        methods_ask(a, MSG(space_set, .space = kvd_slice_of(a->name), .key = kvd_slice_of(key),
-                           .value = kvd_slice_of(value)));
-}
-
-struct asker methods_open(const struct hostile *h, const char *name) {
-        static const char *const on[] = {"memshare", "keydiff", "kvreviver", "bicache", "hshare"};
-        struct asker a = {.fd = raw_attach(h->daemon.socket), .name = name};
-
-        a.space = raw_open_space(a.fd, name);
-        for (uint32_t i = 0; i < ARRAY_SIZE(on); i++)
-                methods_set(&a, on[i], "on");
-        methods_set(&a, "memshare.min_step_tokens", "1");
-        return a;
-}
-
-uint32_t methods_sequence(const struct asker *a, uint32_t max_blocks) {
-        return methods_ask(a, MSG(table, .space = a->space, .op = 1, .max_blocks = max_blocks)).table_reply.sequence;
-}
-
-static struct kvd_msg append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs, uint32_t n,
-                                     const uint32_t *tokens) {
-        return MSG(append, .space = a->space, .sequence = sequence, .own = 1, .blocks = {refs, n * 8},
-                   .tokens = {tokens, n * BT * 4});
-}
-
-static const uint32_t some_tokens[64 * BT] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3};
-
-uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n) {
-        kvd_ref refs[64];
-        uint32_t got = raw_allocate(a->fd, a->space, MIN(n, 64), refs);
-
-        if (got)
-                methods_ask(a, append_message(a, sequence, refs, got, some_tokens));
-        return got;
-}
-
-/* Takes everything that is proposed, until there was nothing for a while. How many changes. */
-uint32_t methods_sync(const struct asker *a, uint32_t sequence, uint32_t answer, uint32_t ms) {
-        uint32_t taken[KVD_SYNC_CHANGES], n = 0, all = 0;
-
-        for (uint32_t i = 0; i < KVD_SYNC_CHANGES; i++)
-                taken[i] = answer;
-        for (uint32_t quiet = 0; quiet < ms;) {
-                n = methods_ask(a, MSG(sync, .space = a->space, .sequence = sequence, .taken = {taken, n * 4}))
-                            .sync_reply.changes.size / (uint32_t)sizeof(struct kvd_change);
-                all += n;
-                quiet = n ? 0 : quiet + 1;
-                usleep(n ? 0 : 1000);
-        }
-        return all;
 }
 
 static struct kvd_msg slots_message(const struct asker *a, uint32_t number, uint32_t sequence, uint32_t how,
@@ -95,8 +29,10 @@ static struct kvd_msg slots_message(const struct asker *a, uint32_t number, uint
         return MSG(revive, .space = a->space, .sequence = sequence, .how = how, .slots = {slots, n * 4});
 }
 
+static const uint32_t some_tokens[4 * BT] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3};
+
 void methods_warm_up(const struct hostile *h) {
-        struct asker a = methods_open(h, "warm");
+        struct asker a = methods_open(h->daemon.socket, "warm");
         uint32_t number = methods_sequence(&a, 64), slots[16];
 
         for (uint32_t i = 0; i < ARRAY_SIZE(slots); i++)
@@ -127,7 +63,7 @@ static void none_of_that_number(const struct asker *a, uint32_t sequence) {
         refused(a, MSG(critical, .space = a->space, .sequence = sequence, .op = 2), ENOENT);
         if (raw_allocate(a->fd, a->space, 1, &block) != 1)
                 die("no block");
-        refused(a, append_message(a, sequence, &block, 1, some_tokens), ENOENT);
+        refused(a, methods_append_message(a, sequence, &block, 1, some_tokens), ENOENT);
         refused(a, MSG(critical, .space = a->space, .sequence = sequence, .op = 1, .blocks = {&block, 8}, .queries = 1,
                        .words = 1, .selected = 1), ENOENT);
         if (raw_release(a->fd, a->space, &block, 1) != 1)
@@ -135,7 +71,8 @@ static void none_of_that_number(const struct asker *a, uint32_t sequence) {
 }
 
 static void sequences_of_others(const struct hostile *h) {
-        struct asker a = methods_open(h, "mine"), b = methods_open(h, "mine"), c = {.fd = a.fd, .name = "second"};
+        struct asker a = methods_open(h->daemon.socket, "mine"), b = methods_open(h->daemon.socket, "mine");
+        struct asker c = {.fd = a.fd, .name = "second"};
         uint32_t number = methods_sequence(&a, 8);
         struct random random = {3};
 
@@ -158,7 +95,7 @@ static void sequences_of_others(const struct hostile *h) {
 /* ---- tables --------------------------------------------------------------------------------------------------- */
 
 static void tables_that_cannot_be(const struct hostile *h) {
-        struct asker a = methods_open(h, "tables");
+        struct asker a = methods_open(h->daemon.socket, "tables");
         uint32_t rss = (uint32_t)daemon_rss_kib(&h->daemon), n = 0, numbers[KVD_MAX_SEQUENCES];
 
         refused(&a, MSG(table, .space = a.space, .op = 0), EINVAL);
@@ -180,7 +117,7 @@ static void tables_that_cannot_be(const struct hostile *h) {
 }
 
 static void appends(const struct hostile *h) {
-        struct asker a = methods_open(h, "appends"), b = methods_open(h, "appends");
+        struct asker a = methods_open(h->daemon.socket, "appends"), b = methods_open(h->daemon.socket, "appends");
         struct asker c = {.fd = a.fd, .name = "appends2"};
         uint32_t number = methods_sequence(&a, 4), tokens[8 * BT] = {0};
         kvd_ref refs[8], of_b, of_c, bad[4];
@@ -198,32 +135,32 @@ static void appends(const struct hostile *h) {
 
                 bad[2] = wrong[i]; /* another client's, another space's (perhaps), twice, another generation, nowhere */
                 if (bad[2] != refs[2])
-                        refused(&a, append_message(&a, number, bad, 4, tokens), ESTALE);
+                        refused(&a, methods_append_message(&a, number, bad, 4, tokens), ESTALE);
         }
-        refused(&a, append_message(&a, number, refs, 5, tokens), ENOSPC);
+        refused(&a, methods_append_message(&a, number, refs, 5, tokens), ENOSPC);
         for (uint32_t n = 0; n <= 4 * BT; n++) {
-                m = append_message(&a, number, refs, 2, tokens);
+                m = methods_append_message(&a, number, refs, 2, tokens);
                 m.append.tokens.size = n * 4;
                 if (n <= BT || n > 2 * BT)
                         refused(&a, m, EINVAL);
         }
-        m = append_message(&a, number, refs, 0, tokens);
+        m = methods_append_message(&a, number, refs, 0, tokens);
         refused(&a, m, EINVAL);
-        m = append_message(&a, number, refs, 2, tokens);
+        m = methods_append_message(&a, number, refs, 2, tokens);
         for (uint32_t bytes = 1; bytes < 16; bytes++) {
                 m.append.blocks.size = bytes;
                 refused(&a, m, EINVAL);
         }
         tokens[3] = victim_geometry.vocab;
-        refused(&a, append_message(&a, number, refs, 2, tokens), EINVAL);
+        refused(&a, methods_append_message(&a, number, refs, 2, tokens), EINVAL);
         tokens[3] = UINT32_MAX;
-        refused(&a, append_message(&a, number, refs, 2, tokens), EINVAL);
+        refused(&a, methods_append_message(&a, number, refs, 2, tokens), EINVAL);
         tokens[3] = 0;
-        m = append_message(&a, number, refs, 2, tokens);
+        m = methods_append_message(&a, number, refs, 2, tokens);
         m.append.own = 0;
         refused(&a, m, ESTALE); /* borrowed, but not sealed */
-        methods_ask(&a, append_message(&a, number, refs, 2, tokens));
-        refused(&a, append_message(&a, number, refs, 1, tokens), ESTALE); /* private by now */
+        methods_ask(&a, methods_append_message(&a, number, refs, 2, tokens));
+        refused(&a, methods_append_message(&a, number, refs, 1, tokens), ESTALE); /* private by now */
         m.append.blocks.size = 8;
         m.append.tokens.size = BT * 4;
         refused(&a, m, ESTALE); /* and not to be borrowed */
@@ -242,7 +179,7 @@ static void appends(const struct hostile *h) {
 
 /* Blocks of the prefix cache that nobody pins, which the daemon then takes away. */
 static void borrowed_without_a_pin(const struct hostile *h) {
-        struct asker a = methods_open(h, "borrowed");
+        struct asker a = methods_open(h->daemon.socket, "borrowed");
         uint32_t number = methods_sequence(&a, 16), tokens[4 * BT] = {9, 8, 7, 6, 5, 4}, slots[4] = {0, 1, 2, 3};
         struct kvd_msg m, reply;
         kvd_ref refs[4];
@@ -251,7 +188,7 @@ static void borrowed_without_a_pin(const struct hostile *h) {
                 die("no blocks");
         m = MSG(seal, .space = a.space, .blocks = {refs, 32}, .tokens = {tokens, sizeof tokens});
         methods_ask(&a, m);
-        m = append_message(&a, number, refs, 4, tokens);
+        m = methods_append_message(&a, number, refs, 4, tokens);
         m.append.own = 0;
         tokens[1]++;
         refused(&a, m, EINVAL); /* other tokens */
@@ -283,7 +220,7 @@ static void borrowed_without_a_pin(const struct hostile *h) {
 static void steps_outside(const struct hostile *h) {
         static const uint32_t steps[][2] = {{0, 0}, {0, 33}, {32, 1}, {33, 0}, {33, 1}, {1, UINT32_MAX},
                                             {UINT32_MAX, 1}, {UINT32_MAX, UINT32_MAX}, {31, UINT32_MAX - 30}};
-        struct asker a = methods_open(h, "steps");
+        struct asker a = methods_open(h->daemon.socket, "steps");
         uint32_t number = methods_sequence(&a, 16);
 
         methods_append(&a, number, 8);
@@ -298,7 +235,7 @@ static void steps_outside(const struct hostile *h) {
 
 static void answers_to_nothing(const struct hostile *h) {
         static const uint32_t taken[KVD_SYNC_CHANGES + 1] = {1, 0, 77, UINT32_MAX, 1, 1, 2};
-        struct asker a = methods_open(h, "answers");
+        struct asker a = methods_open(h->daemon.socket, "answers");
         uint32_t number = methods_sequence(&a, 64), slots[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         struct kvd_msg m = MSG(sync, .space = a.space, .sequence = number);
 
@@ -329,7 +266,7 @@ static void answers_to_nothing(const struct hostile *h) {
 
 /* Whatever state an entry is in, and however often it is named. */
 static void wishes(const struct hostile *h) {
-        struct asker a = methods_open(h, "wishes");
+        struct asker a = methods_open(h->daemon.socket, "wishes");
         uint32_t number = methods_sequence(&a, 64), same[8192] = {0}, slots[16], out[2] = {0, 16};
         struct random random = {5};
         uint32_t n;
@@ -366,7 +303,7 @@ static void wishes(const struct hostile *h) {
 /* ---- selections, samples, tables of depths -------------------------------------------------------------------- */
 
 static void selections(const struct hostile *h) {
-        struct asker a = methods_open(h, "selections"), b = methods_open(h, "selections");
+        struct asker a = methods_open(h->daemon.socket, "selections"), b = methods_open(h->daemon.socket, "selections");
         uint32_t number = methods_sequence(&a, 64);
         kvd_ref refs[16], foreign, twice[2];
         struct kvd_msg m;
@@ -408,7 +345,7 @@ static void selections(const struct hostile *h) {
                 if (raw_call(a.fd, &m, &reply, NULL) != 1)
                         die("the connection has ended");
                 if (i % 3 == 0 && i < 90)
-                        methods_ask(&a, append_message(&a, number, &block, 1, some_tokens));
+                        methods_ask(&a, methods_append_message(&a, number, &block, 1, some_tokens));
                 else if (i % 3 == 1)
                         raw_release(a.fd, a.space, &block, 1);
                 else
@@ -430,7 +367,7 @@ static void selections(const struct hostile *h) {
 }
 
 static void samples(const struct hostile *h) {
-        struct asker a = methods_open(h, "samples"), b = methods_open(h, "samples");
+        struct asker a = methods_open(h->daemon.socket, "samples"), b = methods_open(h->daemon.socket, "samples");
         kvd_ref refs[8], foreign[2], twice[2];
         uint64_t ticket;
         struct kvd_msg m, reply;
@@ -474,7 +411,7 @@ static void samples(const struct hostile *h) {
 }
 
 static void tables_of_depths(const struct hostile *h) {
-        struct asker a = methods_open(h, "depths");
+        struct asker a = methods_open(h->daemon.socket, "depths");
         struct kvd_msg m = MSG(profile, .space = kvd_slice_of(a.name), .op = 4, .def = 1), reply;
         uint8_t depth[101];
 
@@ -513,7 +450,7 @@ static void settings(const struct hostile *h) {
         static const char *const keys[] = {"", ".", "memshare.", "kvreviver.budget ", "keydiff.budget\n", "model",
                                            "memshare.tau_step.x", "hshare.channels", "kvreviver.rows"};
         static const char *const values[] = {"nan", "-nan", "inf", "-1", "1e999", "0x", "", " ", "9", "1 2", "on off"};
-        struct asker a = methods_open(h, "settings");
+        struct asker a = methods_open(h->daemon.socket, "settings");
         struct kvd_msg m, reply;
 
         for (uint32_t i = 0; i < ARRAY_SIZE(keys); i++)

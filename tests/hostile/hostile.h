@@ -28,7 +28,4 @@ extern const struct attack_row method_attacks[], storm_attacks[];
 /* A worker is started, and does a job of every kind that this takes: what it costs is there before it is counted. */
 void methods_warm_up(const struct hostile *h);
 
-/* What every open of the victim's space by others says. */
-struct kvd_msg victim_space_message(void);
-
 #endif

@@ -83,14 +83,10 @@ const char *raw_expect_refusal(int fd, const struct kvd_msg *request, int error)
 }
 
 uint32_t raw_open_space(int fd, const char *name) {
-        const struct kvd_geometry *g = &victim_geometry;
-        struct kvd_msg reply, request = {
-                .number = KVD_MSG_space, .sequence = 2,
-                .space = {.name = kvd_slice_of(name), .create = 1, .layers = g->layers, .kv_heads = g->kv_heads,
-                          .head_dim = g->head_dim, .block_tokens = g->block_tokens, .dtype = g->dtype,
-                          .vocab = g->vocab, .fingerprint0 = g->fingerprint[0], .fingerprint1 = g->fingerprint[1]}};
+        struct kvd_msg request = victim_space_message(), reply;
         struct kvd_fds fds;
 
+        request.space.name = kvd_slice_of(name);
         if (raw_call(fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_space_reply)
                 die("space %s cannot be opened", name);
         kvd_fds_close(&fds);

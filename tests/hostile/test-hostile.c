@@ -26,16 +26,6 @@
 #define KIB_PER_BAD 64u
 #define KIB_SLACK 1536u /* set aside for clients and frames at the start, and not touched before the first attack */
 
-struct kvd_msg victim_space_message(void) {
-        const struct kvd_geometry *g = &victim_geometry;
-
-        return (struct kvd_msg){.number = KVD_MSG_space, .sequence = 2,
-                                .space = {.name = kvd_slice_of("victim"), .create = 1, .layers = g->layers,
-                                          .kv_heads = g->kv_heads, .head_dim = g->head_dim,
-                                          .block_tokens = g->block_tokens, .dtype = g->dtype, .vocab = g->vocab,
-                                          .fingerprint0 = g->fingerprint[0], .fingerprint1 = g->fingerprint[1]}};
-}
-
 /* ---- afterwards --------------------------------------------------------------------------------------------- */
 
 static bool is_other(const struct kvd_msg_space_info_reply *info) {

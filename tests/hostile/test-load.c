@@ -29,7 +29,7 @@ static const struct kvd_geometry geometry = {
 
 static struct daemon d;
 
-/* ---- a client ---------------------------------------------------------------------------------------------------- */
+/* ---- a client --------------------------------------------------------------------------------------------------- */
 
 static void must(int64_t r, const char *what) {
         if (r < 0)
@@ -75,7 +75,7 @@ static kvd_sequence *new_sequence(kvd_space *space, uint32_t n) {
         return sequence;
 }
 
-/* ---- measuring ---------------------------------------------------------------------------------------------------- */
+/* ---- measuring -------------------------------------------------------------------------------------------------- */
 
 static struct kvd_msg_daemon_info_reply info(void) {
         struct kvd_msg_daemon_info_reply reply = {0};
@@ -138,7 +138,7 @@ static void measure(const char *name, void (*run)(void)) {
         daemon_sweep(&d);
 }
 
-/* ---- what clients do ------------------------------------------------------------------------------------------------ */
+/* ---- what clients do -------------------------------------------------------------------------------------------- */
 
 static void ends_with_100_sequences(void) {
         kvd_space *space = open_space(110000, NULL);
@@ -148,7 +148,8 @@ static void ends_with_100_sequences(void) {
         begin();
 }
 
-static const char *const sharing[] = {"memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq", "1", NULL};
+static const char *const sharing[] = {"memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq",
+                                      "1", NULL};
 
 /* Each step has all entries, and so has each that is compared with it. */
 static void steps_over_one_another(void) {

@@ -18,6 +18,16 @@
 const struct kvd_geometry victim_geometry = {.layers = 1, .kv_heads = 2, .head_dim = 128, .block_tokens = VICTIM_BT,
                                              .dtype = KVD_F32, .vocab = 50000, .fingerprint = {1, 2}};
 
+struct kvd_msg victim_space_message(void) {
+        const struct kvd_geometry *g = &victim_geometry;
+
+        return (struct kvd_msg){.number = KVD_MSG_space, .sequence = 2,
+                                .space = {.name = kvd_slice_of("victim"), .create = 1, .layers = g->layers,
+                                          .kv_heads = g->kv_heads, .head_dim = g->head_dim,
+                                          .block_tokens = g->block_tokens, .dtype = g->dtype, .vocab = g->vocab,
+                                          .fingerprint0 = g->fingerprint[0], .fingerprint1 = g->fingerprint[1]}};
+}
+
 /* ---- content ------------------------------------------------------------------------------------------------ */
 
 void victim_tokens(uint32_t chain, uint32_t *ret) {

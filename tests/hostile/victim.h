@@ -13,6 +13,7 @@
 #include <sys/types.h>
 
 #include "client/kvd.h"
+#include "ipc/msg.h"
 
 #define VICTIM_BT 4u
 #define VICTIM_BLOCKS 24u
@@ -31,6 +32,9 @@ struct victim {
 
 void victim_start(struct victim *v, const char *socket);
 void victim_stop(struct victim *v);
+
+/* What every open of the victim's space by others says. */
+struct kvd_msg victim_space_message(void);
 
 /* Tokens and content of its chains, for attackers who use its space. */
 void victim_tokens(uint32_t chain, uint32_t *ret); /* VICTIM_BLOCKS * VICTIM_BT of them */

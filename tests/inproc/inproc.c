@@ -54,6 +54,10 @@ static void *run(void *arg) {
 }
 
 void inproc_start(struct inproc *d, const char *const *settings) {
+        inproc_start_with_worker(d, settings, "");
+}
+
+void inproc_start_with_worker(struct inproc *d, const char *const *settings, const char *program) {
         char why[DAEMON_WHY];
         struct config config;
 
@@ -62,6 +66,7 @@ void inproc_start(struct inproc *d, const char *const *settings) {
                 give_up("mkdtemp: %s", strerror(errno));
         snprintf(d->socket, sizeof d->socket, "%s/kvd.sock", d->dir);
         configure(d, &config, settings);
+        snprintf(config.worker_program, sizeof config.worker_program, "%s", program);
         if (daemon_new(&config, &d->daemon, why) < 0 || daemon_listen(d->daemon, -1, why) < 0)
                 give_up("%s", why);
         if (pthread_create(&d->thread, NULL, run, d) != 0)

@@ -17,6 +17,8 @@ struct inproc {
 
 /* settings: "section.key=value" on top of a small pool, epoll and no log; ended by NULL. Ends the test on failure. */
 void inproc_start(struct inproc *d, const char *const *settings);
+/* The same, with a worker: the program that is started with --worker. */
+void inproc_start_with_worker(struct inproc *d, const char *const *settings, const char *program);
 void inproc_stop(struct inproc *d);
 
 /* Every invariant of every space that the caller may see, and that nobody holds anything any more. */
