@@ -70,7 +70,7 @@ static uint32_t below(struct worker *w, uint32_t n) {
 }
 
 static void maybe_die(struct worker *w) {
-        if (below(w, 600) == 0) {
+        if (!w->o->threads && below(w, 600) == 0) {
                 count(&w->o->tally->deaths, 1);
                 kill(getpid(), SIGKILL);
         }
@@ -210,7 +210,7 @@ static bool get_prefix(struct worker *w, struct line *l, uint32_t *ids, uint32_t
 static void open_line(struct worker *w, struct line *l) {
         uint32_t ids[PREFIX_BLOCKS], tokens[PREFIX_BLOCKS * BT];
 
-        *l = (struct line){.name = ++w->named * 4096 + (uint64_t)getpid()};
+        *l = (struct line){.name = ++w->named * 4096 + (w->o->threads ? w->o->seed : (uint64_t)getpid())};
         if (!fine(w, "open", kvd_sequence_open(w->space, MAX_BLOCKS, &l->sequence))) {
                 l->sequence = NULL;
                 return;

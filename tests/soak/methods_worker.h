@@ -21,6 +21,7 @@ struct methods_options {
         struct methods_tally *tally;
         uint64_t seed;
         bool daemon_may_die;
+        bool threads; /* workers are threads of one process: none of them dies */
 };
 
 extern const struct kvd_geometry methods_geometry, methods_whole_geometry;
