@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "client/conn.h"
-#include "client/kvd.h"
+#include "client/kvd_methods.h"
 #include "tests/lib/oracle.h"
 
 #define BT 4u
@@ -161,6 +161,65 @@ static void request(struct conn *conn, uint32_t number, const void *body, void *
                 CALL(conn_call(conn, number, body, reply));
 }
 
+/* Every entry that is resident has the bytes that it should have: three borrowed ones of chain 1, then chain 77. */
+static void expect_entries(const struct kvd_sequence *q, uint32_t borrowed) {
+        const struct kvd_entry *entries;
+        uint32_t n;
+
+        entries = kvd_sequence_entries(q, &n);
+        for (uint32_t i = 0; i < n; i++)
+                if (entries[i].data &&
+                    !is_right(entries[i].data, i < borrowed ? 1 : 77, i < borrowed ? i : i - borrowed))
+                        wrong("wrong bytes in a sequence", "");
+}
+
+static uint32_t borrow(struct user *u, struct kvd_sequence *q, struct kvd_pin *pin) {
+        uint32_t tokens[3 * BT], ids[3];
+
+        make_tokens(1, 3 * BT, tokens);
+        if (CALL(kvd_lookup(u->space, 0, tokens, 3 * BT, ids, 3, pin)) <= 0)
+                return 0;
+        return CALL(kvd_sequence_borrow(q, pin, pin->n_blocks, ids, tokens)) < 0 ? 0 : pin->n_blocks;
+}
+
+static void append(struct user *u, struct kvd_sequence *q) {
+        struct kvd_block blocks[5];
+        uint32_t tokens[5 * BT], got = take(u, 5, blocks);
+
+        for (uint32_t i = 0; i < got; i++)
+                fill(&blocks[i], 77, i);
+        make_tokens(77, 5 * BT, tokens);
+        if (got && CALL(kvd_sequence_append(q, got, blocks, tokens, got * BT)) < 0)
+                kvd_free(u->space, got, blocks);
+}
+
+/* A request's own table; some of it goes, and what is told of attention comes to shared memory. */
+static void sequence(struct user *u) {
+        static const uint32_t slots[2] = {4, 5};
+        struct kvd_sequence *q = NULL;
+        struct kvd_label_shape shape;
+        struct kvd_pin pin = {0};
+        uint32_t borrowed, n;
+
+        if (!u->space || CALL(kvd_sequence_open(u->space, 16, &q)) < 0)
+                return;
+        borrowed = borrow(u, q, &pin);
+        append(u, q);
+        kvd_sequence_entries(q, &n);
+        if (n > 5) {
+                CALL(kvd_sequence_step(q, 0, n * BT));
+                CALL(kvd_sequence_cool(q, 2, slots, KVD_COOL_DROP));
+                kvd_sequence_labels(q, 5, &shape);
+                kvd_sequence_use(q, 5, 1, 1);
+                CALL(kvd_sequence_sync(q));
+        }
+        expect_entries(q, borrowed);
+        begin();
+        kvd_sequence_close(q);
+        kvd_unpin(u->space, &pin);
+        watch("close of a sequence");
+}
+
 static void ask_everything(const char *socket) {
         struct kvd_slice one = kvd_slice_of("one");
         struct conn *conn = NULL;
@@ -229,7 +288,9 @@ void session_run(const char *socket) {
         find(&b, 1, 4);
         publish(&b, 1, 6); /* the first four are duplicates */
         find(&a, 1, 6);
+        sequence(&a);
         dying_client(socket);
+        sequence(&b);
         single_flight(socket);
         publish(&a, 2, POOL_BLOCKS / 2); /* the pool grows */
         publish(&a, 3, 40);

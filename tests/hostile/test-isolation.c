@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "client/conn.h"
-#include "client/kvd.h"
+#include "client/kvd_methods.h"
 #include "tests/inproc/inproc.h"
 #include "tests/lib/oracle.h"
 
@@ -28,7 +28,7 @@
 #define USER_B 65533u
 #define BT 4u
 #define BLOCKS 20u
-#define TRANSCRIPT 16384u
+#define TRANSCRIPT 32768u
 
 static const struct kvd_geometry geometry = {
         .layers = 1, .kv_heads = 1, .head_dim = 128, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000};
@@ -144,10 +144,11 @@ static void note_spaces(struct conn *conn, char *t) {
 
         while (conn_call(conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){s.next}, &s) == 0)
                 note(t, "space %s of %s: next %u total %llu free %llu filling %llu sealed %llu clients %u segments %u "
-                     "capacity %llu max %llu\n", kvd_slice_copy(s.name, name, 64), kvd_slice_copy(s.domain, domain, 64),
-                     s.next, (unsigned long long)s.total, (unsigned long long)s.free, (unsigned long long)s.filling,
-                     (unsigned long long)s.sealed, s.clients, s.segments, (unsigned long long)s.capacity,
-                     (unsigned long long)s.max_blocks);
+                     "capacity %llu max %llu sequences %llu private %llu\n", kvd_slice_copy(s.name, name, 64),
+                     kvd_slice_copy(s.domain, domain, 64), s.next, (unsigned long long)s.total,
+                     (unsigned long long)s.free, (unsigned long long)s.filling, (unsigned long long)s.sealed,
+                     s.clients, s.segments, (unsigned long long)s.capacity, (unsigned long long)s.max_blocks,
+                     (unsigned long long)s.sequences, (unsigned long long)s.private);
         note(t, "%s\n", kvd_error());
 }
 
@@ -167,6 +168,8 @@ static void note_daemon(struct conn *conn, char *t) {
 
         if (conn_call(conn, KVD_MSG_daemon_info, NULL, &d) < 0)
                 give_up("%s", kvd_error());
+        note(t, "worker %u starts %llu jobs %llu waiting %llu\n", d.worker, (unsigned long long)d.worker_starts,
+             (unsigned long long)d.jobs, (unsigned long long)d.jobs_waiting);
         note(t, "daemon: pool %llu used %llu spaces %u clients %u requests %llu errors %llu bad %llu turn %llu\n",
              (unsigned long long)d.pool_bytes, (unsigned long long)d.pool_used, d.spaces, d.clients,
              (unsigned long long)d.requests, (unsigned long long)d.request_errors, (unsigned long long)d.bad_frames,
@@ -197,6 +200,15 @@ static void note_refusals(struct conn *conn, char *t) {
                           &(struct kvd_msg_space_set){llama, own, kvd_slice_of("policy"), kvd_slice_of("fifo")},
                           &reply);
                 note(t, "space_set: %s\n", kvd_error());
+                conn_call(conn, KVD_MSG_space_set,
+                          &(struct kvd_msg_space_set){llama, own, kvd_slice_of("memshare"), kvd_slice_of("on")},
+                          &reply);
+                note(t, "a method's setting: %s\n", kvd_error());
+                for (uint32_t op = 1; op <= 4; op++) {
+                        conn_call(conn, KVD_MSG_profile,
+                                  &(struct kvd_msg_profile){.space = llama, .domain = own, .op = op}, &reply);
+                        note(t, "profile %u: %s\n", op, kvd_error());
+                }
                 conn_call(conn, KVD_MSG_space, &(struct kvd_msg_space){.name = llama, .domain = own}, &reply);
                 note(t, "space: %s\n", kvd_error());
         }
@@ -232,6 +244,22 @@ static void start(struct inproc *d) {
                 give_up("chmod: %s", strerror(errno));
 }
 
+/* Tables, blocks of its own, and changes that it never takes. */
+static void hold_sequences(struct kvd_space *space) {
+        uint32_t tokens[BLOCKS * BT], slots[4] = {0, 1, 2, 3};
+
+        make_tokens(tokens);
+        for (uint32_t i = 0; i < 20; i++) {
+                struct kvd_sequence *sequence;
+                struct kvd_block blocks[4];
+
+                if (kvd_sequence_open(space, 8, &sequence) < 0 || kvd_alloc(space, 4, blocks) != 4 ||
+                    kvd_sequence_append(sequence, 4, blocks, tokens, 4 * BT) != 4 ||
+                    kvd_sequence_cool(sequence, 4, slots, KVD_COOL_DROP) != 4)
+                        give_up("%s", kvd_error());
+        }
+}
+
 /* A process of A that goes on working and holding. */
 static pid_t busy_neighbour(const char *socket) {
         pid_t pid = fork();
@@ -243,6 +271,7 @@ static pid_t busy_neighbour(const char *socket) {
                 become(USER_A);
                 space = open_space(socket);
                 publish(space);
+                hold_sequences(space);
                 for (;;)
                         find(space);
         }
