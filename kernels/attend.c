@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What may be seen is numbered in order: column c of the call is its c-th resident (and chosen) position. Keys are
+ * Attention of many tokens; that of one is in attend_token.c and gives the same bits. Keys are
  * packed into panels first, once for all queries of the call: a score is then one lane of a matrix product, the chain
  * over the head's dimensions, and the scores of one query lie at their columns. Softmax and the weighted sum of values
  * go over them by column. Queries are done in tiles of a few rows to reuse what is loaded; the last tokens of a tile
@@ -11,9 +11,8 @@
  * is no need for the partial maxima that a kernel needs which visits blocks separately.
  */
 
-#include "kernels/attend.h"
+#include "kernels/attend_inner.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
@@ -35,63 +34,14 @@ struct scratch {
         bool in_place;
 };
 
-/* Neighbouring positions in one block; their columns are neighbours, too. */
-struct run {
-        uint32_t block, position, n;
-        uint32_t column;
-        uint32_t next; /* where to look on: a block, or a place in the list */
-};
-
 /* ---- what is seen ---- */
-
-static uint32_t key_count(const struct kvd_attention *a) {
-        return a->n_keys ? a->n_keys : a->first + a->n;
-}
-
-static bool next_dense(const struct kvd_attention *a, struct run *r) {
-        uint32_t n_keys = key_count(a), n_blocks = DIV_UP(n_keys, a->block_tokens);
-
-        while (r->next < n_blocks && !a->blocks[r->next])
-                r->next++;
-        if (r->next >= n_blocks)
-                return false;
-        r->block = r->next++;
-        r->position = r->block * a->block_tokens;
-        r->n = MIN(a->block_tokens, n_keys - r->position);
-        return true;
-}
-
-static bool next_chosen(const struct kvd_attention *a, struct run *r) {
-        uint32_t n_keys = key_count(a), end;
-
-        while (r->next < a->n_chosen && a->chosen[r->next] < n_keys && !a->blocks[a->chosen[r->next] / a->block_tokens])
-                r->next++;
-        if (r->next >= a->n_chosen || a->chosen[r->next] >= n_keys)
-                return false;
-        r->position = a->chosen[r->next];
-        r->block = r->position / a->block_tokens;
-        end = MIN(n_keys, (r->block + 1) * a->block_tokens);
-        r->n = 0;
-        do {
-                r->n++;
-                r->next++;
-        } while (r->next < a->n_chosen && a->chosen[r->next] == r->position + r->n && r->position + r->n < end);
-        return true;
-}
-
-/* From {0} on: true for every run, then false with column one past the last. */
-static bool next_run(const struct kvd_attention *a, struct run *r) {
-        r->column += r->n;
-        r->n = 0;
-        return a->chosen ? next_chosen(a, r) : next_dense(a, r);
-}
 
 /* How many columns each token sees. */
 static void count_visible(const struct kvd_attention *a, uint32_t *visible) {
-        struct run r = {0};
+        struct kvd_run r = {0};
         uint32_t t = 0;
 
-        while (next_run(a, &r)) {
+        while (kvd_attend_next(a, &r)) {
                 if (a->n_keys)
                         continue;
                 for (; t < a->n && a->first + t < r.position; t++)
@@ -106,7 +56,7 @@ static void count_visible(const struct kvd_attention *a, uint32_t *visible) {
 /* ---- scratch ---- */
 
 static bool all_resident(const struct kvd_attention *a) {
-        for (uint32_t b = 0; b < DIV_UP(key_count(a), a->block_tokens); b++)
+        for (uint32_t b = 0; b < DIV_UP(kvd_attend_keys(a), a->block_tokens); b++)
                 if (!a->blocks[b])
                         return false;
         return true;
@@ -117,7 +67,7 @@ static uint32_t tile_tokens(const struct kvd_attention *a) {
 }
 
 static struct scratch lay_out(const struct kvd_attention *a) {
-        size_t rows = (size_t)tile_tokens(a) * a->group, n = a->chosen ? a->n_chosen : key_count(a);
+        size_t rows = (size_t)tile_tokens(a) * a->group, n = a->chosen ? a->n_chosen : kvd_attend_keys(a);
         struct scratch s = {.ld = ALIGN_UP(n, KVD_PANEL)};
 
         s.in_place = a->type == KVD_NUMBER_F32 && !a->chosen && all_resident(a);
@@ -133,8 +83,15 @@ static struct scratch lay_out(const struct kvd_attention *a) {
         return s;
 }
 
+/* A call of many tokens may be made of calls of one. */
 size_t kvd_attend_scratch(const struct kvd_attention *a) {
-        return lay_out(a).end;
+        struct kvd_attention last = *a;
+        size_t token;
+
+        last.first = kvd_attend_keys(a) - 1;
+        last.n = 1;
+        token = kvd_attend_token_scratch(&last);
+        return a->n <= 1 ? token : MAX(token, lay_out(a).end);
 }
 
 /* ---- keys and values ---- */
@@ -151,7 +108,7 @@ static void fetch(const struct kvd_attention *a, float *to, const uint8_t *head,
 }
 
 /* Keys are staged by panels: whole panels are packed faster than single rows. */
-static void stage_run(const struct kvd_attention *a, const struct scratch *s, const struct run *r) {
+static void stage_run(const struct kvd_attention *a, const struct scratch *s, const struct kvd_run *r) {
         const uint8_t *block = a->blocks[r->block];
         float *stage = a->scratch + s->stage;
         uint32_t slot = r->position - r->block * a->block_tokens;
@@ -169,10 +126,10 @@ static void stage_run(const struct kvd_attention *a, const struct scratch *s, co
 
 static void gather(const struct kvd_attention *a, const struct scratch *s) {
         float *keys = a->scratch + s->keys;
-        struct run r = {0};
+        struct kvd_run r = {0};
         uint32_t left;
 
-        while (next_run(a, &r))
+        while (kvd_attend_next(a, &r))
                 if (s->in_place)
                         a->ops->pack(keys, r.column, (const float *)(a->blocks[r.block] + a->k_offset), a->stride, r.n,
                                      a->dim);
@@ -184,16 +141,6 @@ static void gather(const struct kvd_attention *a, const struct scratch *s) {
 }
 
 /* ---- turned queries ---- */
-
-static void turn_rows(const struct kvd_attention *a, const struct scratch *s, uint32_t turn, uint32_t rows) {
-        const float *angles = a->turns + (size_t)(turn - 1) * a->dim;
-        float *turned = a->scratch + s->turned;
-        uint32_t half = a->dim / 2;
-
-        memcpy(turned, a->scratch + s->q, (size_t)rows * a->dim * sizeof *turned);
-        for (uint32_t r = 0; r < rows; r++)
-                a->ops->rope(turned + (size_t)r * a->dim, angles, angles + half, half);
-}
 
 /* The scores of columns [from, to) again, with turned queries; at most a span at a time, from a panel's start. */
 static void rescore(const struct kvd_attention *a, const struct scratch *s, uint32_t from, uint32_t to, uint32_t rows) {
@@ -214,74 +161,22 @@ static void rescore(const struct kvd_attention *a, const struct scratch *s, uint
 
 static void turn_scores(const struct kvd_attention *a, const struct scratch *s, uint32_t rows, uint32_t n_columns) {
         uint32_t ready = 0, turn, from, to;
-        struct run r = {0};
-        bool more = next_run(a, &r);
+        struct kvd_run r = {0};
+        bool more = kvd_attend_next(a, &r);
 
         while (more && r.column < n_columns) {
                 turn = a->turn[r.block];
                 from = r.column;
                 do {
                         to = r.column + r.n;
-                        more = next_run(a, &r);
+                        more = kvd_attend_next(a, &r);
                 } while (more && a->turn[r.block] == turn);
                 if (turn == 0)
                         continue;
                 if (turn != ready)
-                        turn_rows(a, s, turn, rows);
+                        kvd_attend_turn(a, a->scratch + s->turned, a->scratch + s->q, turn, rows);
                 ready = turn;
                 rescore(a, s, from, MIN(to, n_columns), rows);
-        }
-}
-
-uint32_t kvd_turns(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *turn,
-                   float *turns, uint32_t max) {
-        uint32_t n = 0;
-
-        for (uint32_t b = 0; b < n_blocks; b++) {
-                uint32_t same = 0;
-
-                while (same < b && deltas[same] != deltas[b])
-                        same++;
-                turn[b] = deltas[b] == 0 ? 0 : same < b ? turn[same] : ++n;
-                if (n > max)
-                        return UINT32_MAX;
-                for (uint32_t i = 0; i < half && deltas[b] != 0 && same == b; i++) {
-                        double angle = -(double)deltas[b] * (double)frequencies[i];
-
-                        turns[(size_t)(n - 1) * 2 * half + i] = (float)cos(angle);
-                        turns[(size_t)(n - 1) * 2 * half + half + i] = (float)sin(angle);
-                }
-        }
-        return n;
-}
-
-/* ---- mass ---- */
-
-/* Sums by lanes, 16 at a time: one chain a block would wait for every addition. */
-static float sum_weights(const float *p, uint32_t n) {
-        float lanes[KVD_PANEL] = {0};
-
-        for (; n >= KVD_PANEL; n -= KVD_PANEL, p += KVD_PANEL)
-                for (int j = 0; j < KVD_PANEL; j++)
-                        lanes[j] += p[j];
-        for (uint32_t j = 0; j < n; j++)
-                lanes[j] += p[j];
-        for (int width = KVD_PANEL / 2; width > 0; width /= 2)
-                for (int j = 0; j < width; j++)
-                        lanes[j] += lanes[j + width];
-        return lanes[0];
-}
-
-static void add_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns) {
-        struct run r = {0};
-
-        while (next_run(a, &r) && r.column < n_columns) {
-                uint32_t n = MIN(r.n, n_columns - r.column);
-
-                if (a->block_mass)
-                        a->block_mass[r.block] += sum_weights(p + r.column, n) / total;
-                for (uint32_t i = 0; a->token_mass && i < n; i++)
-                        a->token_mass[r.position + i] += p[r.column + i] / total;
         }
 }
 
@@ -303,7 +198,7 @@ static void weigh(const struct kvd_attention *a, const struct scratch *s, uint32
 
                 total[r] = seen == 0 ? 0.0f : a->ops->softmax(scores + r * s->ld, seen, a->scale);
                 if ((a->block_mass || a->token_mass) && seen > 0)
-                        add_mass(a, scores + r * s->ld, total[r], seen);
+                        kvd_attend_mass(a, scores + r * s->ld, total[r], seen);
         }
 }
 
@@ -330,7 +225,7 @@ static void deliver(const struct kvd_attention *a, const struct scratch *s, uint
                                 a->out[(token + i) * a->ldo + g * a->dim + d] = *total == 0.0f ? 0.0f : sum[d] / *total;
 }
 
-void kvd_attend(const struct kvd_attention *a) {
+static void attend_packed(const struct kvd_attention *a) {
         const struct scratch s = lay_out(a);
         const uint8_t *compacted = (const uint8_t *)(a->scratch + s.values);
         struct kvd_rows values = {a->blocks, a->v_offset, a->stride, a->block_tokens, a->dim};
@@ -345,4 +240,11 @@ void kvd_attend(const struct kvd_attention *a) {
                 mix(a, &s, &values, t, n);
                 deliver(a, &s, t, n);
         }
+}
+
+void kvd_attend(const struct kvd_attention *a) {
+        if (a->n == 1)
+                kvd_attend_token(a);
+        else
+                attend_packed(a);
 }

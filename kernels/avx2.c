@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "kernels/attend_rows.h"
 #include "kernels/bicache.h"
 #include "kernels/block.h"
 #include "kernels/hshare.h"
@@ -345,6 +346,7 @@ const struct kvd_ops kvd_ops_avx2 = {
         .widen = kvd_widen_avx2,
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
+        .attend = &kvd_attend_avx2,
         .block = &kvd_block_avx2,
         .keydiff = &kvd_keydiff_avx2,
         .memshare = &kvd_memshare_avx2,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "kernels/attend_rows.h"
 #include "kernels/bicache.h"
 #include "kernels/block.h"
 #include "kernels/hshare.h"
@@ -250,6 +251,7 @@ const struct kvd_ops kvd_ops_avx512 = {
         .widen = kvd_widen_avx2,
         .narrow = kvd_narrow_avx2,
         .copy_nt = copy_nt,
+        .attend = &kvd_attend_avx512,
         .block = &kvd_block_avx512,
         .keydiff = &kvd_keydiff_avx512,
         .memshare = &kvd_memshare_avx512,

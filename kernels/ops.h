@@ -37,6 +37,7 @@ struct kvd_rows {
         uint32_t dim; /* floats of a row that count */
 };
 
+struct kvd_attend_ops;
 struct kvd_block_ops;
 struct kvd_keydiff_ops;
 struct kvd_memshare_ops;
@@ -92,6 +93,7 @@ struct kvd_ops {
 
         /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---- */
 
+        const struct kvd_attend_ops *attend; /* one token: kernels/attend_rows.h */
         const struct kvd_block_ops *block;
         const struct kvd_keydiff_ops *keydiff;
         const struct kvd_memshare_ops *memshare;

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/attend_rows.h"
 #include "kernels/bicache.h"
 #include "kernels/block.h"
 #include "kernels/hshare.h"
@@ -195,6 +196,7 @@ const struct kvd_ops kvd_ops_scalar = {
         .widen = kvd_widen_scalar,
         .narrow = kvd_narrow_scalar,
         .copy_nt = copy_nt,
+        .attend = &kvd_attend_scalar,
         .block = &kvd_block_scalar,
         .keydiff = &kvd_keydiff_scalar,
         .memshare = &kvd_memshare_scalar,

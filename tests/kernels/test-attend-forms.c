@@ -14,7 +14,7 @@
 #include "kernels/attend.h"
 #include "tests/kernels/buffers.h"
 
-enum { MOST_KEYS = 200 };
+enum { USUAL_KEYS = 200, MOST_KEYS = 1400 };
 
 struct form {
         uint32_t n_keys, first, n, group, dim, block_tokens;
@@ -250,7 +250,7 @@ static struct form random_form(uint32_t options) {
                 .type = random_u32() % 3 + KVD_NUMBER_F32,
         };
 
-        f.first = random_u32() % (MOST_KEYS - f.n);
+        f.first = random_u32() % (USUAL_KEYS - f.n);
         f.n_keys = f.first + f.n;
         return f;
 }
@@ -264,6 +264,36 @@ START_TEST(every_form_is_right_and_the_same_in_every_variant) {
                 f.n = 1; /* decode */
                 f.n_keys = f.first + 1;
                 check_form(&f);
+        }
+}
+END_TEST
+
+/* One token at a time takes another way than many: over contexts longer than what it looks at in one go. */
+START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
+        static const uint32_t dims[] = {1, 3, 17, 32, 33, 47, 64, 80, 96, 112, 127, 128, 160};
+
+        random_seed((uint32_t)_i + 100);
+        for (size_t i = 0; i < ARRAY_SIZE(dims); i++) {
+                struct form f = random_form((uint32_t)_i);
+
+                f.dim = f.turned ? ALIGN_UP(dims[i], 2) : dims[i];
+                f.group = 1 + (uint32_t)(_i + i) % 9;
+                f.n = 2;
+                f.first = 900 + random_u32() % 400;
+                f.n_keys = f.first + f.n;
+                for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
+                        struct scene s = make_scene(&f);
+                        struct result many, alone;
+
+                        if (!(*v)->works())
+                                continue;
+                        many = attend(&s, *v, 2);
+                        alone = attend(&s, *v, 1);
+                        assert_same_bits(many.out, alone.out, many.n_out, (*v)->name);
+                        assert_same_bits(many.block_mass, alone.block_mass, s.n_blocks, (*v)->name);
+                        assert_same_bits(many.token_mass, alone.token_mass, f.n_keys, (*v)->name);
+                        buffers_free();
+                }
         }
 }
 END_TEST
@@ -373,6 +403,7 @@ int main(void) {
 
         tcase_set_timeout(tests, 120);
         tcase_add_loop_test(tests, every_form_is_right_and_the_same_in_every_variant, 0, 16);
+        tcase_add_loop_test(tests, a_token_alone_has_the_bits_of_one_among_others, 0, 16);
         tcase_add_test(tests, what_is_left_out_leaves_no_trace);
         tcase_add_test(tests, nothing_to_see_is_zero);
         tcase_add_test(tests, no_turn_changes_no_bits);

@@ -146,6 +146,11 @@ START_TEST(bits_do_not_depend_on_variant_chunk_or_block_size) {
         for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
                 for (uint32_t group = 1; group <= 9; group += group < 3 ? 1 : 6)
                         same_bits_case(dims[i], group, KVD_NUMBER_F32);
+        for (enum kvd_number type = KVD_NUMBER_F32; type <= KVD_NUMBER_BF16; type++) {
+                same_bits_case(128, 4, type);
+                same_bits_case(80, 1, type);
+                same_bits_case(127, 5, type);
+        }
         same_bits_case(32, 2, KVD_NUMBER_F16);
         same_bits_case(13, 3, KVD_NUMBER_F16);
         same_bits_case(32, 2, KVD_NUMBER_BF16);

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_ATTEND_INNER_H
+#define KVD_KERNELS_ATTEND_INNER_H
+
+/*
+ * Shared by the files of attention. What may be seen is numbered in order: column c of the call is its c-th resident
+ * (and chosen) position.
+ */
+
+#include "kernels/attend.h"
+
+/* Neighbouring positions in one block; their columns are neighbours, too. */
+struct kvd_run {
+        uint32_t block, position, n;
+        uint32_t column;
+        uint32_t next; /* where to look on: a block, or a place in the list */
+};
+
+/* Positions that the call's last token sees. */
+uint32_t kvd_attend_keys(const struct kvd_attention *a);
+
+/* From {0} on: true for every run, then false with column one past the last. */
+bool kvd_attend_next(const struct kvd_attention *a, struct kvd_run *r);
+
+/* turned = rows of queries of dim, one after the other, by turn number turn > 0. */
+void kvd_attend_turn(const struct kvd_attention *a, float *turned, const float *q, uint32_t turn, uint32_t rows);
+
+/* A row's weights p, and their total, to the masses of what it sees: the first n_columns. */
+void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns);
+
+/* One token: keys and values are read once, where they are. */
+void kvd_attend_token(const struct kvd_attention *a);
+size_t kvd_attend_token_scratch(const struct kvd_attention *a);
+
+#endif

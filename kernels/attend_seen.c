@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What all kinds of attention share: which positions are seen, how queries are turned, how mass is added. */
+
+#include "kernels/attend_inner.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+
+/* ---- what is seen ---- */
+
+uint32_t kvd_attend_keys(const struct kvd_attention *a) {
+        return a->n_keys ? a->n_keys : a->first + a->n;
+}
+
+static bool next_dense(const struct kvd_attention *a, struct kvd_run *r) {
+        uint32_t n_keys = kvd_attend_keys(a), n_blocks = DIV_UP(n_keys, a->block_tokens);
+
+        while (r->next < n_blocks && !a->blocks[r->next])
+                r->next++;
+        if (r->next >= n_blocks)
+                return false;
+        r->block = r->next++;
+        r->position = r->block * a->block_tokens;
+        r->n = MIN(a->block_tokens, n_keys - r->position);
+        return true;
+}
+
+static bool next_chosen(const struct kvd_attention *a, struct kvd_run *r) {
+        uint32_t n_keys = kvd_attend_keys(a), end;
+
+        while (r->next < a->n_chosen && a->chosen[r->next] < n_keys && !a->blocks[a->chosen[r->next] / a->block_tokens])
+                r->next++;
+        if (r->next >= a->n_chosen || a->chosen[r->next] >= n_keys)
+                return false;
+        r->position = a->chosen[r->next];
+        r->block = r->position / a->block_tokens;
+        end = MIN(n_keys, (r->block + 1) * a->block_tokens);
+        r->n = 0;
+        do {
+                r->n++;
+                r->next++;
+        } while (r->next < a->n_chosen && a->chosen[r->next] == r->position + r->n && r->position + r->n < end);
+        return true;
+}
+
+bool kvd_attend_next(const struct kvd_attention *a, struct kvd_run *r) {
+        r->column += r->n;
+        r->n = 0;
+        return a->chosen ? next_chosen(a, r) : next_dense(a, r);
+}
+
+/* ---- turned queries ---- */
+
+void kvd_attend_turn(const struct kvd_attention *a, float *turned, const float *q, uint32_t turn, uint32_t rows) {
+        const float *angles = a->turns + (size_t)(turn - 1) * a->dim;
+        uint32_t half = a->dim / 2;
+
+        memcpy(turned, q, (size_t)rows * a->dim * sizeof *turned);
+        for (uint32_t r = 0; r < rows; r++)
+                a->ops->rope(turned + (size_t)r * a->dim, angles, angles + half, half);
+}
+
+uint32_t kvd_turns(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *turn,
+                   float *turns, uint32_t max) {
+        uint32_t n = 0;
+
+        for (uint32_t b = 0; b < n_blocks; b++) {
+                uint32_t same = 0;
+
+                while (same < b && deltas[same] != deltas[b])
+                        same++;
+                turn[b] = deltas[b] == 0 ? 0 : same < b ? turn[same] : ++n;
+                if (n > max)
+                        return UINT32_MAX;
+                for (uint32_t i = 0; i < half && deltas[b] != 0 && same == b; i++) {
+                        double angle = -(double)deltas[b] * (double)frequencies[i];
+
+                        turns[(size_t)(n - 1) * 2 * half + i] = (float)cos(angle);
+                        turns[(size_t)(n - 1) * 2 * half + half + i] = (float)sin(angle);
+                }
+        }
+        return n;
+}
+
+/* ---- mass ---- */
+
+/* Sums by lanes, 16 at a time: one chain a block would wait for every addition. */
+static float sum_weights(const float *p, uint32_t n) {
+        float lanes[KVD_PANEL] = {0};
+
+        for (; n >= KVD_PANEL; n -= KVD_PANEL, p += KVD_PANEL)
+                for (int j = 0; j < KVD_PANEL; j++)
+                        lanes[j] += p[j];
+        for (uint32_t j = 0; j < n; j++)
+                lanes[j] += p[j];
+        for (int width = KVD_PANEL / 2; width > 0; width /= 2)
+                for (int j = 0; j < width; j++)
+                        lanes[j] += lanes[j + width];
+        return lanes[0];
+}
+
+void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns) {
+        struct kvd_run r = {0};
+
+        while (kvd_attend_next(a, &r) && r.column < n_columns) {
+                uint32_t n = MIN(r.n, n_columns - r.column);
+
+                if (a->block_mass)
+                        a->block_mass[r.block] += sum_weights(p + r.column, n) / total;
+                for (uint32_t i = 0; a->token_mass && i < n; i++)
+                        a->token_mass[r.position + i] += p[r.column + i] / total;
+        }
+}
