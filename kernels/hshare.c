@@ -7,14 +7,13 @@
 
 #include "kernels/hshare.h"
 
-#include <float.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "kernels/hshare_select.h"
 #include "kernels/lanes.h"
 
-enum { QUERIES = 4, USUAL = 32, USUAL_BYTES = 20 }; /* channels, and bytes of a label of so many */
+enum { QUERIES = 4 };
 
 /* Sums over the channels of 16 labels, one label a lane. */
 struct products {
@@ -22,132 +21,6 @@ struct products {
         lanes sum;          /* of codes */
         lanes least, step;
 };
-
-/* ---- labels ---- */
-
-/* With a constant number of channels the loops unroll. The reference's do so anyway, sixteenfold: once is enough. */
-#if defined(KVD_ISA_SCALAR)
-#define PER_LABEL static
-#else
-#define PER_LABEL KERNEL
-#endif
-
-struct quantised {
-        float codes[KVD_LABEL_CHANNELS_MAX + KVD_LANES];
-        float least, step;
-};
-
-KERNEL float through_f16(float f) {
-        uint16_t half;
-
-        lanes_narrow_n(&half, lanes_set(f), 1, KVD_NUMBER_F16);
-        return lanes_sum(lanes_widen_n(&half, 1, KVD_NUMBER_F16));
-}
-
-/* x: n channels, then the first one again up to a multiple of 16. */
-PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
-        lanes least = lanes_load(x), most = least, check = lanes_zero();
-        float largest, range;
-
-        for (uint32_t i = 0; i < n; i += KVD_LANES) {
-                lanes xi = lanes_load(x + i);
-
-                least = lanes_min(least, xi);
-                most = lanes_max(most, xi);
-                check = lanes_add(check, lanes_sub(xi, xi)); /* not 0 for what is not finite */
-        }
-        if (lanes_sum(check) != 0.0f) {
-                memset(to, 0, sizeof *to);
-                to->step = 1.0f;
-                return;
-        }
-        to->least = MAX(lanes_least(least), stored ? -65504.0f : -FLT_MAX);
-        largest = MIN(lanes_largest(most), stored ? 65504.0f : FLT_MAX);
-        range = largest - to->least;
-        to->step = range / 15.0f;
-        if (stored) {
-                to->least = through_f16(to->least);
-                to->step = through_f16(to->step);
-        }
-        if (!(to->step > 0.0f))
-                to->step = 1.0f;
-        for (uint32_t i = 0; i < n; i += KVD_LANES) {
-                lanes offset = lanes_sub(lanes_load(x + i), lanes_set(to->least));
-                lanes code = lanes_round(lanes_div(offset, lanes_set(to->step)));
-
-                lanes_store(to->codes + i, lanes_max(lanes_min(code, lanes_set(15.0f)), lanes_zero()));
-        }
-}
-
-/* The channels of one key, padded as quantise() wants them. */
-KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, uint32_t n, enum kvd_number type) {
-        uint16_t half[KVD_LABEL_CHANNELS_MAX];
-        uint32_t padded = ALIGN_UP(n, KVD_LANES);
-
-        for (uint32_t i = 0; i < padded; i++)
-                if (type == KVD_NUMBER_F32)
-                        to[i] = ((const float *)k)[channels[i < n ? i : 0]];
-                else
-                        half[i] = ((const uint16_t *)k)[channels[i < n ? i : 0]];
-        for (uint32_t i = 0; i < padded && type != KVD_NUMBER_F32; i += KVD_LANES)
-                lanes_store(to + i, lanes_widen(half + i, type));
-}
-
-PER_LABEL void store_label(uint8_t *label, const struct quantised *from, uint32_t n) {
-        uint8_t codes[KVD_LABEL_CHANNELS_MAX + 1];
-        uint32_t bytes = (n + 1) / 2;
-
-        for (uint32_t i = 0; i < n; i++)
-                codes[i] = (uint8_t)(int)from->codes[i];
-        codes[n] = 0;
-        for (uint32_t j = 0; j < bytes; j++)
-                label[j] = (uint8_t)(codes[2 * j] | codes[2 * j + 1] << 4);
-        lanes_narrow_n(label + bytes, lanes_set(from->least), 1, KVD_NUMBER_F16);
-        lanes_narrow_n(label + bytes + 2, lanes_set(from->step), 1, KVD_NUMBER_F16);
-}
-
-KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
-                       uint32_t n_channels, enum kvd_number type) {
-        float x[KVD_LABEL_CHANNELS_MAX] = {0};
-        struct quantised q = {0};
-
-        for (uint32_t i = 0; i < n; i++, labels += kvd_label_bytes(n_channels)) {
-                pick_channels(x, number_at(k, i * stride, type), channels, n_channels, type);
-                quantise(&q, x, n_channels, true);
-                store_label(labels, &q, n_channels);
-        }
-}
-
-KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
-                       uint32_t n_channels, enum kvd_number type) {
-        if (n_channels == USUAL)
-                label_type(labels, k, stride, n, channels, USUAL, type);
-        else
-                label_type(labels, k, stride, n, channels, n_channels, type);
-}
-
-static void label(uint8_t *labels, const void *k, size_t stride, enum kvd_number type, uint32_t n,
-                  const uint16_t *channels, uint32_t n_channels) {
-        if (type == KVD_NUMBER_F32)
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
-        else if (type == KVD_NUMBER_F16)
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
-        else
-                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
-}
-
-static void query(struct kvd_label_query *to, const float *q, const uint16_t *channels, uint32_t n_channels) {
-        float x[KVD_LABEL_CHANNELS_MAX] = {0};
-        struct quantised label = {0};
-
-        pick_channels(x, q, channels, n_channels, KVD_NUMBER_F32);
-        quantise(&label, x, n_channels, false);
-        *to = (struct kvd_label_query){.least = label.least, .step = label.step};
-        for (uint32_t i = 0; i < n_channels; i++) {
-                (i % 2 ? to->high : to->low)[i / 2] = (uint8_t)(int)label.codes[i];
-                to->sum += (uint32_t)label.codes[i];
-        }
-}
 
 /* ---- inner products of 16 labels of 32 channels with a few queries ---- */
 
@@ -388,8 +261,8 @@ static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t of
 }
 
 const struct kvd_hshare_ops KVD_VARIANT(kvd_hshare) = {
-        .label = label,
-        .query = query,
+        .label = KVD_VARIANT(kvd_hshare_label),
+        .query = KVD_VARIANT(kvd_hshare_query),
         .scores = scores,
         .aggregate = KVD_VARIANT(kvd_hshare_aggregate),
         .top = KVD_VARIANT(kvd_hshare_top),

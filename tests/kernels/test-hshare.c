@@ -61,6 +61,8 @@ static void label_case(uint32_t dim, uint32_t n_channels, enum kvd_number type, 
                         x[i * stride + channels[n_channels - 1]] = i % 2 ? NAN : -INFINITY;
                 if (i % 5 == 3)
                         x[i * stride + channels[0]] = 3e38f;
+                for (uint32_t d = 0; d < dim && i % 5 == 4; d++) /* the least is 0, of one sign or the other */
+                        x[i * stride + d] = d % 3 == i % 3 ? -0.0f : d % 3 == 0 ? 0.0f : fabsf(x[i * stride + d]);
         }
         k = keys_of(x, n > 0 ? (n - 1) * stride + dim : 0, type);
         scalar()->label(expected, k, stride, type, n, channels, n_channels);
@@ -84,6 +86,17 @@ START_TEST(labels_are_the_same_in_every_variant) {
                 for (uint32_t dim = channel_counts[c]; dim <= 2 * channel_counts[c] + 1; dim += channel_counts[c] + 1)
                         for (uint32_t n = 1; n <= 21; n += 4)
                                 label_case(dim, channel_counts[c], KVD_NUMBER_F32 + n % 3, n);
+}
+END_TEST
+
+/* Labels of the usual size are made 16 at a time. */
+START_TEST(labels_of_32_channels_are_the_same_for_any_number_of_keys) {
+        static const uint32_t dims[] = {32, 63, 64, 80, 96, 127, 128, 129, 160, 256};
+
+        for (size_t d = 0; d < ARRAY_SIZE(dims); d++)
+                for (uint32_t n = 15; n <= 49; n += 6 + n % 5)
+                        for (enum kvd_number type = KVD_NUMBER_F32; type <= KVD_NUMBER_BF16; type++)
+                                label_case(dims[d], 32, type, n);
 }
 END_TEST
 
@@ -331,6 +344,7 @@ int main(void) {
 
         tcase_set_timeout(tests, 200);
         tcase_add_test(tests, labels_are_the_same_in_every_variant);
+        tcase_add_test(tests, labels_of_32_channels_are_the_same_for_any_number_of_keys);
         tcase_add_test(tests, a_label_is_laid_out_as_the_header_says);
         tcase_add_test(tests, scores_are_the_same_in_every_variant);
         tcase_add_test(tests, aggregates_are_the_same_in_every_variant);

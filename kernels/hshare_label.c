@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* HShare's labels, of keys and queries; compiled once for each instruction set. */
+
+#include <float.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/hshare_select.h"
+#include "kernels/interleave.h"
+#include "kernels/lanes.h"
+
+/* ---- labels ---- */
+
+/* With a constant number of channels the loops unroll. The reference's do so anyway, sixteenfold: once is enough. */
+#if defined(KVD_ISA_SCALAR)
+#define PER_LABEL static
+#else
+#define PER_LABEL KERNEL
+#endif
+
+struct quantised {
+        float codes[KVD_LABEL_CHANNELS_MAX + KVD_LANES];
+        float least, step;
+};
+
+KERNEL float through_f16(float f) {
+        uint16_t half;
+
+        lanes_narrow_n(&half, lanes_set(f), 1, KVD_NUMBER_F16);
+        return lanes_sum(lanes_widen_n(&half, 1, KVD_NUMBER_F16));
+}
+
+/* x: n channels, then the first one again up to a multiple of 16. */
+PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
+        lanes least = lanes_load(x), most = least, check = lanes_zero();
+        float largest, range;
+
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                lanes xi = lanes_load(x + i);
+
+                least = lanes_min(least, xi);
+                most = lanes_max(most, xi);
+                check = lanes_add(check, lanes_sub(xi, xi)); /* not 0 for what is not finite */
+        }
+        if (lanes_sum(check) != 0.0f) {
+                memset(to, 0, sizeof *to);
+                to->step = 1.0f;
+                return;
+        }
+        to->least = MAX(lanes_least(least), stored ? -65504.0f : -FLT_MAX);
+        largest = MIN(lanes_largest(most), stored ? 65504.0f : FLT_MAX);
+        range = largest - to->least;
+        to->step = range / 15.0f;
+        if (stored) {
+                to->least = through_f16(to->least);
+                to->step = through_f16(to->step);
+        }
+        if (!(to->step > 0.0f))
+                to->step = 1.0f;
+        for (uint32_t i = 0; i < n; i += KVD_LANES) {
+                lanes offset = lanes_sub(lanes_load(x + i), lanes_set(to->least));
+                lanes code = lanes_round(lanes_div(offset, lanes_set(to->step)));
+
+                lanes_store(to->codes + i, lanes_max(lanes_min(code, lanes_set(15.0f)), lanes_zero()));
+        }
+}
+
+/* The channels of one key, padded as quantise() wants them. */
+KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, uint32_t n, enum kvd_number type) {
+        uint16_t half[KVD_LABEL_CHANNELS_MAX];
+        uint32_t padded = ALIGN_UP(n, KVD_LANES);
+
+        for (uint32_t i = 0; i < padded; i++)
+                if (type == KVD_NUMBER_F32)
+                        to[i] = ((const float *)k)[channels[i < n ? i : 0]];
+                else
+                        half[i] = ((const uint16_t *)k)[channels[i < n ? i : 0]];
+        for (uint32_t i = 0; i < padded && type != KVD_NUMBER_F32; i += KVD_LANES)
+                lanes_store(to + i, lanes_widen(half + i, type));
+}
+
+PER_LABEL void store_label(uint8_t *label, const struct quantised *from, uint32_t n) {
+        uint8_t codes[KVD_LABEL_CHANNELS_MAX + 1];
+        uint32_t bytes = (n + 1) / 2;
+
+        for (uint32_t i = 0; i < n; i++)
+                codes[i] = (uint8_t)(int)from->codes[i];
+        codes[n] = 0;
+        for (uint32_t j = 0; j < bytes; j++)
+                label[j] = (uint8_t)(codes[2 * j] | codes[2 * j + 1] << 4);
+        lanes_narrow_n(label + bytes, lanes_set(from->least), 1, KVD_NUMBER_F16);
+        lanes_narrow_n(label + bytes + 2, lanes_set(from->step), 1, KVD_NUMBER_F16);
+}
+
+KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
+                       uint32_t n_channels, enum kvd_number type) {
+        float x[KVD_LABEL_CHANNELS_MAX] = {0};
+        struct quantised q = {0};
+
+        for (uint32_t i = 0; i < n; i++, labels += kvd_label_bytes(n_channels)) {
+                pick_channels(x, number_at(k, i * stride, type), channels, n_channels, type);
+                quantise(&q, x, n_channels, true);
+                store_label(labels, &q, n_channels);
+        }
+}
+
+/* ---- labels of 16 keys, one key a lane, in the order of quantise() ---- */
+
+#if !defined(KVD_ISA_SCALAR)
+
+/* The channels of 16 keys, with 16-bit elements two a word. */
+KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride, const uint16_t *channels,
+                          enum kvd_number type) {
+        for (uint32_t t = 0; t < KVD_LANES; t++) {
+                const void *key = number_at(k, t * stride, type);
+
+                for (uint32_t i = 0; i < USUAL; i++)
+                        memcpy(rows[t] + i * number_size(type), number_at(key, channels[i], type), number_size(type));
+        }
+}
+
+#if defined(KVD_ISA_AVX512)
+
+enum { WITHIN = 128 };
+
+/* The same where all channels are below 128, of 16 bits: found in four registers. */
+KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride,
+                             const uint16_t *channels, uint32_t most) {
+        __m512i at = _mm512_loadu_si512(channels), part[4];
+        __mmask32 upper = _mm512_cmpge_epu16_mask(at, _mm512_set1_epi16(64)), there[4];
+
+        for (uint32_t i = 0; i < 4; i++)
+                there[i] = most >= 32 * i + 31 ? ~0u : most < 32 * i ? 0 : (2u << (most - 32 * i)) - 1;
+        for (uint32_t t = 0; t < KVD_LANES; t++) {
+                const uint16_t *key = (const uint16_t *)k + t * stride;
+                __m512i low, high;
+
+                for (int i = 0; i < 4; i++)
+                        part[i] = _mm512_maskz_loadu_epi16(there[i], key + (ptrdiff_t)i * 32);
+                low = _mm512_permutex2var_epi16(part[0], at, part[1]);
+                high = _mm512_permutex2var_epi16(part[2], at, part[3]);
+                _mm512_storeu_si512(rows[t], _mm512_mask_mov_epi16(low, upper, high));
+        }
+}
+
+/* The same for floats, 32 of them in two registers. */
+KERNEL void permute_floats(uint8_t rows[KVD_LANES][USUAL * 4], const float *k, size_t stride, const uint16_t *channels,
+                           uint32_t most) {
+        for (uint32_t t = 0; t < KVD_LANES; t++, k += stride)
+                for (uint32_t half = 0; half < 2; half++) {
+                        __m512i at = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(channels + 16 * half)));
+                        __m512 found = _mm512_setzero_ps();
+
+                        for (uint32_t i = 0; i <= most; i += 32) {
+                                uint32_t left = most + 1 - i;
+                                __mmask16 low = left >= 16 ? 0xffff : lanes_mask(left);
+                                __mmask16 high = left >= 32 ? 0xffff : left <= 16 ? 0 : lanes_mask(left - 16);
+                                __m512 a = _mm512_maskz_loadu_ps(low, k + i);
+                                __m512 b = _mm512_maskz_loadu_ps(high, k + i + 16);
+                                __mmask16 here = _mm512_cmpge_epu32_mask(at, _mm512_set1_epi32((int)i));
+
+                                found = _mm512_mask_mov_ps(found, here, _mm512_permutex2var_ps(a, at, b));
+                        }
+                        _mm512_storeu_ps(rows[t] + (size_t)half * KVD_LINE, found);
+                }
+}
+
+#endif
+
+KERNEL void pick_16(lanes x[USUAL], const void *k, size_t stride, const uint16_t *channels, uint32_t most,
+                    enum kvd_number type) {
+        uint8_t rows[KVD_LANES][USUAL * 4], words[KVD_LINE_WORDS * KVD_LINE];
+        const uint8_t *row[KVD_LANES];
+
+        (void)most;
+        for (int t = 0; t < KVD_LANES; t++)
+                row[t] = rows[t];
+#if defined(KVD_ISA_AVX512)
+        if (type == KVD_NUMBER_F32)
+                permute_floats(rows, k, stride, channels, most);
+        else if (most < WITHIN)
+                permute_channels(rows, k, stride, channels, most);
+        else
+#endif
+                copy_channels(rows, k, stride, channels, type);
+        for (uint32_t line = 0; line < USUAL * number_size(type) / KVD_LINE; line++) {
+                lanes_interleave(words, row, (size_t)line * KVD_LINE, KVD_LINE, type);
+                for (uint32_t w = 0; w < KVD_LINE_WORDS; w++)
+                        if (type == KVD_NUMBER_F32)
+                                x[line * KVD_LINE_WORDS + w] = lanes_load((const float *)(words + w * KVD_LINE));
+                        else
+                                lanes_widen_2(words + w * KVD_LINE, type, &x[2 * w], &x[2 * w + 1]);
+        }
+}
+
+struct range_16 {
+        lanes least, step;
+        lanes most_code; /* 15; 0 for the label of zeros */
+};
+
+KERNEL lanes better(lanes a, lanes b, bool largest) {
+        return largest ? lanes_max(a, b) : lanes_min(a, b);
+}
+
+/* Of channels i, i + 4, i + 8 and so on, in the order of the tree. */
+KERNEL lanes best_of_8(const lanes x[USUAL], int i, bool largest) {
+        lanes a = better(better(x[i], x[i + 16], largest), better(x[i + 8], x[i + 24], largest), largest);
+        lanes b = better(better(x[i + 4], x[i + 20], largest), better(x[i + 12], x[i + 28], largest), largest);
+
+        return better(a, b, largest);
+}
+
+KERNEL lanes best_of(const lanes x[USUAL], bool largest) {
+        lanes even = better(best_of_8(x, 0, largest), best_of_8(x, 2, largest), largest);
+        lanes odd = better(best_of_8(x, 1, largest), best_of_8(x, 3, largest), largest);
+
+        return better(even, odd, largest);
+}
+
+KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
+        lanes check = lanes_zero();
+        struct range_16 r;
+
+        for (int i = 0; i < USUAL; i++)
+                check = lanes_add(check, lanes_sub(x[i], x[i]));
+        r.least = lanes_max(best_of(x, false), lanes_set(-65504.0f));
+        r.step = lanes_div(lanes_sub(lanes_min(best_of(x, true), lanes_set(65504.0f)), r.least), lanes_set(15.0f));
+        r.least = lanes_select_less(check, lanes_set(1.0f), r.least, lanes_zero());
+        r.step = lanes_select_less(check, lanes_set(1.0f), r.step, lanes_zero());
+        r.most_code = lanes_select_less(check, lanes_set(1.0f), lanes_set(15.0f), lanes_zero());
+        return r;
+}
+
+/* As through_f16(): -0 becomes 0. */
+KERNEL lanes through_f16_16(lanes a) {
+        uint16_t half[KVD_LANES];
+
+        lanes_narrow(half, a, KVD_NUMBER_F16);
+        return lanes_add(lanes_widen(half, KVD_NUMBER_F16), lanes_zero());
+}
+
+/* Numbers of 16 bits, the first in the low half: four channels each. */
+KERNEL void pair_codes(uint32_t word[KVD_LANES], const lanes code[8]) {
+        float low[KVD_LANES], high[KVD_LANES];
+        lanes sixteen = lanes_set(16.0f), a, b;
+
+        a = lanes_fma(lanes_fma(lanes_fma(code[3], sixteen, code[2]), sixteen, code[1]), sixteen, code[0]);
+        b = lanes_fma(lanes_fma(lanes_fma(code[7], sixteen, code[6]), sixteen, code[5]), sixteen, code[4]);
+        lanes_store(low, a);
+        lanes_store(high, b);
+        for (int t = 0; t < KVD_LANES; t++)
+                word[t] = (uint32_t)(int32_t)low[t] | (uint32_t)(int32_t)high[t] << 16;
+}
+
+KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16_t *channels, uint32_t most,
+                     enum kvd_number type) {
+        lanes x[USUAL];
+        uint32_t words[USUAL_BYTES / 4][KVD_LANES];
+        uint16_t least[KVD_LANES], step[KVD_LANES];
+        struct range_16 r;
+
+        pick_16(x, k, stride, channels, most, type);
+        r = range_of_16(x);
+        r.least = through_f16_16(r.least);
+        r.step = through_f16_16(r.step);
+        r.step = lanes_select_less(lanes_zero(), r.step, r.step, lanes_set(1.0f));
+        lanes_narrow(least, r.least, KVD_NUMBER_F16);
+        lanes_narrow(step, r.step, KVD_NUMBER_F16);
+        for (int i = 0; i < USUAL; i++) {
+                lanes code = lanes_round(lanes_div(lanes_sub(x[i], r.least), r.step));
+
+                x[i] = lanes_max(lanes_min(code, r.most_code), lanes_zero());
+        }
+        for (int w = 0; w < 4; w++)
+                pair_codes(words[w], x + (ptrdiff_t)w * 8);
+        for (int t = 0; t < KVD_LANES; t++)
+                words[4][t] = least[t] | (uint32_t)step[t] << 16;
+        for (int t = 0; t < KVD_LANES; t++)
+                for (int w = 0; w < USUAL_BYTES / 4; w++, labels += 4)
+                        memcpy(labels, &words[w][t], 4);
+}
+
+KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
+                        enum kvd_number type) {
+        uint32_t most = 0, i = 0;
+
+        for (uint32_t c = 0; c < USUAL; c++)
+                most = MAX(most, channels[c]);
+        for (; i + KVD_LANES <= n; i += KVD_LANES)
+                label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, channels, most,
+                         type);
+        label_type(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, n - i, channels, USUAL,
+                   type);
+}
+
+#else
+
+KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
+                        enum kvd_number type) {
+        label_type(labels, k, stride, n, channels, USUAL, type);
+}
+
+#endif
+
+KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
+                       uint32_t n_channels, enum kvd_number type) {
+        if (n_channels == USUAL)
+                label_usual(labels, k, stride, n, channels, type);
+        else
+                label_type(labels, k, stride, n, channels, n_channels, type);
+}
+
+void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride, enum kvd_number type, uint32_t n,
+                                   const uint16_t *channels, uint32_t n_channels) {
+        if (type == KVD_NUMBER_F32)
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
+        else if (type == KVD_NUMBER_F16)
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F16);
+        else
+                label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
+}
+
+void KVD_VARIANT(kvd_hshare_query)(struct kvd_label_query *to, const float *q, const uint16_t *channels,
+                                   uint32_t n_channels) {
+        float x[KVD_LABEL_CHANNELS_MAX] = {0};
+        struct quantised label = {0};
+
+        pick_channels(x, q, channels, n_channels, KVD_NUMBER_F32);
+        quantise(&label, x, n_channels, false);
+        *to = (struct kvd_label_query){.least = label.least, .step = label.step};
+        for (uint32_t i = 0; i < n_channels; i++) {
+                (i % 2 ? to->high : to->low)[i / 2] = (uint8_t)(int)label.codes[i];
+                to->sum += (uint32_t)label.codes[i];
+        }
+}
