@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writes seeds for the fuzz targets: three of every message, the known bombs, a configuration, and a dictionary. */
+/* Writes seeds for the fuzz targets: three of every message, known bombs, configurations, settings, a dictionary. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "daemon/config.h"
+#include "ipc/base/settings.h"
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
 #include "tests/ipc/sample.h"
@@ -73,6 +74,32 @@ static void write_configs(const char *folder) {
         write_seed(folder, "config", "domains", domains, sizeof domains - 1);
 }
 
+static void write_setting(const char *folder, const struct kvd_setting_info *info, double value, const char *kind) {
+        FILE *f;
+        char name[96];
+
+        snprintf(name, sizeof name, "%s.%s-%s", info->method, info->name, kind);
+        f = create(folder, "setting", name);
+        fprintf(f, "%s.%s=%g", info->method, info->name, value);
+        fclose(f);
+}
+
+static void write_settings(const char *folder) {
+        static const char *const odd[] = {"=nan", "=inf", "=0x1p1023", "=1e400", "=", "=-0", "=on off"};
+        char name[32];
+
+        for (int i = 0; i < KVD_N_SETTINGS; i++) {
+                const struct kvd_setting_info *info = kvd_setting_info((enum kvd_setting)i);
+
+                write_setting(folder, info, info->least, "least");
+                write_setting(folder, info, info->most, "most");
+        }
+        for (size_t i = 0; i < ARRAY_SIZE(odd); i++) {
+                snprintf(name, sizeof name, "odd-%zu", i);
+                write_seed(folder, "setting", name, odd[i], strlen(odd[i]));
+        }
+}
+
 static void write_dictionary(const char *folder) {
         FILE *f = create(folder, ".", "message.dict");
 
@@ -94,6 +121,7 @@ int main(int argc, char **argv) {
                         write_messages(argv[1], i);
         write_bombs(argv[1]);
         write_configs(argv[1]);
+        write_settings(argv[1]);
         write_dictionary(argv[1]);
         return 0;
 }
