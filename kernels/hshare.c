@@ -13,7 +13,7 @@
 #include "kernels/hshare_select.h"
 #include "kernels/lanes.h"
 
-enum { QUERIES = 4 };
+enum { QUERIES = 4, AHEAD = 128 }; /* labels fetched ahead */
 
 /* Sums over the channels of 16 labels, one label a lane. */
 struct products {
@@ -195,9 +195,22 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
 
 /* ---- scores ---- */
 
+/* What is made of a query's numbers once for all labels. */
+struct prepared {
+        lanes least, step, offset;
+};
+
+KERNEL void prepare(struct prepared to[QUERIES], const struct kvd_label_query *q, uint32_t n_q, uint32_t n_channels) {
+        for (uint32_t g = 0; g < n_q; g++) {
+                to[g].least = lanes_set(q[g].least);
+                to[g].step = lanes_set(q[g].step);
+                to[g].offset = lanes_set(fmaf(q[g].step, (float)q[g].sum, (float)n_channels * q[g].least));
+        }
+}
+
 /* n of 16 labels; n_q is a constant where it is passed. */
 KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
-                        const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
+                        const struct kvd_label_query *q, const struct prepared *c, uint32_t n_q, uint32_t n) {
         struct products p;
 
         if (n_channels == USUAL)
@@ -205,9 +218,8 @@ KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n
         else
                 products_each(&p, labels, q, n_q, n_channels);
         for (uint32_t g = 0; g < n_q; g++) {
-                float offset = fmaf(q[g].step, (float)q[g].sum, (float)n_channels * q[g].least);
-                lanes inner = lanes_fma(lanes_set(q[g].step), p.dot[g], lanes_mul(lanes_set(q[g].least), p.sum));
-                lanes score = lanes_fma(p.step, inner, lanes_mul(p.least, lanes_set(offset)));
+                lanes inner = lanes_fma(c[g].step, p.dot[g], lanes_mul(c[g].least, p.sum));
+                lanes score = lanes_fma(p.step, inner, lanes_mul(p.least, c[g].offset));
 
                 if (n == KVD_LANES)
                         lanes_store(out + g * ld, score);
@@ -216,19 +228,29 @@ KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n
         }
 }
 
+/* With several queries the scores that are written keep the processor from fetching labels early enough. */
+KERNEL void fetch_ahead(const uint8_t *labels, size_t bytes) {
+        for (size_t at = 0; at < KVD_LANES * bytes; at += 64)
+                __builtin_prefetch(labels + AHEAD * bytes + at);
+}
+
 KERNEL void score_labels(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
                          const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
         uint8_t last[KVD_LANES * (KVD_LABEL_CHANNELS_MAX / 2 + 4)];
         size_t bytes = kvd_label_bytes(n_channels);
+        struct prepared c[QUERIES];
         uint32_t i = 0;
 
-        for (; i + KVD_LANES <= n; i += KVD_LANES)
-                score_lanes(out + i, ld, labels + i * bytes, n_channels, q, n_q, KVD_LANES);
+        prepare(c, q, n_q, n_channels);
+        for (; i + KVD_LANES <= n; i += KVD_LANES) {
+                fetch_ahead(labels + i * bytes, bytes);
+                score_lanes(out + i, ld, labels + i * bytes, n_channels, q, c, n_q, KVD_LANES);
+        }
         if (i == n)
                 return;
         memset(last, 0, KVD_LANES * bytes);
         memcpy(last, labels + i * bytes, (n - i) * bytes);
-        score_lanes(out + i, ld, last, n_channels, q, n_q, n - i);
+        score_lanes(out + i, ld, last, n_channels, q, c, n_q, n - i);
 }
 
 /* n labels that lie one after the other. */
