@@ -190,7 +190,7 @@ static struct ticket *first_waiting(struct store *store) {
         return store->waiting[0].first ? store->waiting[0].first : store->waiting[1].first;
 }
 
-#define EFFORT 8192u   /* of one call, in items: that there is nothing to do for a ticket takes time to find out */
+#define EFFORT 4096u   /* of one call, in items: that there is nothing to do for a ticket takes time to find out */
 #define EFFORT_TICKET 256u
 
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret) {

@@ -90,6 +90,7 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
 
 #define COMPARE_STEPS 1024u /* of one job */
+#define COMPARE_TOKENS (1u << 20) /* of one job: they are copied in one go */
 #define COMPARE_LOOKS 16384u /* entries and steps that one job is chosen from: a client may name any number of steps */
 
 struct gathering {
@@ -124,7 +125,8 @@ static bool add_step(struct gathering *g, struct sequence *of, const struct step
 
         *to = (struct kvd_job_step){.first_item = g->job->n_items, .first_token = (uint32_t)g->n_tokens,
                                     .n_tokens = s->n_tokens};
-        if (g->n_steps == COMPARE_STEPS || job_token_room(g->job, g->n_steps + 1) < g->n_tokens + s->n_tokens)
+        if (g->n_steps == COMPARE_STEPS || g->n_tokens + s->n_tokens > COMPARE_TOKENS ||
+            job_token_room(g->job, g->n_steps + 1) < g->n_tokens + s->n_tokens)
                 return false;
         for (uint32_t i = s->first_entry; room && i < end; i++) {
                 room = look(g);
