@@ -23,7 +23,10 @@
  *    its daemon a sequence keeps working on the blocks that it has, and every call but close returns -ESTALE.
  */
 
+/* Installed, <kvd.h> is included before this. */
+#ifndef KVD_H
 #include "client/kvd.h"
+#endif
 
 #ifdef __cplusplus
 extern "C" {

@@ -14,6 +14,7 @@ class Claim:
     measured: str       # the same quantity here, in words with the measured numbers
     holds: bool | None  # None: cannot be told at this scale, and `why` says why
     why: str = ""
+    invariant: bool = False     # not a finding: if it does not hold, kvd is broken
 
     def verdict(self) -> str:
         return {True: "holds", False: "does not hold", None: "open"}[self.holds]

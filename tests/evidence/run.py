@@ -85,8 +85,9 @@ def main() -> int:
         json.dumps({"about": about, "methods": {f.method: f.as_json() for f in findings}}, indent=1) + "\n")
     (options.out / "evidence.html").write_text(page(findings, about))
     summary(findings)
+    broken = [c for f in findings for c in f.claims if c.invariant and not c.holds]
     print(f"\n{options.out / 'evidence.json'} has the numbers, {options.out / 'evidence.html'} the tables and plots.")
-    return 0
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -84,6 +84,13 @@ same 'options of kvlm(1)' "$dir/kvlm" "$dir/page-kvlm"
 grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd.h" | tr -d '(' >"$dir/calls"
 sed -n 's/^\.Fn \(kvd_[a-z_]*\).*/\1/p' "$pages/libkvd.3" >"$dir/page-calls"
 same 'calls of libkvd(3)' "$dir/calls" "$dir/page-calls"
+grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd_methods.h" | tr -d '(' >"$dir/calls"
+sed -n 's/^\.Fn \(kvd_[a-z_]*\).*/\1/p' "$pages/libkvd_methods.3" | grep -v '^kvd_error$' >"$dir/page-calls"
+same 'calls of libkvd_methods(3)' "$dir/calls" "$dir/page-calls"
+printf '#include <kvd.h>\n#include <kvd_methods.h>\nint main(void) { return sizeof(struct kvd_entry) == 0; }\n' >"$dir/methods.c"
+# shellcheck disable=SC2086 # CC may hold several words
+${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -fsyntax-only "$dir/methods.c" >"$dir/out" 2>&1 ||
+        wrong 'kvd_methods.h as it is installed does not compile'
 sed -n '/^\.\\" example:/,/^\.\\" example end/p' "$pages/libkvd.3" | grep -v '^\.' | sed 's/\\e/\\/g; s/\\-/-/g' >"$dir/example.c"
 # shellcheck disable=SC2086 # CC and LIBKVD may hold several words
 if ${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -o "$dir/example" "$dir/example.c" ${LIBKVD:?libkvd} >"$dir/out" 2>&1; then

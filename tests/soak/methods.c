@@ -107,7 +107,8 @@ static void prepare(struct soak *s) {
 /* ---- workers ------------------------------------------------------------------------------------------------------ */
 
 static void start_worker(struct soak *s, uint32_t i) {
-        struct methods_options o = {s->daemon.socket, s->tally, s->o.seed * 1000003 + s->started++, s->o.kill_daemon};
+        struct methods_options o = {.socket = s->daemon.socket, .tally = s->tally,
+                                    .seed = s->o.seed * 1000003 + s->started++, .daemon_may_die = s->o.kill_daemon};
 
         s->pids[i] = fork();
         if (s->pids[i] == 0) {
