@@ -67,7 +67,7 @@ struct kvd_entry {
         uint32_t generation;
         uint32_t position;   /* of its first token in the sequence */
         uint32_t n_tokens;
-        int32_t delta;       /* its keys were rotated for positions so much lower: rotate queries by -delta, or keys by delta */
+        int32_t delta;       /* its keys were rotated for positions so much lower: rotate queries by -delta */
         uint32_t flags;      /* enum kvd_entry_flags */
         uint32_t row;        /* for kvd_labels */
         uint32_t pad;

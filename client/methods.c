@@ -118,7 +118,7 @@ const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t
         return row + summary.labels_off;
 }
 
-/* ---- sharing configuration ---------------------------------------------------------------------------------------- */
+/* ---- sharing configuration --------------------------------------------------------------------------------------- */
 
 int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_block *blocks, uint32_t queries,
                           uint32_t words, uint32_t selected) {
@@ -129,7 +129,8 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
         kvd_ref refs[1024];
 
         if (n == 0 || n > ARRAY_SIZE(refs) || bytes == 0 || bytes > n * s->view->ix->block_bytes)
-                return client_fail(-EINVAL, "%llu bytes of selections do not fit %u blocks", (unsigned long long)bytes, n);
+                return client_fail(-EINVAL, "%llu bytes of selections do not fit %u blocks",
+                                   (unsigned long long)bytes, n);
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != s->view)
                         return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
@@ -166,7 +167,7 @@ int kvd_sequence_sharing(struct kvd_sequence *s, uint8_t *layer, uint8_t *head) 
         return r < 0 ? r : sharing.ready;
 }
 
-/* ---- BiCache's table ---------------------------------------------------------------------------------------------- */
+/* ---- BiCache's table --------------------------------------------------------------------------------------------- */
 
 /* 100 * m / n, rounded half to even, as the profile's samples are. */
 static uint32_t percent(uint64_t m, uint64_t n) {
@@ -201,7 +202,7 @@ int kvd_prefix_refresh(struct kvd_space *space, uint32_t t) {
         return r < 0 ? r : (t - 1) % MAX((uint32_t)delta, 1) == 0;
 }
 
-/* ---- BiCache's profile ---------------------------------------------------------------------------------------------- */
+/* ---- BiCache's profile ------------------------------------------------------------------------------------------- */
 
 #define SAMPLE_NS UINT64_C(60000000000)
 #define LOOK_AGAIN_NS 100000000L

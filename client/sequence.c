@@ -186,13 +186,17 @@ static int check_room(const struct kvd_sequence *s, uint32_t n, uint32_t n_token
         return 0;
 }
 
+static kvd_ref ref_now(const struct kvd_index *ix, uint32_t id) {
+        return kvd_ref_make(id, kvd_slot_generation(shm_load(&kvd_index_desc(ix, id)->slot)));
+}
+
 static int borrow_piece(struct kvd_sequence *s, uint32_t n, const uint32_t *ids, const uint32_t *tokens) {
         uint32_t bt = s->space->geometry.block_tokens;
         kvd_ref refs[PIECE_BLOCKS];
         int r;
 
         for (uint32_t i = 0; i < n; i++)
-                refs[i] = kvd_ref_make(ids[i], kvd_slot_generation(shm_load(&kvd_index_desc(s->view->ix, ids[i])->slot)));
+                refs[i] = ref_now(s->view->ix, ids[i]);
         r = append(s, false, refs, n, tokens, n * bt);
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 add_entry(s, refs[i], bt, KVD_ENTRY_BORROWED);

@@ -153,7 +153,7 @@ int kvd_sequence_revive(struct kvd_sequence *s, uint32_t n, const uint32_t *slot
         return r < 0 ? r : (int)coming;
 }
 
-/* ---- what attention says ------------------------------------------------------------------------------------------ */
+/* ---- what attention says ----------------------------------------------------------------------------------------- */
 
 #define BETA 0.1f
 

@@ -51,7 +51,7 @@ struct run {
 /* Does the job that lies in the arguments. 0, or a negative errno and one line in why. */
 int run_job(struct run *run, struct spaces *spaces, uint64_t bytes);
 
-/* ---- for the families --------------------------------------------------------------------------------------------- */
+/* ---- for the families -------------------------------------------------------------------------------------------- */
 
 typedef int run_kind(struct run *run);
 run_kind run_summarise;

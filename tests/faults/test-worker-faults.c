@@ -169,7 +169,7 @@ static void session(struct fault_state *s, void *socket) {
         user_close(&u);
 }
 
-/* ---- afterwards --------------------------------------------------------------------------------------------------- */
+/* ---- afterwards -------------------------------------------------------------------------------------------------- */
 
 static void delete_space(const char *socket) {
         struct kvd_msg_space_delete m = {.space = kvd_slice_of("one"), .force = 1};

@@ -52,7 +52,7 @@ static uint64_t now_ms(void) {
         return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* ---- the daemon --------------------------------------------------------------------------------------------------- */
+/* ---- the daemon -------------------------------------------------------------------------------------------------- */
 
 static const char *const *daemon_arguments(const struct soak *s) {
         static const char *a[8];
@@ -104,7 +104,7 @@ static void prepare(struct soak *s) {
         conn_close(conn);
 }
 
-/* ---- workers ------------------------------------------------------------------------------------------------------ */
+/* ---- workers ----------------------------------------------------------------------------------------------------- */
 
 static void start_worker(struct soak *s, uint32_t i) {
         struct methods_options o = {.socket = s->daemon.socket, .tally = s->tally,
@@ -167,7 +167,7 @@ static void end_workers(struct soak *s) {
         }
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------------ */
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
 
 /* The clients are gone: no sequence, no private block, no copy, no sketch may be left. */
 static void expect_nothing_left(struct soak *s) {

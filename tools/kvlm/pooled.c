@@ -165,7 +165,8 @@ static int allocate(struct pooled *p, uint32_t capacity, uint32_t head_dim) {
         p->mass = calloc(p->room, sizeof *p->mass);
         p->hits = calloc(p->room, sizeof *p->hits);
         p->asked = calloc(p->room, sizeof *p->asked);
-        if (!p->hits || !p->asked || !p->slots || !p->first || !p->blocks || !p->deltas || !p->turn || !p->turns || !p->mass)
+        if (!p->hits || !p->asked || !p->slots || !p->first || !p->blocks || !p->deltas || !p->turn || !p->turns ||
+            !p->mass)
                 return note(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
         return 0;
 }
@@ -193,7 +194,7 @@ int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t ca
         return 0;
 }
 
-/* ---- steps of reasoning --------------------------------------------------------------------------------------------- */
+/* ---- steps of reasoning ------------------------------------------------------------------------------------------ */
 
 static bool ends_step(const struct pooled *p, uint32_t token) {
         size_t size;
@@ -272,7 +273,7 @@ static void end_step(struct pooled *p) {
         p->last_step = n / p->bt;
 }
 
-/* ---- the pool's table ------------------------------------------------------------------------------------------------ */
+/* ---- the pool's table -------------------------------------------------------------------------------------------- */
 
 static uint32_t id_of(const struct pooled *p, uint32_t i) {
         return (uint32_t)((uint64_t)(p->s->blocks[i] - p->s->pin.base) / p->s->pin.block_bytes);
@@ -304,7 +305,7 @@ static void enter_all(struct pooled *p) {
         }
 }
 
-/* ---- a step of computing --------------------------------------------------------------------------------------------- */
+/* ---- a step of computing ----------------------------------------------------------------------------------------- */
 
 int pooled_prepare(struct pooled *p, struct step *step) {
         int r;

@@ -48,7 +48,7 @@ struct pooled *pooled_free(struct pooled *); /* before the sequence */
 /* How many tokens from first on may be computed at once: up to the end of a step. */
 uint32_t pooled_step_limit(const struct pooled *, uint32_t first);
 int pooled_prepare(struct pooled *, struct step *); /* -ENOMEM: gives tokens their slots, and the step its table */
-uint32_t *pooled_hits(struct pooled *); /* [blocks], zeroed: selections of the step at hand, to be filled before settling */
+uint32_t *pooled_hits(struct pooled *); /* [blocks], zeroed: to be filled with the step's selections before settling */
 bool pooled_publishes(const struct pooled *, uint32_t n_computed);
 int pooled_settle(struct pooled *, uint32_t n_computed);
 struct pooled_stats pooled_stats(const struct pooled *);
