@@ -109,7 +109,8 @@ def findings(count: int, rows: list[dict], tables: dict, results: dict[str, dict
     found.tables = [table, depth]
     found.plots = [Plot("Similarity of the prefix alone to the whole input (per token, keys and values)", "layer",
                         "cosine", {f"r = {r} %": [(i + 1, s) for i, s in enumerate(layers)]
-                                   for r, layers in sims.items()}, None)]
+                                   for r, layers in sims.items()},
+                        (min(min(layers) for layers in sims.values()) - 0.01, 1.0))]
     found.claims = claims(sims, results)
     return found
 

@@ -3,30 +3,24 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from findings import Plot
 
-WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 150, 28, 44
+WIDTH, HEIGHT = 700, 300
+LEFT, RIGHT, TOP, BOTTOM = 56, 270, 28, 44
 COLOURS = ["#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#4b5563"]
 
 
-def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers that cover the range."""
-    if high <= low:
-        high = low + 1
+def nice_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten that lie in the range."""
     raw = (high - low) / wanted
-    power = 10.0 ** len(str(int(1 / raw))) if raw < 1 else 1.0
-    step = next(s for s in sorted(m / power * scale for m in (1, 2, 5) for scale in (0.1, 1, 10, 100, 1e3, 1e4, 1e5,
-                                                                                     1e6, 1e7, 1e8)) if s >= raw)
-    first = int(low / step) * step
-    ticks = []
-    while first <= high + step * 1e-6:
-        if first >= low - step * 1e-6:
-            ticks.append(first)
-        first += step
-    return ticks
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)]
 
 
 def number(value: float) -> str:
