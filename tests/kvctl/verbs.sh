@@ -59,6 +59,15 @@ for verb in ping status spaces clients methods 'profile show' 'blocks llama' pre
         kvctl 0 --json $verb
         json_is_valid
 done
+kvctl 0 spaces --json
+python3 - "$dir/out" <<'EOS' || wrong "$what: a key stands twice in one object"
+import json, sys
+def once(pairs):
+    assert len(pairs) == len({key for key, _ in pairs}), pairs
+    return dict(pairs)
+space = json.load(open(sys.argv[1]), object_pairs_hook=once)["spaces"][0]
+assert {"total", "free", "private", "vague"} <= space["blocks"].keys()
+EOS
 kvctl 0 status --json
 says '"administrator": true' '"pool_bytes": 67108864' '"fingerprint": "fedcba98765432100123456789abcdef"' '"layers": 2'
 kvctl 0 stat --json

@@ -40,16 +40,16 @@ static const struct column space_columns[] = {
         {"blocks.free", "FREE", UNIT_COUNT},
         {"blocks.limbo", NULL, UNIT_COUNT},
         {"blocks.leaves", NULL, UNIT_COUNT},
+        {"blocks.private", NULL, UNIT_COUNT},
+        {"blocks.shared", NULL, UNIT_COUNT},
+        {"blocks.spilled", NULL, UNIT_COUNT},
+        {"blocks.vague", NULL, UNIT_COUNT},
         {"runs", NULL, UNIT_COUNT},
         {"leases", NULL, UNIT_COUNT},
         {"clients", "CLIENTS", UNIT_COUNT},
         {"tokens_reused", "REUSED", UNIT_SHARE},
         {"methods", "METHODS", UNIT_NONE},
         {"sequences", NULL, UNIT_COUNT},
-        {"blocks.private", NULL, UNIT_COUNT},
-        {"blocks.shared", NULL, UNIT_COUNT},
-        {"blocks.spilled", NULL, UNIT_COUNT},
-        {"blocks.vague", NULL, UNIT_COUNT},
         {"spill_slots", NULL, UNIT_COUNT},
 };
 
@@ -89,6 +89,10 @@ static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *
         table_number(t, info->free);
         table_number(t, info->limbo);
         table_number(t, info->leaves);
+        table_number(t, info->private);
+        table_number(t, info->shared);
+        table_number(t, info->spilled);
+        table_number(t, info->vague);
         table_number(t, info->runs);
         table_number(t, info->leases);
         table_number(t, info->clients);
@@ -113,10 +117,6 @@ static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply 
                                               kvd_setting_info(i)->method);
         table_string(t, n ? names : NULL);
         table_number(t, info->sequences);
-        table_number(t, info->private);
-        table_number(t, info->shared);
-        table_number(t, info->spilled);
-        table_number(t, info->vague);
         table_number(t, info->spill_slots);
 }
 
