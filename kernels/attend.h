@@ -48,8 +48,8 @@ struct kvd_attention {
         const float *turns;   /* [dim] each; dim is even */
 
         /*
-         * Attention mass, summed over the queries and query heads of the call, added to what is there (methods.md
-         * 5.2: mass_b = l_b exp(m_b - m) / l). A query that sees anything adds 1 in all.
+         * Attention mass, summed over the queries and query heads of the call, added to what is there (per block:
+         * mass_b = l_b exp(m_b - m) / l). A query that sees anything adds 1 in all.
          */
         float *block_mass; /* per block */
         float *token_mass; /* per position */

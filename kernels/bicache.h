@@ -3,7 +3,7 @@
 #define KVD_KERNELS_BICACHE_H
 
 /*
- * BiCache (methods.md 2.3): how alike the keys and values of a prefix are when it is computed alone and when it is
+ * BiCache: how alike the keys and values of a prefix are when it is computed alone and when it is
  * computed with what follows it. What to do about it is kernels/btable.h.
  */
 

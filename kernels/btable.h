@@ -3,7 +3,7 @@
 #define KVD_KERNELS_BTABLE_H
 
 /*
- * BiCache's table (methods.md 2.3): given which fraction r of the input is the shared prefix, the first b layers of
+ * BiCache's table: given which fraction r of the input is the shared prefix, the first b layers of
  * the stored prefix are used, and the deeper ones are computed again every delta steps. Built from a profile: how
  * similar each layer's keys and values were, in requests at every r. No memory is allocated here.
  */

@@ -3,7 +3,7 @@
 #define KVD_KERNELS_HSHARE_H
 
 /*
- * HShare (methods.md 2.4): which tokens matter is estimated from labels, a few channels of each key at 4 bit; what was
+ * HShare: which tokens matter is estimated from labels, a few channels of each key at 4 bit; what was
  * found for one layer, head and query is used by others like it.
  *
  * The label of a key, (n_channels + 1) / 2 + 4 bytes (20 for 32 channels), those of a head and block one after the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks of sequences that leave the pool (KVReviver, methods 2.2 and 5.4): a worker copies the block and puts its
+ * Blocks of sequences that leave the pool (KVReviver): a worker copies the block and puts its
  * tokens into the sketch, then the client is asked to let it go. Until it has, the block is as it was. What came from a
  * sketch is never copied or put into one again; it goes back to what it was.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare (methods 2.1): which blocks a worker compares, and what becomes of its answer. A step that ended is compared
+ * MemShare: which blocks a worker compares, and what becomes of its answer. A step that ended is compared
  * with older ones: its full blocks, but for the sequence's first, last and newest, may be replaced; full blocks of
  * older steps may stand in, if they are what they say (no approximation, no replacement). A block that is replaced is
  * the sequence's own; one that stands in may also be of the prefix cache, or of another sequence of the space (cross_seq).

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a block is worth (methods 5.2.3): attention mass and selections, as clients report them in their pin pages, and
+ * What a block is worth: attention mass and selections, as clients report them in their pin pages, and
  * KeyDiff's score, as a worker computes it. In a sequence each counts by its rank among the sequence's blocks; a
  * signal that nobody gives drops out and the others' weights take its share. Clients can only write nonsense about the
  * order in which blocks go.

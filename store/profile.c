@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's profile of a space (methods 2.3): how alike a prefix's keys and values are when it is computed alone and as
+ * BiCache's profile of a space: how alike a prefix's keys and values are when it is computed alone and as
  * part of an input, layer by layer and by prefix ratio; and the table of depths that is built from it
  * (kernels/btable.h), which lies in the index header for clients to read.
  *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The order of relief (methods 5.4), when what cannot simply be evicted takes too much of a space: private blocks that
+ * The order of relief, when what cannot simply be evicted takes too much of a space: private blocks that
  * sequences name, and blocks being filled. Evicting prefixes is left to the allocations that need room: until then
  * they serve. So, cheapest loss first:
  *

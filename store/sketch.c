@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sketches of sequences (KVReviver, methods 2.2): what an entry has in one, how it gets out again, and what happens
+ * Sketches of sequences (KVReviver): what an entry has in one, how it gets out again, and what happens
  * when a worker dies with one half written.
  *
  * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence ever

@@ -22,7 +22,7 @@ static double length(const double *x, uint32_t n) {
         return sqrt(squares);
 }
 
-/* methods.md, appendix A, over the visible tokens. */
+/* The definition, over the visible tokens. */
 static void keydiff(const bool *visible, uint32_t n, const double *k, uint32_t stride, uint32_t dim, double *to) {
         double *anchor = folder_memory(dim * sizeof *anchor);
 

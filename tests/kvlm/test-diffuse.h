@@ -2,7 +2,7 @@
 #ifndef KVD_TESTS_KVLM_TEST_DIFFUSE_H
 #define KVD_TESTS_KVLM_TEST_DIFFUSE_H
 
-/* Masked diffusion with and without BiCache in double precision, as methods.md 2.3.2 has the official control flow. */
+/* Masked diffusion with and without BiCache in double precision, by the control flow of the official code. */
 
 #include "tests/kvlm/folder.h"
 

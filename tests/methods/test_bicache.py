@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BiCache (methods.md 2.3 and 3.3) against numpy: similarity, table, ratios, refreshes, and what they rest on."""
+"""BiCache against numpy: similarity, table, ratios, refreshes, and what they rest on."""
 import numpy as np
 
 from kernels import bf16, compute, refused, variants, wide

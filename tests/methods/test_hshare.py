@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HShare (methods.md 2.4 and 3.4) against numpy."""
+"""HShare against numpy."""
 import numpy as np
 
 from kernels import bf16, compute, refused, variants, wide

@@ -3,7 +3,7 @@
 #define KVLM_BICACHE_ENTRY_H
 
 /*
- * BiCache's prefix entry (methods.md 2.3.3): keys, values and hidden states of a prefix that sees only itself, layer by
+ * BiCache's prefix entry: keys, values and hidden states of a prefix that sees only itself, layer by
  * layer. In the pool a layer is a layer group, its chain is found whole or not at all, and it is used where it lies.
  * Who misses takes a lease and computes; others wait for it. Without a daemon, without room, or when nobody answers,
  * the entry is private memory, and the same to the last bit.

@@ -2,7 +2,7 @@
 #ifndef KVLM_BUDGET_H
 #define KVLM_BUDGET_H
 
-/* Eviction to a budget of tokens: KeyDiff (methods.md 2.5), and what it is compared with. */
+/* Eviction to a budget of tokens: KeyDiff, and what it is compared with. */
 
 #include "tools/kvlm/relief.h"
 

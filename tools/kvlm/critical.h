@@ -3,7 +3,7 @@
 #define KVLM_CRITICAL_H
 
 /*
- * HShare (methods.md 2.4): a decoding query attends to critical tokens only, and what one layer, head and query chose
+ * HShare: a decoding query attends to critical tokens only, and what one layer, head and query chose
  * is used by those that resemble it. Prompts are attended to densely; their last queries tell who resembles whom.
  */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A step computes all rows, or with BiCache (methods.md 2.3.2) those of the prompt and the region only: the prefix has
+ * A step computes all rows, or with BiCache those of the prompt and the region only: the prefix has
  * its keys and values already. Of its first b layers they are the entry's, computed without the rest of the request; of
  * the others they are the request's own, computed every so many steps from the entry's hidden state behind layer b.
  */
@@ -66,7 +66,7 @@ enum kvd_ratio diffuse_ratio(const struct diffuser *d, kvd_space *space) {
         return space_says(space, "bicache.r_def") ? KVD_RATIO_PROMPT_ONLY : KVD_RATIO_INCLUDE_GEN;
 }
 
-/* r of methods.md 2.3, in percent. */
+/* r, in percent. */
 static uint32_t ratio(const struct run *run) {
         bool prompt_only = diffuse_ratio(run->diffuser, run->space) == KVD_RATIO_PROMPT_ONLY;
 
@@ -81,7 +81,7 @@ static uint32_t space_depth(const struct run *run, uint32_t prefix, uint32_t pro
         return depth > 0 ? (uint32_t)depth : 0;
 }
 
-/* b of methods.md 2.3: layers of the prefix that are used as they were stored. */
+/* b: layers of the prefix that are used as they were stored. */
 static uint32_t depth(const struct run *run) {
         const struct diffuser *d = run->diffuser;
         const struct diffuse_request *q = run->request;

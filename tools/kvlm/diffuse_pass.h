@@ -5,7 +5,7 @@
 /*
  * The arithmetic of a model with bidirectional attention: some rows through some layers. Rows are the residual stream,
  * one a position, and stay between calls, so that a caller can put a stored hidden state in the place of the layers
- * that made it (BiCache, methods.md 2.3.2: the restart from o_b). Bits do not depend on threads, on the kernels'
+ * that made it (BiCache: the restart from o_b). Bits do not depend on threads, on the kernels'
  * variant, or on whose memory the keys and values lie in.
  */
 

@@ -10,7 +10,7 @@
 
 /* ---- life ---- */
 
-/* 32 of them (methods.md 6), a quarter of the heads of large models; small heads are labelled as a whole. */
+/* 32 of them, a quarter of the heads of large models; small heads are labelled as a whole. */
 static uint32_t channel_count(const struct relief *r) {
         uint32_t asked = r->m->hshare.channels;
 

@@ -3,7 +3,7 @@
 #define KVLM_PARTS_H
 
 /*
- * Which part of the cache each token of a sequence is in (KVReviver, Algorithm 3; methods.md 2.2.3). Tokens are
+ * Which part of the cache each token of a sequence is in (KVReviver, Algorithm 3). Tokens are
  * numbered as they come. Nothing here knows of keys and values: what has to be moved is told to the caller.
  */
 

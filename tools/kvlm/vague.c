@@ -46,7 +46,7 @@ static int allocate_layer(struct vague *v, const struct relief *r, struct vague_
         return r->m->reviver.spill && !l->spilled ? -ENOMEM : 0;
 }
 
-/* N = floor(share of the budget) cells, in rows (methods.md 2.2.4, 1). */
+/* N = floor(share of the budget) cells, in rows. */
 int vague_new(const struct relief *r, uint32_t limit, struct vague **ret) {
         struct vague *v = calloc(1, sizeof *v);
         uint32_t cells = (uint32_t)(r->m->reviver.vague * (float)r->budget + 1e-3f);
