@@ -1,0 +1,20 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# A setting that nobody reads would be a promise: each of ipc/base/settings.def must be looked at somewhere.
+#
+#       settings.sh ROOT
+set -u
+cd "${1:?usage: settings.sh ROOT}" || exit 2
+status=0
+for name in $(sed -n 's/^KVD_[A-Z]*(\([a-z]*\), \([a-z_]*\),.*/\1.\2/p' ipc/base/settings.def); do
+        method=${name%.*} setting=${name#*.}
+        [ "$setting" != profile ] || continue # read where the others of its method are set
+        case $setting in
+        on) words="\"$method\"" ;;
+        *) words="\"$name\"" ;;
+        esac
+        grep -rqF -e "KVD_${method}_$setting" -e "$words" store daemon client tools/kvlm && continue
+        echo "ipc/base/settings.def: nobody reads $name"
+        status=1
+done
+exit $status
