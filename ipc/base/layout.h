@@ -43,7 +43,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 2u
+#define KVD_LAYOUT_VERSION 3u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_BLOCK_TOKENS 256u
@@ -100,6 +100,7 @@ struct kvd_key {
 enum kvd_desc_flags {
         KVD_DESC_PRIVATE = 1, /* belongs to sequences (sequence.h), is in no table; depth: position of its first token */
         KVD_DESC_APPROX = 2,  /* private, and its contents were revived from a sketch */
+        KVD_DESC_POISONED = 4, /* its writer died before the data was there; in no table */
 };
 
 struct kvd_desc {
@@ -111,7 +112,9 @@ struct kvd_desc {
         uint16_t group;         /* layer group */
         uint32_t prefix_tokens; /* bidirectional: tokens of the whole prefix; causal: 0 */
         uint32_t flags;         /* enum kvd_desc_flags */
-        uint64_t reserved[2];   /* must be 0 (ordering of device blocks) */
+        uint32_t order_slot;    /* device spaces, see order.h; 0: the data is there */
+        uint32_t reserved;      /* must be 0 */
+        uint64_t order_value;
         uint32_t tokens[];      /* block_tokens, unused ones 0 */
 };
 static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
@@ -169,12 +172,17 @@ struct kvd_index {
         uint32_t desc_stride, run_stride;
         uint32_t table_slots, run_table_slots; /* powers of two */
         uint8_t secret[KVD_SECRET_BYTES];
+        uint32_t backend;        /* enum kvd_backend (device.h) */
+        uint32_t order_rows;     /* of the order page (order.h); 0 in host spaces */
+        uint8_t device[16];      /* UUID of the GPU that the pool is on; zeros in host spaces */
 
         alignas(64) shm_u32 n_segments; /* segments that exist; grows only */
         shm_u32 alive;                  /* 0: the space was deleted */
         shm_u32 clock;                  /* moves with the daemon's allocations; orders last uses */
         shm_u32 lease_epoch;            /* moves whenever a compute lease ends; a futex word */
         shm_u32 sync_epoch;             /* moves whenever there is news for a sequence or a sample; a futex word */
+        shm_u32 n_pending;              /* sealed blocks whose order the daemon has not yet seen fulfilled */
+        shm_u32 drain_epoch;            /* moves when clients should unmap segments (message drain) */
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
 
