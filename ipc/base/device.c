@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ipc/base/device.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Notes what failed and returns its errno; 0 stays 0. */
+static int check(struct kvd_device *d, cu_result error, const char *what) {
+        char text[128];
+
+        if (error == CU_OK)
+                return 0;
+        snprintf(d->why, sizeof d->why, "%s: %s", what, kvd_cuda_why(d->cuda, error, text, sizeof text));
+        return kvd_cuda_errno(error);
+}
+
+#define CHECK(d, call, ...) check(d, (d)->cuda->call(__VA_ARGS__), #call)
+
+static int find(struct kvd_device *d, const struct cu_uuid *uuid) {
+        struct cu_uuid it;
+        int n, r;
+
+        r = CHECK(d, cuDeviceGetCount, &n);
+        for (int i = 0; r == 0 && i < n; i++) {
+                r = CHECK(d, cuDeviceGet, &d->ordinal, i);
+                if (r == 0)
+                        r = CHECK(d, cuDeviceGetUuid, &it, d->ordinal);
+                if (r == 0 && memcmp(&it, uuid, sizeof it) == 0) {
+                        d->uuid = it;
+                        return 0;
+                }
+        }
+        if (r < 0)
+                return r;
+        snprintf(d->why, sizeof d->why, "none of the %d devices that this process sees is the daemon's", n);
+        return -ENODEV;
+}
+
+static int granularity(struct kvd_device *d) {
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+                                           .location = {CU_LOCATION_DEVICE, d->ordinal}};
+
+        return CHECK(d, cuMemGetAllocationGranularity, &d->granularity, &what, CU_GRANULARITY_RECOMMENDED);
+}
+
+int kvd_device_open(struct kvd_device *d, const struct cu_uuid *uuid) {
+        const char *why = NULL;
+        int r;
+
+        *d = (struct kvd_device){.ordinal = -1};
+        d->cuda = kvd_cuda_load(&why);
+        if (!d->cuda) {
+                snprintf(d->why, sizeof d->why, "%s", why);
+                return -ENODEV;
+        }
+        r = CHECK(d, cuInit, 0);
+        if (r == 0)
+                r = find(d, uuid);
+        if (r == 0)
+                r = granularity(d);
+        if (r == 0)
+                r = CHECK(d, cuDevicePrimaryCtxRetain, &d->context, d->ordinal);
+        if (r < 0)
+                kvd_device_close(d);
+        return r;
+}
+
+void kvd_device_close(struct kvd_device *d) {
+        if (d->context)
+                d->cuda->cuDevicePrimaryCtxRelease(d->ordinal);
+        d->context = NULL;
+        d->ordinal = -1;
+}
+
+int kvd_device_enter(struct kvd_device *d) {
+        return CHECK(d, cuCtxPushCurrent, d->context);
+}
+
+void kvd_device_leave(struct kvd_device *d) {
+        cu_context ours;
+
+        d->cuda->cuCtxPopCurrent(&ours);
+}
+
+int kvd_device_reserve(struct kvd_device *d, uint64_t bytes, cu_address *ret) {
+        return CHECK(d, cuMemAddressReserve, ret, bytes, 0, 0, 0);
+}
+
+void kvd_device_unreserve(struct kvd_device *d, cu_address at, uint64_t bytes) {
+        d->cuda->cuMemAddressFree(at, bytes);
+}
+
+/* The mapping keeps the memory: the handle is let go in any case. */
+static int map_handle(struct kvd_device *d, cu_address at, uint64_t bytes, cu_memory memory, bool writable) {
+        const struct cu_access access = {.location = {CU_LOCATION_DEVICE, d->ordinal},
+                                         .flags = writable ? CU_ACCESS_READ_WRITE : CU_ACCESS_READ};
+        int r = CHECK(d, cuMemMap, at, bytes, 0, memory, 0);
+
+        if (r < 0)
+                return r;
+        r = CHECK(d, cuMemSetAccess, at, bytes, &access, 1);
+        if (r < 0)
+                d->cuda->cuMemUnmap(at, bytes);
+        return r;
+}
+
+int kvd_device_map(struct kvd_device *d, cu_address at, uint64_t bytes, int fd, bool writable) {
+        cu_memory memory;
+        int r = kvd_device_enter(d);
+
+        if (r < 0)
+                return r;
+        r = CHECK(d, cuMemImportFromShareableHandle, &memory, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD);
+        if (r == 0) {
+                r = map_handle(d, at, bytes, memory, writable);
+                d->cuda->cuMemRelease(memory);
+        }
+        kvd_device_leave(d);
+        return r;
+}
+
+int kvd_device_unmap(struct kvd_device *d, cu_address at, uint64_t bytes) {
+        int r = kvd_device_enter(d);
+
+        if (r < 0)
+                return r;
+        r = CHECK(d, cuMemUnmap, at, bytes);
+        kvd_device_leave(d);
+        return r;
+}
+
+int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle, cu_address *ret) {
+        int r = kvd_device_enter(d);
+
+        if (r < 0)
+                return r;
+        r = CHECK(d, cuIpcOpenMemHandle, ret, *handle, CU_IPC_LAZY_PEER_ACCESS);
+        kvd_device_leave(d);
+        return r;
+}
+
+void kvd_device_close_handle(struct kvd_device *d, cu_address at) {
+        if (kvd_device_enter(d) < 0)
+                return;
+        d->cuda->cuIpcCloseMemHandle(at);
+        kvd_device_leave(d);
+}
+
+int kvd_device_register(struct kvd_device *d, void *at, uint64_t bytes, cu_address *ret) {
+        int r = kvd_device_enter(d);
+
+        if (r < 0)
+                return r;
+        r = CHECK(d, cuMemHostRegister, at, bytes, CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED);
+        if (r == 0) {
+                r = CHECK(d, cuMemHostGetDevicePointer, ret, at, 0);
+                if (r < 0)
+                        d->cuda->cuMemHostUnregister(at);
+        }
+        kvd_device_leave(d);
+        return r;
+}
+
+void kvd_device_unregister(struct kvd_device *d, void *at) {
+        if (kvd_device_enter(d) < 0)
+                return;
+        d->cuda->cuMemHostUnregister(at);
+        kvd_device_leave(d);
+}
