@@ -344,7 +344,7 @@ static uint32_t top_segment(const struct view *view, const struct search *s) {
 
         for (uint32_t i = 0; i < s->n_found; i++)
                 top = MAX(top, s->blocks[i]);
-        return top / view->ix->segment_blocks;
+        return kvd_segment_of(view->ix, top);
 }
 
 /* Where the pool has grown into what was found: fetches the new segments. The only system calls of a lookup. */

@@ -20,7 +20,7 @@ static uint32_t batch(const struct view *view) {
 /* ---- with the daemon ---------------------------------------------------------------------------------------- */
 
 static int prepare_segment(struct view *view, uint32_t id) {
-        uint32_t segment = id / view->ix->segment_blocks;
+        uint32_t segment = kvd_segment_of(view->ix, id);
         int r = 0;
 
         if (id >= view->ix->capacity)

@@ -188,7 +188,7 @@ int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n) {
         int r = 0;
 
         for (uint32_t i = 0; i < n; i++)
-                need = MAX(need, kvd_ref_id(refs[i]) / view->ix->segment_blocks + 1);
+                need = MAX(need, kvd_segment_of(view->ix, kvd_ref_id(refs[i])) + 1);
         if (need <= atomic_load(&view->n_mapped))
                 return 0;
         pthread_mutex_lock(&view->space->handle->lock);

@@ -57,7 +57,7 @@ int handle_block_map(struct client *c, const struct kvd_msg *request, struct rep
         if (r < 0)
                 return r;
         ix = space_index(space);
-        total = (uint64_t)atomic_load(&ix->n_segments) * ix->segment_blocks;
+        total = kvd_segments_ids(ix, atomic_load(&ix->n_segments));
         reply->msg.block_map_reply.total = (uint32_t)MIN(total, ix->capacity);
         reply->msg.block_map_reply.states.data = s->states;
         reply->msg.block_map_reply.states.size = space_map(space, m->first, ARRAY_SIZE(s->states), s->states);

@@ -211,7 +211,7 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
 
 static void fold_piece(struct attachment *a) {
         struct space *space = a->space;
-        uint32_t end = MIN(a->fold + FOLD_PIECE, space->ix->n_segments * space->ix->segment_blocks);
+        uint32_t end = MIN(a->fold + FOLD_PIECE, space_ids(space));
 
         for (; a->fold < end; a->fold++)
                 if (space->blocks[a->fold].state == KVD_SEALED &&
@@ -227,7 +227,7 @@ bool attachment_fold(struct space *space) {
                 if (!a || a->state != FOLDING)
                         continue;
                 fold_piece(a);
-                if (a->fold >= space->ix->n_segments * space->ix->segment_blocks)
+                if (a->fold >= space_ids(space))
                         bury(a);
                 return true;
         }
@@ -257,7 +257,7 @@ uint64_t attachment_filling(const struct attachment *a) {
 }
 
 uint64_t attachment_pinned(const struct attachment *a) {
-        uint32_t n = a->space->ix->n_segments * a->space->ix->segment_blocks;
+        uint32_t n = space_ids(a->space);
         uint64_t pinned = 0;
 
         for (uint32_t i = 0; i < n; i++)

@@ -129,7 +129,7 @@ static void check_chain(struct walk *w, uint32_t id) {
 static void check_children(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
-        const struct arena *arena = s->segments[id / s->ix->segment_blocks].arena;
+        const struct arena *arena = block_segment(s, id)->arena;
 
         for (uint32_t c = b->child, n = 0; c != NONE && n <= s->ix->capacity; c = s->blocks[c].sib_next, n++)
                 expect(w, s->blocks[c].parent == id && s->blocks[c].state == KVD_SEALED,
@@ -180,7 +180,7 @@ static void check_block(struct walk *w, uint32_t id) {
 
 void space_check(struct space *space, uint32_t *cursor, struct check_report *report) {
         struct walk w = {space, report};
-        uint32_t end = space->ix->n_segments * space->ix->segment_blocks, first = *cursor;
+        uint32_t end = space_ids(space), first = *cursor;
 
         *report = (struct check_report){0};
         if (first == 0) {

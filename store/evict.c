@@ -184,7 +184,7 @@ static void heapify(struct arena *arena) {
 
 /* Policies read stamps differently: all blocks' are put in order at once. */
 void evict_policy_changed(struct space *space) {
-        uint32_t n = space->ix->n_segments * space->ix->segment_blocks;
+        uint32_t n = space_ids(space);
         bool levels = space->ix->policy == KVD_PRIORITY;
 
         for (uint32_t id = 0; id < n; id++) {

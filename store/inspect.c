@@ -46,7 +46,7 @@ void space_usage(struct space *space, struct space_usage *ret) {
 }
 
 uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret) {
-        uint32_t end = space->ix->n_segments * space->ix->segment_blocks;
+        uint32_t end = space_ids(space);
 
         if (first >= end)
                 return 0;
@@ -102,7 +102,7 @@ static void describe_chain(struct space *space, uint32_t leaf, struct chain_info
 }
 
 int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *ret) {
-        uint32_t end = space->ix->n_segments * space->ix->segment_blocks;
+        uint32_t end = space_ids(space);
 
         for (uint32_t id = *cursor; id < end; id++) {
                 const struct block *b = &space->blocks[id];

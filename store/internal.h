@@ -215,8 +215,13 @@ static inline struct store *space_store(const struct space *s) {
         return s->domain->store;
 }
 
+/* Block ids of all segments there are. */
+static inline uint32_t space_ids(const struct space *s) {
+        return kvd_segments_ids(s->ix, atomic_load_explicit(&s->ix->n_segments, memory_order_relaxed));
+}
+
 static inline struct segment *block_segment(struct space *s, uint32_t id) {
-        return &s->segments[id / s->ix->segment_blocks];
+        return &s->segments[kvd_segment_of(s->ix, id)];
 }
 
 static inline struct arena *block_arena(struct space *s, uint32_t id) {

@@ -220,7 +220,7 @@ const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE, .result_bytes
 
 /* Idle work under policy priority: a hand goes round the leaves, corrects their order, finds those without a score. */
 void priority_look(struct space *space) {
-        uint32_t n = space->ix->n_segments * space->ix->segment_blocks;
+        uint32_t n = space_ids(space);
 
         if (space->ix->policy != KVD_PRIORITY || !n)
                 return;

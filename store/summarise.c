@@ -37,7 +37,7 @@ void summarise_block(struct space *space, uint32_t id) {
 
 /* Blocks that were sealed while all methods were off want one, too. */
 void methods_changed(struct space *space) {
-        uint32_t n = space->ix->n_segments * space->ix->segment_blocks;
+        uint32_t n = space_ids(space);
         bool before = space->methods;
 
         space->methods = wanted_by_any(space);

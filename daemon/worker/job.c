@@ -82,7 +82,7 @@ uint8_t *run_block(const struct run *run, kvd_ref ref) {
         const struct worker_space *w = run->space;
         uint32_t id = kvd_ref_id(ref);
 
-        if (id >= (uint64_t)w->n_segments * w->ix->segment_blocks ||
+        if (id >= kvd_segments_ids(w->ix, w->n_segments) ||
             kvd_slot_generation(shm_load(&kvd_index_desc(w->ix, id)->slot)) != kvd_ref_generation(ref))
                 return NULL;
         return w->base + id * w->ix->block_bytes;

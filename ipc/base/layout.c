@@ -90,6 +90,16 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }
 
+/* Whole blocks in every segment, or, on a GPU, segments of any one size. Nothing here or in layout.h overflows. */
+static bool segments_fit(const struct kvd_index *ix) {
+        if (ix->max_segments > KVD_MAX_SEGMENTS || !ix->segment_blocks || ix->segment_bytes % 4096 != 0 ||
+            ix->segment_bytes > UINT64_C(1) << 48 || ix->segment_blocks != ix->segment_bytes / ix->block_bytes ||
+            (!ix->backend && ix->segment_bytes % ix->block_bytes != 0))
+                return false;
+        return ix->max_segments * ix->segment_bytes / ix->block_bytes <= UINT32_MAX / 4 &&
+               ix->capacity == kvd_segments_ids(ix, ix->max_segments);
+}
+
 int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
         struct kvd_geometry g;
         struct kvd_index own;
@@ -100,9 +110,7 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
         g = ix->geometry;
         if (kvd_geometry_normalise(&g, &why) < 0 || kvd_geometry_difference(&g, &ix->geometry))
                 return -EPROTO;
-        if (ix->block_bytes != kvd_block_bytes(&g) || ix->max_segments > KVD_MAX_SEGMENTS || !ix->segment_blocks ||
-            ix->segment_bytes != ix->segment_blocks * ix->block_bytes || ix->segment_bytes % 4096 != 0 ||
-            ix->capacity != (uint64_t)ix->max_segments * ix->segment_blocks || ix->capacity > UINT32_MAX / 4)
+        if (ix->block_bytes != kvd_block_bytes(&g) || !segments_fit(ix))
                 return -EPROTO;
         own = (struct kvd_index){.geometry = g, .capacity = ix->capacity, .run_capacity = ix->run_capacity};
         kvd_index_lay_out(&own);

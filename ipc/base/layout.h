@@ -164,7 +164,7 @@ struct kvd_index {
         uint32_t kind, keys, policy, arena; /* enum kvd_kind, kvd_keys, kvd_policy; arena: 1 if isolated by writer */
         uint64_t block_bytes;
         uint64_t segment_bytes;  /* of address space; all segments are of one size */
-        uint32_t segment_blocks;
+        uint32_t segment_blocks; /* of one segment, at most */
         uint32_t capacity;       /* block ids */
         uint32_t run_capacity;
         uint32_t max_segments;
@@ -197,6 +197,32 @@ static_assert(sizeof(struct kvd_index) <= 4096, "the header has one page");
 static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counters");
 
 #define KVD_INDEX_HEADER_BYTES 4096u
+
+/* ---- segments ----------------------------------------------------------------------------------------------- */
+
+/*
+ * In host spaces a segment is as long as its blocks. On a GPU all segments of the pool are of one size, whatever the
+ * blocks of a space: a block that would lie across two of them is never used, its id stays KVD_ABSENT for ever.
+ */
+static inline uint32_t kvd_segment_of(const struct kvd_index *ix, uint32_t id) {
+        if (ix->backend == 0)
+                return id / ix->segment_blocks;
+        return (uint32_t)((uint64_t)id * ix->block_bytes / ix->segment_bytes);
+}
+
+/* Blocks of a segment: from first on, before end. */
+static inline uint32_t kvd_segment_first(const struct kvd_index *ix, uint32_t segment) {
+        return (uint32_t)DIV_UP(segment * ix->segment_bytes, ix->block_bytes);
+}
+
+static inline uint32_t kvd_segment_end(const struct kvd_index *ix, uint32_t segment) {
+        return (uint32_t)((segment + UINT64_C(1)) * ix->segment_bytes / ix->block_bytes);
+}
+
+/* Block ids of the first n segments. */
+static inline uint32_t kvd_segments_ids(const struct kvd_index *ix, uint32_t n) {
+        return (uint32_t)(n * ix->segment_bytes / ix->block_bytes);
+}
 
 /* ---- pin page ----------------------------------------------------------------------------------------------- */
 

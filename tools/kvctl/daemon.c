@@ -13,6 +13,8 @@ static const struct column daemon_columns[] = {
         {"domain", "domain", UNIT_NONE},
         {"administrator", "administrator", UNIT_NONE},
         {"backend", "backend", UNIT_NONE},
+        {"device", "device", UNIT_NONE},
+        {"backend_why", "why this backend", UNIT_NONE},
         {"loop", "loop", UNIT_NONE},
         {"pages", "pages", UNIT_NONE},
         {"pool_bytes", "pool", UNIT_BYTES},
@@ -50,6 +52,8 @@ static void fill_daemon(struct table *t, const struct conn *conn, const struct k
         table_text(t, conn_peer(conn)->domain.data, conn_peer(conn)->domain.size);
         table_flag(t, conn_peer(conn)->admin);
         table_text(t, info->backend.data, info->backend.size);
+        table_text(t, info->device.data, info->device.size);
+        table_text(t, info->backend_why.data, info->backend_why.size);
         table_text(t, info->loop.data, info->loop.size);
         table_text(t, info->pages.data, info->pages.size);
         table_number(t, info->pool_bytes);
