@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/fakecuda/kernels.h"
+
+#include <string.h>
+
+#define GPU_IMAGE(image)
+#define GPU_KERNEL(image, name) extern const struct fake_kernel fake_kernel_##name;
+#include "kernels/cuda/kernels.def"
+#undef GPU_KERNEL
+
+#define GPU_KERNEL(image, name) &fake_kernel_##name,
+static const struct fake_kernel *const kernels[] = {
+#include "kernels/cuda/kernels.def"
+        NULL,
+};
+
+const struct fake_kernel *fake_kernel_find(const char *name) {
+        const struct fake_kernel *const *k = kernels;
+
+        while (*k && strcmp((*k)->name, name) != 0)
+                k++;
+        return *k;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_FAKECUDA_KERNELS_H
+#define KVD_TESTS_FAKECUDA_KERNELS_H
+
+/* The kernels of kernels/cuda/kernels.def as functions of this processor (emulate.h). */
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct fake_launch {
+        unsigned grid[3], block[3];
+        size_t shared; /* bytes of dynamic shared memory */
+};
+
+struct fake_kernel {
+        const char *name;      /* "kvd_gather" */
+        size_t argument_bytes; /* of the struct that it takes */
+        unsigned threads;      /* the most that a block may have */
+        void (*run)(const struct fake_launch *launch, const void *argument); /* returns when the last block is done */
+};
+
+/* By the driver's name ("kvd_gather"); NULL: there is none. */
+const struct fake_kernel *fake_kernel_find(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
