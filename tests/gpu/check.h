@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_GPU_CHECK_H
+#define KVD_TESTS_GPU_CHECK_H
+
+/*
+ * The checks: scripts for actors (actor.h). Each runs in a process of its own that never loads a driver, has a time
+ * limit, and prints its lines itself. Nothing is assumed: what was seen is the answer, whatever it is.
+ */
+
+#include "tests/gpu/actor.h"
+#include "tests/gpu/line.h"
+
+#define MIB (1ull << 20)
+
+struct check {
+        const char *name, *about;
+        void (*run)(void);
+        unsigned seconds;
+};
+
+/* The amount of memory that a check may use, at most wanted: less on a stand-in, and where little is free. */
+uint64_t check_bytes(uint64_t wanted);
+unsigned check_rounds(unsigned wanted);
+
+/* If r is an error, answers that the question could not be asked. True: it did. */
+bool cannot_ask(struct line *l, int r, const char *step, const struct actor *a);
+
+/* Memory of the host that can be registered; -1. */
+int host_page(uint64_t bytes, unsigned flags);
+
+double median(double *x, unsigned n);
+double ms_of(uint64_t ns);
+double us_of(uint64_t ns);
+
+void check_read_only(void);
+void check_lifetime(void);
+void check_users(void);
+void check_order(void);
+void check_owner(void);
+void check_killed(void);
+void check_latency(void);
+void check_images(void);
+void check_registering(void);
+
+#endif

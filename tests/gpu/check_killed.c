@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* T6: when does the GPU work of a killed process stop? */
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ipc/base/util.h"
+#include "tests/gpu/check.h"
+
+#define CHUNK (4 * MIB)
+#define PAGE 65536
+#define HEART 8
+#define STOP 9
+#define ROUNDS 10
+
+struct scene {
+        struct actor victim, onlooker;
+        volatile uint64_t *page;
+        int chunk, host, pidfd;
+};
+
+static int scene_start(struct scene *s) {
+        int r;
+
+        *s = (struct scene){.victim = actor_start(), .onlooker = actor_start(), .chunk = -1, .pidfd = -1};
+        s->host = host_page(PAGE, 0);
+        s->page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, s->host, 0);
+        r = s->page == MAP_FAILED ? CU_OUT_OF_MEMORY : ask(&s->onlooker, OPEN);
+        r = r ? r : ask(&s->onlooker, CREATE, CHUNK);
+        s->chunk = STEAL_FD(s->onlooker.fd);
+        r = r ? r : ask(&s->onlooker, MAP, CU_ACCESS_READ_WRITE);
+        r = r ? r : ask(&s->victim, OPEN);
+        actor_lend(&s->victim, s->chunk);
+        r = r ? r : ask(&s->victim, IMPORT, CHUNK, CU_ACCESS_READ_WRITE);
+        actor_lend(&s->victim, s->host);
+        r = r ? r : ask(&s->victim, REGISTER, PAGE);
+        s->pidfd = (int)syscall(SYS_pidfd_open, s->victim.pid, 0);
+        return r;
+}
+
+static void scene_stop(struct scene *s) {
+        if (s->page != MAP_FAILED)
+                s->page[STOP] = 1;
+        actor_stop(&s->victim);
+        actor_stop(&s->onlooker);
+        closep(&s->chunk);
+        closep(&s->host);
+        closep(&s->pidfd);
+        if (s->page != MAP_FAILED)
+                munmap((void *)s->page, PAGE);
+}
+
+struct death {
+        double readable_ms;    /* from the signal to the pidfd */
+        double last_ms;        /* from the pidfd to the last sign of life seen in host memory; below 0: before it */
+        double device_ms;      /* to the last change seen in the device's memory, at the resolution of device_step_ms */
+        double device_step_ms;
+        uint64_t beats;
+};
+
+/* Looks at host memory all the time, at the device's as often as it can, for two seconds. */
+static void watch(struct scene *s, uint64_t killed, struct death *d) {
+        uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART], word, looked = killed, looks = 0;
+        struct pollfd p = {s->pidfd, POLLIN, 0};
+
+        ask(&s->onlooker, PEEK);
+        word = s->onlooker.note.n[0];
+        for (uint64_t now = killed; now < killed + 2000000000u; now = now_ns()) {
+                if (!readable && poll(&p, 1, 0) == 1)
+                        readable = now;
+                if (s->page[HEART] != heart) {
+                        heart = s->page[HEART];
+                        last = now;
+                }
+                if (now < looked + 1000000u)
+                        continue;
+                looked = now;
+                looks++;
+                if (ask(&s->onlooker, PEEK) == 0 && s->onlooker.note.n[0] != word) {
+                        word = s->onlooker.note.n[0];
+                        device = now_ns();
+                }
+        }
+        readable = readable ? readable : now_ns();
+        d->readable_ms = ms_of(readable - killed);
+        d->last_ms = ms_of(last) - ms_of(readable);
+        d->device_ms = ms_of(device) - ms_of(readable);
+        d->device_step_ms = looks ? 2000.0 / (double)looks : 0;
+        d->beats = heart;
+}
+
+static int one_death(unsigned action, uint64_t n, struct death *d) {
+        struct scene s;
+        uint64_t killed;
+        int r = scene_start(&s);
+
+        r = r ? r : ask(&s.victim, action, n);
+        if (!r) {
+                sleep_ms(100);
+                killed = now_ns();
+                kill(s.victim.pid, SIGKILL);
+                watch(&s, killed, d);
+        }
+        scene_stop(&s);
+        return r;
+}
+
+static void deaths(unsigned action, uint64_t n, const char *words) {
+        double readable[ROUNDS], last[ROUNDS], device[ROUNDS];
+        unsigned rounds = MIN(ROUNDS, check_rounds(ROUNDS)), i = 0;
+        struct death d = {0};
+        struct line l;
+        int r = 0;
+
+        line_begin(&l, "T6", "a process is killed %s: when is its last write seen, counted from its pidfd?", words);
+        for (; i < rounds; i++) {
+                r = one_death(action, n, &d);
+                if (r)
+                        break;
+                readable[i] = d.readable_ms;
+                last[i] = d.last_ms;
+                device[i] = d.device_ms;
+        }
+        if (r && cannot_ask(&l, r, "the work", NULL))
+                return;
+        line_number(&l, "rounds", i);
+        line_number(&l, "signal_to_pidfd_ms_median", median(readable, i));
+        line_number(&l, "signal_to_pidfd_ms_most", readable[i - 1]);
+        line_number(&l, "pidfd_to_last_host_write_ms_median", median(last, i));
+        line_number(&l, "pidfd_to_last_host_write_ms_most", last[i - 1]);
+        line_number(&l, "pidfd_to_last_device_write_ms_median", median(device, i));
+        line_number(&l, "pidfd_to_last_device_write_ms_most", device[i - 1]);
+        line_number(&l, "device_looks_every_ms", d.device_step_ms);
+        line_number(&l, "writes_of_the_last_round", (double)d.beats);
+        line_answer(&l, last[i - 1] < 1000 && device[i - 1] < 1000 ? YES : NO,
+                    "the pidfd comes %.2f ms after the signal; the last write at most %.2f ms after that in host "
+                    "memory, %.2f ms in the device's", median(readable, i), last[i - 1], device[i - 1]);
+}
+
+void check_killed(void) {
+        deaths(BEAT, 1ull << 32, "while its kernel writes");
+        deaths(SETS, 20000, "with many writes queued on its stream");
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_GPU_CHECKS_CU_H
+#define KVD_TESTS_GPU_CHECKS_CU_H
+
+/* Arguments of the kernels in checks.cu, which takes them by value. */
+
+#include <stdint.h>
+
+struct check_fill { /* kvd_check_fill: word i := seed + i, of n words */
+        uint64_t at, n;
+        uint32_t seed;
+};
+
+/* kvd_check_beat: one thread counts to n in both words, as fast as they can be written, until *stop is not 0. */
+struct check_beat {
+        uint64_t heart;   /* u64 of host memory */
+        uint64_t at;      /* u32 of the device */
+        uint64_t stop;    /* u64 of host memory */
+        uint64_t n;
+};
+
+#endif
