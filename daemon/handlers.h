@@ -11,6 +11,7 @@ client_handler handle_attach;
 client_handler handle_space;
 client_handler handle_detach;
 client_handler handle_segments;
+client_handler handle_drain;
 
 /* handlers_blocks.c: the cache */
 client_handler handle_allocate;

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "daemon/log.h"
 #include "ipc/base/util.h"
@@ -203,13 +204,34 @@ int handle_segments(struct client *c, const struct kvd_msg *request, struct repl
         m->first = request->segments.first;
         for (m->count = 0; m->count < KVD_FRAME_FDS; m->count++) {
                 r = space_segment_fd(attachment, m->first + m->count, &writable);
-                if (r < 0)
+                if (r < 0 && r != -ENODATA)
                         break;
-                reply->fds.fd[m->count] = r;
+                if (r < 0)
+                        m->absent |= UINT64_C(1) << m->count;
+                else
+                        reply->fds.fd[reply->fds.n++] = r;
                 m->writable |= (uint64_t)writable << m->count;
         }
-        if (r < 0 && r != -ENOENT && m->count == 0)
-                return client_store_failed(c, r);
-        reply->fds.n = m->count;
+        return r < 0 && r != -ENOENT && r != -ENODATA && m->count == 0 ? client_store_failed(c, r) : 0;
+}
+
+/* Numbers from and to clients are copied, for the sake of alignment. */
+int handle_drain(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        const struct kvd_slice unmapped = request->drain.unmapped;
+        struct scratch *scratch = c->server->scratch;
+        struct attachment *attachment;
+        uint32_t n;
+        int r;
+
+        if (unmapped.size % sizeof(uint32_t))
+                return client_refuse(c, -EINVAL, "drain: unmapped is no list of u32");
+        r = client_find_space(c, request->drain.space, &attachment);
+        if (r < 0)
+                return r;
+        if (unmapped.size)
+                memcpy(scratch->slots, unmapped.data, unmapped.size);
+        n = attachment_drain(attachment, scratch->slots, unmapped.size / sizeof(uint32_t), scratch->slots,
+                             ARRAY_SIZE(scratch->slots));
+        reply->msg.drain_reply.wanted = (struct kvd_slice){scratch->slots, n * (uint32_t)sizeof(uint32_t)};
         return 0;
 }

@@ -17,7 +17,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
-#include "store/internal.h"
+#include "store/memory.h"
 #include "store/sequence.h"
 
 /* ---- arenas ------------------------------------------------------------------------------------------------- */
@@ -110,6 +110,7 @@ void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_C
 static void bury(struct attachment *a) {
         a->space->attachments[a->slot] = NULL;
         drop_page(a);
+        free(a->mapped);
         free(a);
 }
 
@@ -151,8 +152,11 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
                                  .filling = NONE};
         r = make_page(a);
         if (r == 0)
+                r = drain_enter(a);
+        if (r == 0)
                 r = choose_arena(a);
         if (r < 0) {
+                free(a->mapped);
                 drop_page(a);
                 free(a);
                 return store_refuse(space_store(space), r, "no memory for a pin page of space '%s': %s", space->name,
@@ -202,6 +206,7 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
                 a->arena->writer = NULL;
         if (died)
                 space_count(a->space, KVD_SPACE_CLIENTS_REAPED, 1);
+        drain_leave(a);
         a->state = FOLDING;
         a->owner = NULL;
         return NULL;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "store/check.h"
+#include "store/memory.h"
 
 #define PIECE 4096u
 
@@ -188,6 +189,7 @@ void space_check(struct space *space, uint32_t *cursor, struct check_report *rep
                 check_segments(&w);
                 check_lists(&w);
                 check_sequences(&w);
+                device_check(&w);
         }
         for (; *cursor < end && *cursor < first + PIECE; (*cursor)++, report->checked++)
                 check_block(&w, *cursor);

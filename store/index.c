@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/internal.h"
 
@@ -137,18 +138,58 @@ static uint32_t spill_slots(const struct space *space, uint64_t block_bytes, uin
         return (uint32_t)MIN(slots, UINT32_MAX / 4);
 }
 
+/*
+ * A GPU's segments are of one size for all spaces: what does not hold a whole block is lost, so that there is a limit to
+ * blocks. A few more numbers than there can be segments, since some wait for clients to unmap them.
+ */
+static int cut_device(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+        uint64_t bytes = space_store(space)->config.segment_bytes, whole = bytes / block_bytes;
+        uint64_t least = bytes % block_bytes ? whole - MIN(whole, 1) : whole;
+
+        if (!least)
+                return store_refuse(space_store(space), -E2BIG, "a block of space '%s' has %llu KiB and segments have "
+                                    "%llu; set segment in kvd.conf to twice the block or more", space->name,
+                                    (unsigned long long)(block_bytes >> 10), (unsigned long long)(bytes >> 10));
+        ix->segment_bytes = bytes;
+        ix->segment_blocks = (uint32_t)MIN(whole, UINT32_MAX);
+        ix->max_segments = (uint32_t)MIN(DIV_UP(max_blocks, least) * 5 / 4 + 4, KVD_MAX_SEGMENTS);
+        return 0;
+}
+
+static int cut_host(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+        uint64_t per_segment = segment_blocks(space, block_bytes, max_blocks);
+
+        ix->segment_bytes = per_segment * block_bytes;
+        ix->segment_blocks = (uint32_t)per_segment;
+        ix->max_segments = (uint32_t)MIN(DIV_UP(max_blocks, per_segment), UINT32_MAX);
+        return 0;
+}
+
+/* Sizes of segments, and block ids. In arenas, segments wait for their writer while others need new ids. */
+static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+        const struct store *store = space_store(space);
+        int r = store->config.backend == KVD_BACKEND_VMM ? cut_device(space, block_bytes, max_blocks, ix) :
+                                                           cut_host(space, block_bytes, max_blocks, ix);
+        uint64_t ids;
+
+        if (r < 0)
+                return r;
+        if (space->domain->config.arena)
+                ix->max_segments = MIN(ix->max_segments * 4, KVD_MAX_SEGMENTS);
+        ids = ix->max_segments * ix->segment_bytes / block_bytes;
+        if (ix->max_segments > KVD_MAX_SEGMENTS || ids > UINT32_MAX / 4)
+                return store_refuse(space_store(space), -E2BIG, "space '%s' would have %llu blocks, more than an index "
+                                    "holds; give it max_blocks", space->name, (unsigned long long)max_blocks);
+        ix->capacity = (uint32_t)ids;
+        ix->run_capacity = (uint32_t)(ids / 8 + 1);
+        return 0;
+}
+
 static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {
         uint64_t block_bytes = kvd_block_bytes(&spec->geometry);
         uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
-        uint64_t per_segment = segment_blocks(space, block_bytes, max_blocks);
-        uint64_t segments = DIV_UP(max_blocks, per_segment);
+        int r;
 
-        /* In arenas, segments wait for their writer while others need new ids. */
-        if (space->domain->config.arena)
-                segments = MIN(segments * 4, KVD_MAX_SEGMENTS);
-        if (segments > KVD_MAX_SEGMENTS || segments * per_segment > UINT32_MAX / 4)
-                return store_refuse(space_store(space), -E2BIG, "space '%s' would have %llu blocks, more than an index "
-                                    "holds; give it max_blocks", space->name, (unsigned long long)max_blocks);
         space->max_blocks = (uint32_t)max_blocks;
         *ix = (struct kvd_index){
                 .magic = KVD_INDEX_MAGIC,
@@ -159,14 +200,14 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .policy = spec->options.policy,
                 .arena = space->domain->config.arena,
                 .block_bytes = block_bytes,
-                .segment_bytes = per_segment * block_bytes,
-                .segment_blocks = (uint32_t)per_segment,
-                .max_segments = (uint32_t)segments,
-                .capacity = (uint32_t)(segments * per_segment),
-                .run_capacity = (uint32_t)(segments * per_segment / 8 + 1),
+                .backend = space_store(space)->config.backend,
                 .spill_slots = spill_slots(space, block_bytes, max_blocks),
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
+        r = cut(space, block_bytes, max_blocks, ix);
+        if (r < 0)
+                return r;
+        memcpy(ix->device, space_store(space)->config.uuid, sizeof ix->device);
         kvd_index_lay_out(ix);
         settings_init(ix);
         return 0;

@@ -50,7 +50,9 @@ struct store {
         uint32_t next_number;  /* of spaces */
         struct domain *domains; /* owned */
         struct space *deleted;  /* owned; their memory is being freed */
-        struct segment *stale;  /* whose memory is being freed; NULL: none */
+        const struct memory_ops *memory;
+        struct segment *stale;  /* host memory: whose is being freed; NULL: none */
+        struct device_pool *device_pool; /* owned; a GPU's memory, or NULL */
 
         struct ticket_queue waiting[2]; /* for a worker: urgent, others */
         uint64_t n_waiting, last_job;
@@ -73,10 +75,13 @@ struct domain {
 /* ---- segment ------------------------------------------------------------------------------------------------ */
 
 struct segment {
-        int fd, fd_ro;         /* owned; -1 until first used */
+        int fd, fd_ro;         /* host memory: owned; -1 until first used */
+        struct chunk *chunk;   /* a GPU's: what it has; or NULL */
+        bool worker;           /* ... and a worker has mapped that */
+        uint32_t turn;         /* moves when it gets other memory than before; 0: it never had any */
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
-        uint64_t stale;        /* bytes from the first on that are memory still, without blocks: to be freed */
+        uint64_t stale;        /* host memory: bytes from the first on that are memory still, without blocks: to be freed */
         uint32_t n_free;
         uint32_t free;         /* list of free blocks */
         struct arena *arena;   /* who may write it */
@@ -129,6 +134,7 @@ struct attachment {
         struct kvd_pinpage *page; /* owned mapping */
         shm_u32 *pins, *touch; /* inside page */
         shm_u32 *use;          /* ... each a struct kvd_use */
+        uint64_t *mapped, *told; /* owned; a bit for each segment, see drain.c; NULL in host spaces */
         uint32_t filling;      /* list of blocks it fills */
         uint32_t n_filling;
         uint32_t n_leases;
@@ -220,7 +226,7 @@ static inline uint32_t space_ids(const struct space *s) {
         return kvd_segments_ids(s->ix, atomic_load_explicit(&s->ix->n_segments, memory_order_relaxed));
 }
 
-static inline struct segment *block_segment(struct space *s, uint32_t id) {
+static inline struct segment *block_segment(const struct space *s, uint32_t id) {
         return &s->segments[kvd_segment_of(s->ix, id)];
 }
 

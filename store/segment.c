@@ -1,47 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory of the pool. A segment is a memfd whose address space is fixed and whose memory comes and goes: fallocate
- * puts pages behind it a few MiB at a time, so that no request waits long, and a hole punched into it gives them
- * back to the kernel, cleared, while clients keep their mapping. Segments belong to one space and therefore to one
- * domain for ever: bytes never change tenants.
+ * Who has how much of the pool. A segment's address space is fixed and its memory comes and goes (memory.h says from
+ * where): blocks appear in it a few MiB at a time, so that no request waits long, and when all of them are free it can
+ * go to another space. Segments belong to one space and therefore to one domain for ever: bytes never change tenants.
  *
  * The daemon does not map the pool. What clients write into a block is none of its business.
  */
 
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/falloc.h>
-#include <linux/memfd.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#include "ipc/base/sys.h"
+#include "store/memory.h"
 #include "store/sequence.h"
 
 #define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */
-#define FREE_BYTES (UINT64_C(8) << 20) /* of memory given back at once: about 2 ms */
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
 
-/* ---- one segment -------------------------------------------------------------------------------------------- */
-
-static int make_memfd(struct space *space, struct segment *segment) {
-        unsigned huge = space_store(space)->huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0;
-        _cleanup_(closep) int fd = sys->memfd_create("kvd-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING | huge);
-        _cleanup_(closep) int ro = -1;
-        char path[64];
-
-        if (fd < 0 || sys->fchmod(fd, 0600) < 0 || sys->ftruncate(fd, (off_t)space->ix->segment_bytes) < 0 ||
-            sys->add_seals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-                return -errno;
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        ro = sys->open(path, O_RDONLY | O_CLOEXEC);
-        if (ro < 0)
-                return -errno;
-        segment->fd = STEAL_FD(fd);
-        segment->fd_ro = STEAL_FD(ro);
-        return 0;
+static const struct memory_ops *memory_of(const struct space *space) {
+        return space_store(space)->memory;
 }
 
 static void charge(struct space *space, int64_t sign) {
@@ -54,54 +31,18 @@ static void charge(struct space *space, int64_t sign) {
 
 /* ---- giving memory back --------------------------------------------------------------------------------------- */
 
-/*
- * Freeing 64 MiB takes the kernel some 15 ms: it is done a piece at a time, when there is nothing else to do. What is
- * still to be freed is stale; it belongs to nobody's budget any more. There is one stale segment at a time, so that
- * under load no more than that is owed.
- */
-static bool free_piece(struct segment *segment) {
-        uint64_t n = MIN(segment->stale, FREE_BYTES);
-
-        if (!n)
-                return false;
-        segment->stale -= n;
-        sys->fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)segment->stale, (off_t)n);
-        return true;
-}
-
-static bool free_stale(struct store *store) {
-        if (store->stale && free_piece(store->stale))
-                return true;
-        store->stale = NULL;
-        return false;
-}
-
 /* Takes a segment's memory off the budget; it has no blocks any more. */
 static void let_go(struct space *space, struct segment *segment) {
-        uint64_t page = space_store(space)->page_bytes;
-
-        while (free_stale(space_store(space)))
-                ;
-        segment->stale = ALIGN_UP(segment->n_ready * space->ix->block_bytes, page);
+        memory_of(space)->let_go(space, segment);
         segment->n_ready = 0;
         charge(space, -1);
-        space_store(space)->stale = segment;
 }
 
 /* Gives it up for good, a piece a call; false: it is done. Clients that have it mapped keep what they have mapped. */
 bool segment_bury(struct space *space, struct segment *segment) {
-        if (segment->fd < 0)
-                return false;
         if (segment->n_ready)
                 let_go(space, segment);
-        if (free_piece(segment))
-                return true;
-        if (space_store(space)->stale == segment)
-                space_store(space)->stale = NULL;
-        closep(&segment->fd);
-        closep(&segment->fd_ro);
-        segment->fd = segment->fd_ro = -1;
-        return true;
+        return memory_of(space)->bury(space, segment);
 }
 
 /* Blocks with memory in the whole space. */
@@ -111,22 +52,23 @@ static uint64_t total_blocks(const struct space *space) {
 }
 
 static uint32_t first_block(const struct space *space, const struct segment *segment) {
-        return segment->number * space->ix->segment_blocks;
+        return kvd_segment_first(space->ix, segment->number);
+}
+
+static uint32_t room_for(const struct space *space, const struct segment *segment) {
+        return kvd_segment_end(space->ix, segment->number) - first_block(space, segment);
 }
 
 /* Puts memory behind the next blocks of a segment that is charged already; how many, or an error. */
 static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
         uint64_t room = space->max_blocks - MIN(space->max_blocks, total_blocks(space));
-        uint64_t block_bytes = space->ix->block_bytes;
-        uint64_t page = space_store(space)->page_bytes;
-        uint32_t n = (uint32_t)MIN(MAX(bytes / block_bytes, 1), space->ix->segment_blocks - segment->n_ready);
-        uint64_t from, to;
+        uint32_t n = (uint32_t)MIN(MAX(bytes / space->ix->block_bytes, 1), room_for(space, segment) - segment->n_ready);
+        int r;
 
         n = (uint32_t)MIN(n, room);
-        from = segment->n_ready * block_bytes / page * page;
-        to = MIN(ALIGN_UP((segment->n_ready + n) * block_bytes, page), space->ix->segment_bytes);
-        if (n && to > from && sys->fallocate(segment->fd, 0, (off_t)from, (off_t)(to - from)) < 0)
-                return -errno;
+        r = n ? memory_of(space)->fill(space, segment, segment->n_ready, n) : 0;
+        if (r < 0)
+                return r;
         for (uint32_t i = 0; i < n; i++)
                 block_to_free(space, first_block(space, segment) + segment->n_ready + i);
         segment->n_ready += n;
@@ -167,25 +109,29 @@ static bool may_adopt(const struct segment *segment, const struct arena *arena) 
 
 /* A segment that has address space but no memory, or a new one; NULL if the space is at its end. */
 static struct segment *empty_segment(struct space *space, struct arena *arena) {
-        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), best = 0;
+        struct segment *found = NULL;
 
-        for (uint32_t i = 0; i < n; i++)
-                if (may_adopt(&space->segments[i], arena))
-                        return &space->segments[i];
-        return n < space->ix->max_segments ? &space->segments[n] : NULL;
+        for (uint32_t i = 0; i < MIN(n + 1, space->ix->max_segments); i++) {
+                struct segment *s = &space->segments[i];
+                uint32_t how = i == n || may_adopt(s, arena) ? memory_of(space)->vacant(space, s) : 0;
+
+                if (how > best) {
+                        best = how;
+                        found = s;
+                }
+        }
+        return found;
 }
 
+/* -EAGAIN: there is no memory at present. */
 static int begin_segment(struct space *space, struct segment *segment, struct arena *arena) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
-        int r;
+        int r = memory_of(space)->begin(space, segment);
 
-        if (segment->fd < 0) {
-                r = make_memfd(space, segment);
-                if (r < 0)
-                        return r;
-        }
+        if (r < 0)
+                return r;
         segment->arena = arena;
-        segment->stale = 0; /* what it still has is as good as new: the space is the same */
         charge(space, 1);
         if (segment->number == n) /* clients fetch its descriptor when they meet one of its blocks */
                 atomic_store_explicit(&space->ix->n_segments, n + 1, memory_order_release);
@@ -199,7 +145,7 @@ static struct segment *unfinished_segment(struct space *space, struct arena *are
         for (uint32_t i = n; i-- > 0;) {
                 struct segment *s = &space->segments[i];
 
-                if (s->arena == arena && s->n_ready > 0 && s->n_ready < space->ix->segment_blocks)
+                if (s->arena == arena && s->n_ready > 0 && s->n_ready < room_for(space, s))
                         return s;
         }
         return NULL;
@@ -218,7 +164,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
                         return 0;
                 r = begin_segment(space, segment, arena);
                 if (r < 0)
-                        return r;
+                        return r == -EAGAIN ? 0 : r;
         }
         r = segment_fill(space, segment, MIN(bytes, STEP_BYTES));
         if (r <= 0 && segment->n_ready == 0)
@@ -242,7 +188,7 @@ static bool fill_ahead(struct space *space) {
 #define SWEEP 256u /* garbage looked at in one call */
 
 bool store_idle(struct store *store) {
-        bool more = free_stale(store) || store_bury(store);
+        bool more = store->memory->idle(store) || store_bury(store);
 
         for (struct domain *d = store->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next) {
@@ -335,7 +281,7 @@ bool space_reclaim(struct space *space) {
         bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
         struct space *best = NULL;
 
-        if (total_blocks(space) >= space->max_blocks)
+        if (total_blocks(space) >= space->max_blocks || memory_of(space)->scarce(space_store(space)))
                 return false;
         for (struct domain *d = space_store(space)->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next)

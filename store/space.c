@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
+#include "store/memory.h"
 #include "store/sequence.h"
 
 /* ---- finding and comparing ---------------------------------------------------------------------------------- */
@@ -256,10 +257,14 @@ int space_index_fd(const struct space *space) {
 int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
         struct space *space = a->space;
         struct segment *segment;
+        int fd;
 
         if (number >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
                 return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, number);
         segment = &space->segments[number];
         *writable = !space->ix->arena || segment->arena == a->arena;
-        return *writable ? segment->fd : segment->fd_ro;
+        fd = space_store(space)->memory->descriptor(space, segment, *writable);
+        if (fd >= 0)
+                drain_handed_out(a, number);
+        return fd;
 }

@@ -3,9 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ipc/base/device.h"
 #include "ipc/base/sys.h"
-#include "store/internal.h"
 #include "store/job.h"
+#include "store/memory.h"
 
 /* ---- pages -------------------------------------------------------------------------------------------------- */
 
@@ -38,6 +39,8 @@ static int choose_pages(struct store *store) {
 }
 
 const char *store_pages_name(const struct store *store) {
+        if (store->config.backend != KVD_BACKEND_HOST)
+                return "GPU memory";
         return store->huge ? "2 MiB, reserved" : "4 KiB";
 }
 
@@ -59,6 +62,11 @@ int store_new(const struct store_config *config, struct store **ret) {
         store->ranks = sys->calloc(STORE_RANKS, sizeof *store->ranks);
         if (!store->ranks || jobs_new(store) < 0)
                 return store_refuse(store, -ENOMEM, "out of memory for jobs");
+        if (config->backend == KVD_BACKEND_VMM) {
+                store->memory = &memory_device;
+                return device_open(store);
+        }
+        store->memory = &memory_host;
         return choose_pages(store);
 }
 
@@ -76,6 +84,8 @@ struct store *store_free(struct store *store) {
                 store->domains = domain->next;
                 free(domain);
         }
+        if (store->memory)
+                store->memory->close(store);
         jobs_free(store);
         free(store->ranks);
         free(store);

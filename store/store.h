@@ -21,6 +21,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/sequence.h"
 
+struct kvd_cuda;
 struct store;
 struct domain;
 struct space;
@@ -35,6 +36,10 @@ struct store_config {
         uint64_t segment_bytes;  /* wanted size of a segment; rounded so that blocks and pages fit */
         enum store_pages pages;  /* huge: reserved 2 MiB pages or nothing; auto: them if there are enough */
         uint32_t max_attachments; /* clients of one space */
+        uint32_t backend;        /* enum kvd_backend */
+        const struct kvd_cuda *cuda; /* not KVD_BACKEND_HOST: initialised, without a context */
+        int device;              /* ordinal */
+        uint8_t uuid[16];
         uint64_t spill_bytes;    /* most memory of exact copies and sketches, of all spaces; 0: as much as the pool */
 };
 
@@ -111,8 +116,18 @@ int space_set(struct space *space, const char *key, const char *value);
  */
 int space_delete(struct space *space, bool force);
 
-/* Segments: descriptor to hand out, writable for the attachment or read-only. -ENOENT: no such segment. */
+/*
+ * Segments: descriptor to hand out, writable for the attachment or read-only. -ENOENT: no such segment; -ENODATA: it
+ * has no memory at present.
+ */
 int space_segment_fd(struct attachment *attachment, uint32_t segment, bool *writable);
+
+/*
+ * GPU memory: the attachment has unmapped these; those that it should unmap next are written to wanted. Returns how
+ * many. (In host spaces there is nothing to unmap.)
+ */
+uint32_t attachment_drain(struct attachment *attachment, const uint32_t *unmapped, uint32_t n, uint32_t *wanted,
+                          uint32_t n_wanted);
 
 /* ---- attachment --------------------------------------------------------------------------------------------- */
 
@@ -266,7 +281,32 @@ int space_index_fd_for_worker(struct space *space); /* read-only */
 int space_summary_fd(struct space *space, bool writable);
 int space_spill_fd(struct space *space, uint64_t *bytes);
 int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
-int space_worker_segment_fd(struct space *space, uint32_t segment); /* writable; -ENOENT */
+int space_worker_segment_fd(struct space *space, uint32_t segment); /* writable; -ENOENT, -ENODATA */
+uint32_t space_segment_turn(const struct space *space, uint32_t segment); /* moves with its memory; 0: it has none */
+
+/* ---- GPU memory: what a worker does for it, and what takes time --------------------------------------------------- */
+
+#define STORE_CLEARS 16u
+
+struct store_clears {
+        uint32_t dirty, clean;   /* chunks: not cleared yet, ready */
+        uint32_t missing;        /* that the driver did not give */
+};
+void store_clears(const struct store *store, struct store_clears *ret);
+bool store_wants_clearing(const struct store *store);
+
+/* Descriptors of chunks to be filled with zeros, the store's own; how many. One such set at a time is on its way. */
+uint32_t store_next_clear(struct store *store, int fds[STORE_CLEARS], uint64_t *bytes);
+void store_clear_done(struct store *store, bool cleared);
+void store_clear_failed(struct store *store); /* it cannot be done: not before store_make_missing */
+
+/* A segment that the worker should unmap; false: none. */
+bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment);
+void space_worker_unmapped(struct space *space, uint32_t segment);
+void store_worker_gone(struct store *store); /* it has nothing mapped, and clears nothing, any more */
+
+/* Tries once more to have what the driver did not give, and to have it cleared. Returns how many are missing still. */
+uint32_t store_make_missing(struct store *store);
 
 /* ---- eviction and looking inside ------------------------------------------------------------------------------ */
 

@@ -12,6 +12,7 @@
 
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
+#include "store/memory.h"
 #include "store/sequence.h"
 
 static bool wanted_by_any(const struct space *space) {
@@ -136,8 +137,18 @@ int space_index_fd_for_worker(struct space *space) {
 }
 
 int space_worker_segment_fd(struct space *space, uint32_t segment) {
-        if (segment >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed) ||
-            space->segments[segment].fd < 0)
+        struct segment *s = &space->segments[segment];
+        int fd;
+
+        if (segment >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
                 return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, segment);
-        return space->segments[segment].fd;
+        fd = space_store(space)->memory->descriptor(space, s, true);
+        s->worker = fd >= 0;
+        return fd;
+}
+
+uint32_t space_segment_turn(const struct space *space, uint32_t segment) {
+        const struct segment *s = &space->segments[segment];
+
+        return s->fd >= 0 || s->n_ready ? s->turn : 0;
 }

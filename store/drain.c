@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which clients have which segments of a GPU mapped. Nobody can unmap memory for another process: a segment without
+ * blocks keeps its chunk until everybody who was given its descriptor has said that it is unmapped, or is gone, as the
+ * kernel says. The index's drain_epoch moves, clients ask what is wanted (message drain), unmap, and say so.
+ *
+ *      mapped   its descriptor was handed out, and nothing has been said about it since
+ *      told     this client was asked to unmap it, and has not answered: until then no block appears in it, so that
+ *               unmapping takes no care of who may just have found one. A segment that nobody was asked about may get
+ *               blocks again at once: the chunk is the same.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "ipc/base/device.h"
+#include "ipc/base/sys.h"
+#include "store/memory.h"
+
+static uint32_t n_words(const struct space *space) {
+        return DIV_UP(space->ix->max_segments, 64);
+}
+
+static bool bit(const uint64_t *bits, uint32_t i) {
+        return bits[i / 64] >> i % 64 & 1;
+}
+
+static void set(uint64_t *bits, uint32_t i, bool to) {
+        bits[i / 64] = (bits[i / 64] & ~(UINT64_C(1) << i % 64)) | (uint64_t)to << i % 64;
+}
+
+int drain_enter(struct attachment *a) {
+        if (a->space->ix->backend != KVD_BACKEND_VMM)
+                return 0;
+        a->mapped = sys->calloc(2 * n_words(a->space), sizeof *a->mapped);
+        a->told = a->mapped ? a->mapped + n_words(a->space) : NULL;
+        return a->mapped ? 0 : -ENOMEM;
+}
+
+static void put_away(struct attachment *a, uint32_t segment) {
+        set(a->mapped, segment, false);
+        set(a->told, segment, false);
+        device_undrain(a->space, &a->space->segments[segment]);
+}
+
+void drain_leave(struct attachment *a) {
+        for (uint32_t i = 0; a->mapped && i < a->space->ix->max_segments; i++)
+                if (bit(a->mapped, i))
+                        put_away(a, i);
+}
+
+void drain_handed_out(struct attachment *a, uint32_t segment) {
+        if (a->mapped)
+                set(a->mapped, segment, true);
+}
+
+bool drain_mapped(const struct space *space, uint32_t segment) {
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (space->attachments[i] && bit(space->attachments[i]->mapped, segment))
+                        return true;
+        return false;
+}
+
+bool drain_told(const struct space *space, uint32_t segment) {
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (space->attachments[i] && bit(space->attachments[i]->told, segment))
+                        return true;
+        return false;
+}
+
+uint32_t attachment_drain(struct attachment *a, const uint32_t *unmapped, uint32_t n, uint32_t *wanted,
+                          uint32_t n_wanted) {
+        uint32_t n_segments = a->space->ix->n_segments, found = 0;
+
+        if (!a->mapped)
+                return 0;
+        for (uint32_t i = 0; i < n; i++)
+                if (unmapped[i] < n_segments && bit(a->mapped, unmapped[i]))
+                        put_away(a, unmapped[i]);
+        for (uint32_t i = 0; i < n_segments && found < n_wanted; i++) {
+                if (!bit(a->mapped, i) || !device_draining(&a->space->segments[i]))
+                        continue;
+                set(a->told, i, true);
+                wanted[found++] = i;
+        }
+        return found;
+}

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_MEMORY_H
+#define KVD_STORE_MEMORY_H
+
+/*
+ * Where a segment's memory comes from. segment.c decides who gets how much, by a budget of bytes; one of these tables
+ * does it. The daemon maps none of it.
+ *
+ *      memory_host.c     memfds: pages come a few MiB at a time, and go by punching holes under whoever has it mapped
+ *      memory_device.c   chunks of a GPU's memory, all made at the start; a client has to unmap one before another space
+ *                        can have it (drain.c)
+ */
+
+#include "store/internal.h"
+
+struct walk;
+
+struct memory_ops {
+        /* Behind the store's end: every space is buried. */
+        void (*close)(struct store *store);
+
+        /* May this segment, which has no blocks, get memory? 0: not now; else the larger the better. */
+        uint32_t (*vacant)(const struct space *space, const struct segment *segment);
+
+        /* Memory for it, at least to be filled. -EAGAIN: there is none at present. */
+        int (*begin)(struct space *space, struct segment *segment);
+
+        /* Memory behind n blocks, from that block of it on. */
+        int (*fill)(struct space *space, struct segment *segment, uint32_t from, uint32_t n);
+
+        /* It has no blocks any more. */
+        void (*let_go)(struct space *space, struct segment *segment);
+
+        /* Gives up a segment of a deleted space, a piece a call; false: it is done. */
+        bool (*bury)(struct space *space, struct segment *segment);
+
+        /* A piece of what is owed to the system; false: nothing is. */
+        bool (*idle)(struct store *store);
+
+        /* What maps it, the store's own. -ENODATA: it has no memory at present. */
+        int (*descriptor)(struct space *space, struct segment *segment, bool writable);
+
+        /* Is so much on its way from one space to others that no more should be taken? */
+        bool (*scarce)(const struct store *store);
+};
+
+extern const struct memory_ops memory_host, memory_device;
+
+/* memory_device.c */
+int device_open(struct store *store);
+void device_undrain(struct space *space, struct segment *segment); /* frees its chunk if nobody has it mapped */
+bool device_draining(const struct segment *segment);
+void device_check(struct walk *w); /* check.h: G1 */
+
+/* drain.c: which clients have which segments mapped */
+int drain_enter(struct attachment *a);
+void drain_leave(struct attachment *a);                          /* it has nothing mapped any more */
+void drain_handed_out(struct attachment *a, uint32_t segment);
+bool drain_mapped(const struct space *space, uint32_t segment);  /* by anybody */
+bool drain_told(const struct space *space, uint32_t segment);    /* has anybody been asked, and not answered yet? */
+
+#endif
