@@ -131,7 +131,7 @@ static __device__ __forceinline__ uint16_t float_to_bf16(float x) { /* nearest e
 
 #endif
 
-/* ---- the same on both ---------------------------------------------------------------------------------------------- */
+/* ---- the same on both -------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ float warp_sum(float x) {
         for (int mask = 16; mask; mask /= 2)

@@ -58,6 +58,8 @@ struct gpu {
  */
 int gpu_open(struct gpu *gpu, cu_device ordinal);
 void gpu_close(struct gpu *gpu);
+int gpu_enter(struct gpu *gpu);
+void gpu_leave(struct gpu *gpu);
 
 /* Are there kernels in this build, and does this driver take them? 0, or -ENOSYS, -ENOEXEC with the reason in why. */
 int gpu_has_kernels(struct gpu *gpu);

@@ -73,7 +73,7 @@ static _Noreturn _printf_(1, 2) void misuse(const char *format, ...) {
         abort();
 }
 
-/* ---- order --------------------------------------------------------------------------------------------------------- */
+/* ---- order ------------------------------------------------------------------------------------------------------- */
 
 void emulate_seed(uint64_t seed) {
         pthread_mutex_lock(&engine.lock);
@@ -104,7 +104,7 @@ static unsigned in_order(struct order o, unsigned i) {
         return (o.first + (o.down ? o.n - 1 - i : i)) % o.n;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------- */
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
 static struct warp *warp_of(const struct thread *t) {
         return &engine.warps[t->number / EMULATE_WARP];
@@ -140,7 +140,7 @@ struct emulate_votes emulate_barrier(int vote, const char *file, int at) {
         return engine.votes[turn];
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 void *emulate_shared(void) {
         return engine.shared;
@@ -194,7 +194,7 @@ static void prepare_shared(size_t bytes) {
         engine.shared = engine.shared_end - ALIGN_UP(bytes, 16);
 }
 
-/* ---- blocks -------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 static void run_thread(void *data) {
         struct thread *t = data;
@@ -242,8 +242,8 @@ static _Noreturn void lane_is_missing(const struct thread *lanes) {
                         in = &lanes[i];
                 else
                         out = &lanes[i];
-        misuse("thread %u is in %s (line %d), but thread %u of the same warp %s (line %d)", in->number, in->what, in->at,
-               out->number, state_names[out->state], out->at);
+        misuse("thread %u is in %s (line %d), but thread %u of the same warp %s (line %d)", in->number, in->what,
+               in->at, out->number, state_names[out->state], out->at);
 }
 
 /* Until all lanes are at a barrier or have ended. */
@@ -304,7 +304,7 @@ static void run_block(void) {
         } while (open_barrier());
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------------ */
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 static void check_launch(const struct fake_launch *l, unsigned most) {
         if (engine.n_threads == 0 || engine.n_threads > most || engine.n_threads % EMULATE_WARP)

@@ -51,7 +51,7 @@
 #define gridDim emulate_blocks
 static const int warpSize = 32;
 
-/* ---- vectors ------------------------------------------------------------------------------------------------------- */
+/* ---- vectors ----------------------------------------------------------------------------------------------------- */
 
 #define EMULATE_VECTOR2(name, type, align) \
         struct __align__(align) name { type x, y; }; \
@@ -70,7 +70,7 @@ EMULATE_VECTOR4(int4, int, 16)
 EMULATE_VECTOR4(float4, float, 16)
 EMULATE_VECTOR4(ushort4, unsigned short, 8)
 
-/* ---- barriers and fences ------------------------------------------------------------------------------------------- */
+/* ---- barriers and fences ----------------------------------------------------------------------------------------- */
 
 static inline void __syncthreads(const char *file = __builtin_FILE(), int at = __builtin_LINE()) {
         emulate_barrier(0, file, at);
@@ -92,7 +92,7 @@ static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-/* ---- warps --------------------------------------------------------------------------------------------------------- */
+/* ---- warps ------------------------------------------------------------------------------------------------------- */
 
 static inline uint32_t lane_id() {
         return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) & 31;
@@ -139,7 +139,7 @@ static inline uint32_t warp_ballot(bool x, int at = __builtin_LINE()) {
         return bits;
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static inline uint4 load_16(const void *from) {
         emulate_aligned(from, 16, "load_16");
@@ -161,7 +161,7 @@ static inline void copy_commit() { emulate_commit(); }
 template <int PENDING> static inline void copy_wait() { emulate_wait(PENDING); }
 template <typename T> static inline T __ldg(const T *from) { return *from; }
 
-/* ---- atomic operations --------------------------------------------------------------------------------------------- */
+/* ---- atomic operations ------------------------------------------------------------------------------------------- */
 
 template <typename T, typename F> static inline T emulate_atomic(T *at, F changed) {
         T old, next;
@@ -199,7 +199,7 @@ EMULATE_ORDERED(int)
 EMULATE_ORDERED(unsigned)
 EMULATE_ORDERED(unsigned long long)
 
-/* ---- bits ---------------------------------------------------------------------------------------------------------- */
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 template <typename TO, typename FROM> static inline TO emulate_bits(FROM x) {
         TO y;
@@ -255,7 +255,7 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned pick) {
         return to;
 }
 
-/* ---- numbers ------------------------------------------------------------------------------------------------------- */
+/* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
 #define EMULATE_MIN_MAX(type, a_type, b_type) \
         static inline type min(a_type a, b_type b) { return (type)a < (type)b ? (type)a : (type)b; } \
@@ -346,7 +346,7 @@ static inline uint16_t float_to_bf16(float x) {
         return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* ---- matrix units -------------------------------------------------------------------------------------------------- */
+/* ---- matrix units ------------------------------------------------------------------------------------------------ */
 
 struct emulate_fragments {
         uint32_t a[4], b[2];

@@ -41,7 +41,7 @@ struct fiber {
         void *fake; /* and what it keeps for us */
 };
 
-/* ---- the switch ---------------------------------------------------------------------------------------------------- */
+/* ---- the switch -------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 void emulate_switch(void **from, void *to);
@@ -128,7 +128,7 @@ static void *first_frame(uint8_t *top, void (*entry)(void)) {
 #define SWITCH(from, to) swapcontext(&(from), &(to))
 #endif
 
-/* ---- ASan must know whose stack it looks at ------------------------------------------------------------------------ */
+/* ---- ASan must know whose stack it looks at ---------------------------------------------------------------------- */
 
 static void leave(void **fake, const void *stack, size_t size) {
 #if WITH_ASAN
@@ -142,7 +142,7 @@ static void arrive(void *fake, const void **stack, size_t *size) {
 #endif
 }
 
-/* ---- fibers -------------------------------------------------------------------------------------------------------- */
+/* ---- fibers ------------------------------------------------------------------------------------------------------ */
 
 static struct fiber *starting; /* the fiber that finds itself in its first frame */
 

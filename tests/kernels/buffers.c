@@ -13,12 +13,15 @@ static struct mapping {
         bool taken;
 } mappings[4096];
 static uint32_t state = 1;
+void (*buffers_prepare)(void *at, size_t bytes);
 
 static void map(struct mapping *m, size_t size, size_t page) {
         m->size = size;
         m->at = mmap(NULL, size + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         ck_assert_ptr_ne(m->at, MAP_FAILED);
         ck_assert_int_eq(mprotect(m->at + page, size, PROT_READ | PROT_WRITE), 0);
+        if (buffers_prepare)
+                buffers_prepare(m->at + page, size);
 }
 
 /* Mappings are kept for the next buffer of their size: tests take hundreds of thousands. */

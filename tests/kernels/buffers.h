@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Called with whole pages before they become buffers: for a GPU that must know them. */
+extern void (*buffers_prepare)(void *at, size_t bytes);
+
 void *buffer(size_t bytes);              /* zeroed, ends at the guard page; any alignment that size implies */
 void buffers_free(void);                 /* all of them */
 

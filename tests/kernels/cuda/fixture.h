@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KERNELS_CUDA_FIXTURE_H
+#define KVD_TESTS_KERNELS_CUDA_FIXTURE_H
+
+/*
+ * A GPU for tests of kernels: gpu_OPERATION(fixture_gpu(), NULL, ...) as any caller does it. Usually it is this
+ * processor (tests/fakecuda/emulate.h), and a launch is done when it returns; with KVD_TEST_GPU=1 it is device 0 of the
+ * driver. Memory for kernels comes from tests/kernels/buffers.h, in both cases with an end that faults; a result may be
+ * looked at after fixture_wait().
+ */
+
+#include <check.h>
+
+#include "kernels/cuda/gpu.h"
+#include "tests/kernels/buffers.h"
+
+struct gpu *fixture_gpu(void);  /* the same for the life of this process */
+bool fixture_is_real(void);     /* a GPU: sizes may be larger, and bits of exp and the like differ */
+void fixture_wait(void);        /* aborts the test if what was launched failed */
+void fixture_seed(uint64_t n);  /* the order in which blocks and threads run (EMULATE_SEED), where there is a choice */
+
+/* 0, or the test fails with the GPU's reason. */
+#define fixture_ok(launch) fixture_ok_at(launch, #launch)
+void fixture_ok_at(int r, const char *what);
+
+static inline cu_address address_of(const void *at) {
+        return (cu_address)(uintptr_t)at;
+}
+
+/* Runs one suite of one case; loops < 0: the test runs once. Returns main's result. */
+struct fixture_test {
+        const TTest *test;
+        int loops;
+};
+int fixture_main(const char *name, int timeout, const struct fixture_test *tests, size_t n);
+
+#endif
