@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_FAKECUDA_DRIVER_H
+#define KVD_TESTS_FAKECUDA_DRIVER_H
+
+/*
+ * A CUDA driver without a GPU: libcuda.so.1 over host memory, for tests. Every function of ipc/base/cuda.h, by
+ * cuGetProcAddress or by the name that cuda.h's macros give it. An address of a device is an address of the process.
+ *
+ *      driver.c     start, devices, contexts, errors         stream.c   queues, a thread each; default streams
+ *      faults.c     settings, injected faults, log           work.c     copies, writes and waits, host functions
+ *      range.c      which addresses there are                event.c    events
+ *      vmm.c        handles, reservations, mappings          launch.c   libraries, kernels
+ *      memory.c     cuMemAlloc, legacy handles, host memory  usage.c    who uses how much memory, over all processes
+ *
+ * Where the CUDA header promises an error, that error comes. Where it leaves things open, the strict answer does:
+ *
+ *  - Fresh memory is full of 0xa5.
+ *  - A copy whose address belongs to nothing is CU_INVALID_VALUE at the call. One that, when its turn comes, runs past
+ *    what is mapped, or against its access, and a kernel that faults, are error 700: sticky, all work of the context is
+ *    dropped, and every later call that needs a context returns it.
+ *  - cuMemUnmap does not wait for work that still uses the memory. cuMemFree does.
+ *  - Copies from and to host memory that is not registered wait until they are done.
+ *  - One cuIpcCloseMemHandle undoes all opens of that memory in the process (observed on drivers, against the header).
+ *  - In a host function every call is CU_NOT_PERMITTED; in a child that was forked after cuInit, CU_NOT_INITIALIZED.
+ *
+ * Settings, from the environment, read at the first call:
+ *
+ *      FAKECUDA_DEVICES=n        1. 0: cuInit finds no device. CUDA_VISIBLE_DEVICES selects, by ordinal or GPU-UUID
+ *      FAKECUDA_MEMORY=n[KMG]    of each device, together for all processes of the group: what is open or mapped in
+ *                                any of them counts. Default 16G, counted for each process alone
+ *      FAKECUDA_GROUP=[a-z0-9]+  all. Processes of different groups have nothing in common: not memory, not handles
+ *      FAKECUDA_VERSION=n        13000. cuGetProcAddress refuses newer versions with CU_NOT_FOUND, and functions that
+ *                                came later
+ *      FAKECUDA_VMM=0            no POSIX descriptors: cuMemCreate that asks for them is CU_NOT_SUPPORTED
+ *      FAKECUDA_LEGACY=0         cuIpcGetMemHandle is CU_NOT_SUPPORTED
+ *      FAKECUDA_STREAM_ORDER=0   cuStreamWriteValue64 and -Wait- are CU_NOT_SUPPORTED
+ *      FAKECUDA_WAKE=write       a waiting stream goes on after a cuStreamWriteValue64 to that word, by any process, but
+ *                                does not notice a plain store. Default: it notices both
+ *      FAKECUDA_FAIL=f:n=e,...   the n-th call of f in this process returns e and does nothing else; 700 and 719 stay.
+ *                                f may be "execute": the n-th piece of work on a stream fails when its turn comes
+ *      FAKECUDA_SLOW=w:ms,...    w (copy, set, kernel, host, write) takes ms longer
+ *      FAKECUDA_LOG=path         a line for each call: "pid function", and " = error" if it was injected
+ */
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "ipc/base/cuda.h"
+
+#define DECLARE(name, version, parameters) __attribute__((visibility("default"))) cu_result name parameters;
+KVD_CUDA_CALLS(DECLARE)
+#undef DECLARE
+
+/* The names that these have as symbols. */
+#define RENAME(name) extern __typeof__(name) name __asm__(#name "_v2");
+RENAME(cuDeviceGetUuid)
+RENAME(cuDeviceTotalMem)
+RENAME(cuDevicePrimaryCtxRelease)
+RENAME(cuCtxPushCurrent)
+RENAME(cuCtxPopCurrent)
+RENAME(cuMemGetInfo)
+RENAME(cuMemAlloc)
+RENAME(cuMemFree)
+RENAME(cuMemHostRegister)
+RENAME(cuMemHostGetDevicePointer)
+RENAME(cuMemcpyHtoDAsync)
+RENAME(cuMemcpyDtoHAsync)
+RENAME(cuMemcpyDtoDAsync)
+RENAME(cuIpcOpenMemHandle)
+RENAME(cuStreamDestroy)
+RENAME(cuStreamWriteValue64)
+RENAME(cuStreamWaitValue64)
+RENAME(cuEventDestroy)
+#undef RENAME
+
+enum {
+        CU_LAUNCH_OUT_OF_RESOURCES = 701,
+        CU_CONTEXT_IS_DESTROYED = 709,
+        CU_LAUNCH_FAILED = 719,
+};
+
+#define FAKE_DEVICES 8
+#define FAKE_GRANULARITY ((size_t)2 << 20)
+#define FAKE_PAGE ((size_t)4096)
+#define FAKE_FRESH 0xa5
+
+/* ---- the process ------------------------------------------------------------------------------------------------- */
+
+struct stream;
+
+struct device {
+        int number;                /* among all devices, whatever is visible */
+        struct cu_uuid uuid;
+        unsigned retained;         /* its primary context, by this process */
+        _Atomic cu_result broken;  /* sticky error of that context */
+        struct stream *legacy;     /* default stream; NULL: not used yet */
+        uint64_t used;             /* bytes, by this process */
+};
+
+struct fake {
+        /* never changed after cuInit */
+        pid_t pid;                 /* that called it; 0: nobody did */
+        int n_devices;
+        struct device devices[FAKE_DEVICES];
+
+        /* all else of the process is under lock; changed: some stream went on, or a context broke */
+        pthread_mutex_t lock;
+        pthread_cond_t changed;
+};
+extern struct fake fake;
+
+struct device *fake_current(void);          /* device of the calling thread's context; NULL: none is current */
+struct device *fake_device(cu_device it);   /* NULL: no such */
+
+/* A context breaks; what waits for it goes on. lock is held. */
+void fake_break(struct device *device, cu_result error);
+
+/* ---- entry: every function of the driver begins with ENTER -------------------------------------------------------- */
+
+struct fake_entry {
+        const char *name;
+        _Atomic unsigned calls;
+};
+
+enum fake_needs { NEEDS_NOTHING, NEEDS_INIT, NEEDS_CONTEXT };
+
+cu_result fake_enter(struct fake_entry *entry, enum fake_needs needs);
+
+#define ENTER(function, needs) \
+        do { \
+                static struct fake_entry entry_ = {.name = #function}; \
+                cu_result error_ = fake_enter(&entry_, needs); \
+                if (error_) \
+                        return error_; \
+        } while (0)
+
+/* The error for the n-th use of this name, or 0. */
+cu_result fake_fault(const char *name, unsigned n);
+
+struct fake_settings {
+        int devices, version;
+        uint64_t memory;
+        char group[17];
+        bool shared_memory; /* counted over all processes */
+        bool vmm, legacy, stream_order, only_writes_wake;
+};
+extern struct fake_settings fake_settings;
+void fake_read_settings(void); /* once */
+
+enum fake_work { WORK_COPY, WORK_SET, WORK_KERNEL, WORK_HOST, WORK_WRITE, WORK_OTHER, N_WORK };
+void fake_delay(enum fake_work work);
+
+/* ---- addresses: under lock --------------------------------------------------------------------------------------- */
+
+enum range_kind {
+        RANGE_RESERVED = 1,
+        RANGE_MAPPED = 2,    /* inside a reservation */
+        RANGE_ALLOCATED = 4, /* cuMemAlloc */
+        RANGE_OPENED = 8,    /* legacy handle */
+        RANGE_HOST = 16,     /* cuMemHostAlloc */
+        RANGE_REGISTERED = 32,
+};
+#define RANGE_OF_DEVICE (RANGE_MAPPED | RANGE_ALLOCATED | RANGE_OPENED)
+#define RANGE_OF_HOST (RANGE_HOST | RANGE_REGISTERED)
+
+struct memory;
+
+struct range {
+        struct range *next;
+        enum range_kind kind;
+        cu_address at;
+        size_t bytes;
+        int access;             /* CU_ACCESS_... */
+        struct device *device;
+        struct memory *memory;  /* RANGE_MAPPED: holds a reference */
+        int fd;                 /* RANGE_ALLOCATED, RANGE_OPENED: the memory; owned */
+};
+
+struct range *range_add(enum range_kind kind, cu_address at, size_t bytes, struct device *device);
+void range_drop(struct range *range); /* forgets it; unmaps and closes nothing */
+struct range *range_at(unsigned kinds, cu_address at);      /* that begins there */
+struct range *range_holding(unsigned kinds, cu_address at); /* that this address is in */
+struct range *range_first(unsigned kinds, const struct device *device);
+struct range *range_of_file(unsigned kinds, int fd);        /* whose memory is that file's */
+struct range *range_overlapping(unsigned kinds, cu_address at, size_t bytes);
+
+/* Whether the device may do this (CU_ACCESS_READ, CU_ACCESS_READ_WRITE) with every byte. */
+bool range_allows(cu_address at, size_t bytes, int access);
+
+/* Mappings that make up [at, at + bytes) exactly, whole; calls each. false, and no call, if they do not. */
+bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data), int data);
+
+void memory_free_all(struct device *device); /* what a context takes with it: not VMM */
+
+/* ---- memory: under lock ------------------------------------------------------------------------------------------- */
+
+int usage_memfd(const struct device *device, const char *kind); /* names it so that usage_bytes and imports find it */
+bool usage_is_ours(int fd, const char *kind, int *device);
+bool usage_fits(const struct device *device, uint64_t more);
+uint64_t usage_bytes(const struct device *device);
+
+/* ---- streams ------------------------------------------------------------------------------------------------------ */
+
+struct work {
+        struct work *next;
+        enum fake_work kind;
+        cu_result (*run)(struct work *work, struct stream *stream); /* on the stream's thread, without lock */
+        void (*done)(struct work *work);                            /* with lock; may be NULL */
+        struct wait *waits;
+        uint64_t number; /* in its stream */
+        union {
+                struct {
+                        cu_address to, from;
+                        size_t bytes;
+                        bool to_host, from_host; /* not an address that the device must be allowed */
+                } copy;
+                struct {
+                        cu_address to;
+                        size_t n;
+                        unsigned value, size;
+                } set;
+                struct {
+                        void (*called)(void *);
+                        void *data;
+                } host;
+                struct {
+                        cu_address at;
+                        uint64_t value;
+                        unsigned flags;
+                } word;
+                struct {
+                        struct event *event;
+                } event;
+                struct {
+                        const struct fake_kernel *kernel;
+                        unsigned grid[3], block[3];
+                        size_t shared;
+                        void *arguments; /* owned */
+                } launch;
+        };
+};
+
+struct stream {
+        struct stream *next;
+        struct device *device;
+        bool blocking;  /* takes turns with the legacy default stream */
+        bool alive;     /* false: destroyed; the handle is never used again */
+        bool started;
+        struct work *first, *last;
+        uint64_t submitted, done;
+};
+
+/* The stream behind a handle, for the current context; NULL: destroyed or never there. */
+struct stream *stream_find(cu_stream handle);
+
+/* Queues a copy of work. with: also waits until that stream has done so many; may be NULL. stream may be NULL: error. */
+cu_result stream_append(struct stream *stream, const struct work *work, const struct stream *with,
+                        uint64_t number); /* lock is held */
+cu_result stream_submit(cu_stream handle, const struct work *work, const struct stream *with, uint64_t number);
+cu_result stream_submit_and_wait(cu_stream handle, const struct work *work);
+
+/* lock is held; returns the context's error, if it has one by then. */
+cu_result stream_wait(const struct stream *stream, uint64_t number);
+cu_result stream_wait_all(struct device *device);
+void stream_destroy_all(struct device *device);
+
+/* Does this thread run a stream's work, with calls forbidden? */
+extern __thread bool fake_in_host_function;
+
+#endif

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "ipc/base/util.h"
+#include "tests/fakecuda/driver.h"
+
+static struct range *ranges;
+
+struct range *range_add(enum range_kind kind, cu_address at, size_t bytes, struct device *device) {
+        struct range *it = calloc(1, sizeof *it);
+
+        if (!it)
+                abort();
+        *it = (struct range){.next = ranges, .kind = kind, .at = at, .bytes = bytes, .device = device, .fd = -1};
+        ranges = it;
+        return it;
+}
+
+void range_drop(struct range *range) {
+        struct range **to = &ranges;
+
+        while (*to != range)
+                to = &(*to)->next;
+        *to = range->next;
+        free(range);
+}
+
+struct range *range_at(unsigned kinds, cu_address at) {
+        struct range *it = ranges;
+
+        while (it && !(it->kind & kinds && it->at == at))
+                it = it->next;
+        return it;
+}
+
+struct range *range_holding(unsigned kinds, cu_address at) {
+        return range_overlapping(kinds, at, 1);
+}
+
+struct range *range_overlapping(unsigned kinds, cu_address at, size_t bytes) {
+        struct range *it = ranges;
+
+        while (it && !(it->kind & kinds && it->at < at + bytes && at < it->at + it->bytes))
+                it = it->next;
+        return it;
+}
+
+struct range *range_first(unsigned kinds, const struct device *device) {
+        struct range *it = ranges;
+
+        while (it && !(it->kind & kinds && it->device == device))
+                it = it->next;
+        return it;
+}
+
+struct range *range_of_file(unsigned kinds, int fd) {
+        struct range *it = ranges;
+        struct stat want, has;
+
+        if (fstat(fd, &want) < 0)
+                return NULL;
+        while (it && !(it->kind & kinds && fstat(it->fd, &has) == 0 && has.st_ino == want.st_ino &&
+                       has.st_dev == want.st_dev))
+                it = it->next;
+        return it;
+}
+
+bool range_allows(cu_address at, size_t bytes, int access) {
+        cu_address end = at + bytes;
+
+        if (end < at)
+                return false;
+        while (at < end) {
+                const struct range *it = range_holding(RANGE_OF_DEVICE | RANGE_OF_HOST, at);
+
+                if (!it || (it->access & access) != access)
+                        return false;
+                at = it->at + it->bytes;
+        }
+        return true;
+}
+
+bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data), int data) {
+        cu_address end = at + bytes, next = at;
+        struct range *it;
+
+        for (; next < end; next += it->bytes) {
+                it = range_at(RANGE_MAPPED, next);
+                if (!it)
+                        return false;
+        }
+        if (next != end || bytes == 0)
+                return false;
+        for (; at < end; at = next) {
+                it = range_at(RANGE_MAPPED, at);
+                next = at + it->bytes;
+                each(it, data);
+        }
+        return true;
+}
