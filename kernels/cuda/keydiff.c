@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/cuda/keydiff.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#include "ipc/base/util.h"
+#include "kernels/ops.h"
+
+enum { THREADS = 256, WARPS = THREADS / 32, SUM_THREADS = 512, TILE = 64 };
+
+/* Slices of enough tokens that adding them up costs little, and so few that a short sequence keeps a device busy. */
+enum { SLICE_LEAST = 64, SLICE_MOST = 1024, WARPS_WANTED = 8192 };
+
+static int refuse(struct gpu *gpu, const char *why) {
+        snprintf(gpu->why, sizeof gpu->why, "KeyDiff: %s", why);
+        return -EINVAL;
+}
+
+static uint32_t element_bytes(uint32_t number) {
+        return number == KVD_NUMBER_F32 ? 4 : 2;
+}
+
+static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
+        uint64_t misfit = k->blocks.base | k->blocks.block_bytes | k->offset | k->layer_stride;
+
+        if (k->number != KVD_NUMBER_F32 && k->number != KVD_NUMBER_F16 && k->number != KVD_NUMBER_BF16)
+                return refuse(gpu, "numbers of an unknown type");
+        if (k->dim == 0 || k->dim > GPU_KEYDIFF_DIM)
+                return refuse(gpu, "no such head dimension");
+        if (k->layers == 0 || k->heads == 0 || k->per_block == 0)
+                return refuse(gpu, "no layers, heads or tokens");
+        if (!k->blocks.base || !k->blocks.ids || misfit % element_bytes(k->number))
+                return refuse(gpu, "blocks at no address for their numbers");
+        return 0;
+}
+
+static uint32_t slice_of(const struct gpu_keydiff *a) {
+        uint64_t rows = (uint64_t)(a->to - a->from) * a->keys.heads * a->keys.layers;
+
+        return (uint32_t)MIN(MAX(DIV_UP(rows, WARPS_WANTED * SLICE_LEAST) * SLICE_LEAST, SLICE_LEAST), SLICE_MOST);
+}
+
+static uint32_t slices_of(const struct gpu_keydiff *a) {
+        return (uint32_t)DIV_UP((uint64_t)(a->to - a->from), slice_of(a));
+}
+
+static uint64_t parts_of(const struct gpu_keydiff *a) {
+        return (uint64_t)a->keys.layers * a->keys.heads * slices_of(a);
+}
+
+size_t gpu_keydiff_scratch(const struct gpu_keydiff *a) {
+        return parts_of(a) * (a->keys.dim + 1) * sizeof(float);
+}
+
+uint64_t gpu_keydiff_bytes(const struct gpu_keydiff *a) {
+        return (uint64_t)(a->to - a->from) * a->keys.layers * a->keys.heads * a->keys.dim *
+               element_bytes(a->keys.number);
+}
+
+static int prepare(struct gpu *gpu, struct gpu_keydiff *a) {
+        int r = check_keys(gpu, &a->keys);
+
+        if (r < 0)
+                return r;
+        if (a->from > a->to || !a->sums)
+                return refuse(gpu, "a range that ends before it begins, or no sums");
+        a->slice = slice_of(a);
+        a->slices = slices_of(a);
+        if (DIV_UP(parts_of(a), WARPS) > INT32_MAX)
+                return refuse(gpu, "more keys than one launch takes");
+        return 0;
+}
+
+static struct gpu_grid grid_of_parts(const struct gpu_keydiff *a) {
+        return (struct gpu_grid){(uint32_t)DIV_UP(parts_of(a), WARPS), 1, 1, THREADS, 0};
+}
+
+static int launch_anchor(struct gpu *gpu, cu_stream stream, struct gpu_keydiff *a, bool add) {
+        struct gpu_grid sum = {a->keys.layers * a->keys.heads * DIV_UP(a->keys.dim, 32u), 1, 1, SUM_THREADS, 0};
+        int r;
+
+        if (!a->counts || !a->scratch || a->scratch % 16)
+                return refuse(gpu, "no counts, or no scratch that is aligned");
+        a->add = add;
+        r = a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_parts, grid_of_parts(a), stream, a) : 0;
+        return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_keydiff_sum, sum, stream, a);
+}
+
+static int launch_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
+        if (!a->scores || a->stride < a->to - a->from)
+                return refuse(gpu, "no scores, or too short a stride");
+        return a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_score, grid_of_parts(a), stream, a) : 0;
+}
+
+int gpu_keydiff_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
+        struct gpu_keydiff prepared = *a;
+        int r = prepare(gpu, &prepared);
+
+        return r < 0 ? r : launch_anchor(gpu, stream, &prepared, true);
+}
+
+int gpu_keydiff_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
+        struct gpu_keydiff prepared = *a;
+        int r = prepare(gpu, &prepared);
+
+        return r < 0 ? r : launch_score(gpu, stream, &prepared);
+}
+
+int gpu_keydiff(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
+        struct gpu_keydiff prepared = *a;
+        int r = prepare(gpu, &prepared);
+
+        if (r == 0)
+                r = launch_anchor(gpu, stream, &prepared, false);
+        return r < 0 ? r : launch_score(gpu, stream, &prepared);
+}
+
+int gpu_keydiff_pairwise(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_pairwise *a) {
+        int r = check_keys(gpu, &a->keys);
+
+        if (r < 0)
+                return r;
+        if (a->keys.layers != 1 || a->head >= a->keys.heads || !a->scores || !a->scratch || a->scratch % 16)
+                return refuse(gpu, "all pairs: one layer, one of its heads, scores, scratch that is aligned");
+        if (a->n == 0)
+                return 0;
+        r = gpu_launch(gpu, GPU_KERNEL_keydiff_directions,
+                       (struct gpu_grid){DIV_UP(a->n, (uint32_t)WARPS), 1, 1, THREADS, 0}, stream, a);
+        return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_keydiff_pairs,
+                                      (struct gpu_grid){DIV_UP(a->n, (uint32_t)TILE), 1, 1, THREADS, 0}, stream, a);
+}
+
+int gpu_keydiff_priority(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_priority *a) {
+        uint64_t blocks = MIN(DIV_UP(a->n, THREADS), 65536u);
+
+        if (a->n == 0)
+                return 0;
+        if (!a->p || !a->scores)
+                return refuse(gpu, "no priorities, or no scores");
+        return gpu_launch(gpu, GPU_KERNEL_keydiff_priority, (struct gpu_grid){(uint32_t)blocks, 1, 1, THREADS, 0},
+                          stream, a);
+}
+
+int gpu_keydiff_blocks(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_blocks *a) {
+        if (a->heads == 0 || a->per_block == 0 || !a->mean || !a->best || !a->scores || a->stride < a->n)
+                return refuse(gpu, "blocks: no heads, tokens, addresses, or too short a stride");
+        if (a->n == 0)
+                return 0;
+        return gpu_launch(gpu, GPU_KERNEL_keydiff_blocks,
+                          (struct gpu_grid){DIV_UP(DIV_UP(a->n, a->per_block), (uint32_t)WARPS), 1, 1, THREADS, 0},
+                          stream, a);
+}

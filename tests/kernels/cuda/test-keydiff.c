@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* KeyDiff's kernels for GPUs against the scalar reference: every way to load a row, and its ends. */
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/cuda/keydiff.h"
+#include "kernels/keydiff.h"
+#include "tests/kernels/buffers.h"
+#include "tests/kernels/cuda/fixture.h"
+#include "tests/kernels/cuda/pool.h"
+
+static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
+
+struct shape {
+        uint32_t tokens, per_block, layers, heads, dim;
+        enum kvd_number type;
+        bool nhd, holes, broken; /* broken: some keys are zero, NaN or infinite */
+        uint32_t lead;           /* elements before the first key of a block: at 16 bytes, or not */
+};
+
+struct scene {
+        const struct shape *shape;
+        struct gpu_keydiff a;
+        struct pool pool;
+        const uint8_t **blocks;
+        float *expected_sums, *expected_scores;
+        uint32_t *expected_counts;
+};
+
+static float key_element(const struct shape *s, uint32_t token, uint32_t d) {
+        if (s->broken && token % 5 == 1)
+                return 0.0f;
+        if (s->broken && token % 7 == 3 && d == s->dim - 1)
+                return token % 2 ? NAN : INFINITY;
+        return number_random(-0.9f, 1.1f);
+}
+
+static void fill_block(const struct shape *s, const struct gpu_key_rows *k, uint32_t b, uint8_t *block) {
+        for (uint32_t l = 0; l < s->layers; l++)
+                for (uint32_t h = 0; h < s->heads; h++)
+                        for (uint32_t t = 0; t < s->per_block; t++)
+                                for (uint32_t d = 0; d < s->dim; d++)
+                                        number_put(block + k->offset + l * k->layer_stride +
+                                                           (h * k->head_stride + t * k->token_stride + d) *
+                                                                   number_bytes(s->type),
+                                                   s->type, key_element(s, b * s->per_block + t, d));
+}
+
+/* Layers are two planes apart, as where V follows K. */
+static void make_scene(struct scene *s, const struct shape *shape) {
+        uint32_t n = DIV_UP(shape->tokens, shape->per_block);
+        size_t plane = (size_t)shape->heads * shape->per_block * shape->dim * number_bytes(shape->type);
+        struct gpu_key_rows *k = &s->a.keys;
+
+        *s = (struct scene){.shape = shape};
+        *k = (struct gpu_key_rows){.offset = shape->lead * number_bytes(shape->type), .layer_stride = 2 * plane,
+                                   .layers = shape->layers, .heads = shape->heads, .dim = shape->dim,
+                                   .per_block = shape->per_block, .number = shape->type};
+        k->head_stride = shape->nhd ? shape->dim : (uint64_t)shape->per_block * shape->dim;
+        k->token_stride = shape->nhd ? (uint64_t)shape->heads * shape->dim : shape->dim;
+        pool_make(&s->pool, n, ALIGN_UP(k->offset + (2 * shape->layers - 1) * plane, shape->lead % 8 ? 4 : 16));
+        s->blocks = buffer(n * sizeof *s->blocks);
+        for (uint32_t b = 0; b < n; b++) {
+                fill_block(shape, k, b, pool_block(&s->pool, b));
+                if (shape->holes && b % 3 == 1)
+                        pool_drop(&s->pool, b);
+                s->blocks[b] = pool_block(&s->pool, b);
+        }
+        k->blocks = s->pool.blocks;
+}
+
+/* The reference on one layer; scores are against sums, whatever they are. */
+static void reference(struct scene *s, uint32_t layer, const float *sums) {
+        const struct gpu_key_rows *k = &s->a.keys;
+        struct kvd_key_rows keys = {s->blocks, k->offset + layer * k->layer_stride, k->head_stride, k->token_stride,
+                                    k->per_block, k->heads, k->dim, (enum kvd_number)k->number};
+        const struct kvd_keydiff_ops *ops = kvd_ops_pick("scalar")->keydiff;
+        size_t row = (size_t)layer * k->heads;
+        float *scratch = buffer(kvd_keydiff_scratch(&keys) * sizeof *scratch);
+
+        ops->anchor(s->expected_sums + row * k->dim, s->expected_counts + row, &keys, s->a.from, s->a.to, scratch);
+        ops->score(s->expected_scores + row * s->a.stride, s->a.stride, &keys, s->a.from, s->a.to,
+                   sums + row * k->dim, scratch);
+}
+
+static void assert_sums(const struct scene *s) {
+        uint32_t dim = s->a.keys.dim, rows = s->a.keys.layers * s->a.keys.heads;
+        const float *got = floats_of(s->a.sums);
+
+        fixture_wait();
+        ck_assert_int_eq(memcmp(s->expected_counts, (const void *)s->a.counts, rows * sizeof *s->expected_counts), 0);
+        for (uint32_t row = 0; row < rows; row++) {
+                const float *expected = s->expected_sums + (size_t)row * dim;
+                double length = 0, difference = 0;
+
+                for (uint32_t d = 0; d < dim; d++) {
+                        length += (double)expected[d] * (double)expected[d];
+                        difference = fmax(difference, fabs((double)got[(size_t)row * dim + d] - (double)expected[d]));
+                }
+                if (!(difference <= 1e-5 * sqrt(length)))
+                        ck_abort_msg("dim %u, type %u, row %u: sums differ by %g of %g", dim, s->a.keys.number, row,
+                                     difference, sqrt(length));
+        }
+}
+
+static void assert_scores(const struct scene *s) {
+        size_t rows = (size_t)s->a.keys.layers * s->a.keys.heads;
+        const float *got = floats_of(s->a.scores);
+
+        for (size_t row = 0; row < rows; row++)
+                for (size_t i = row * s->a.stride; i < row * s->a.stride + s->a.to - s->a.from; i++)
+                        if (isinf(got[i]) || isinf(s->expected_scores[i]) ? got[i] != s->expected_scores[i]
+                                : !(fabsf(got[i] - s->expected_scores[i]) <= 2e-6f))
+                                ck_abort_msg("dim %u, type %u, row %zu, token %zu: %g, expected %g", s->a.keys.dim,
+                                             s->a.keys.number, row, i - row * s->a.stride, (double)got[i],
+                                             (double)s->expected_scores[i]);
+}
+
+static void shape_case(const struct shape *shape, uint32_t from) {
+        size_t rows = (size_t)shape->layers * shape->heads;
+        struct scene s;
+        float *before = random_floats(rows * shape->dim);
+        uint32_t *none;
+
+        make_scene(&s, shape);
+        s.a.from = from;
+        s.a.to = shape->tokens;
+        s.a.stride = shape->tokens - from + 3;
+        none = buffer(rows * sizeof *none);
+        s.expected_sums = copy_floats(before, rows * shape->dim);
+        s.expected_counts = buffer(rows * sizeof *none);
+        s.expected_scores = buffer(rows * s.a.stride * sizeof(float));
+        s.a.sums = copied(before, rows * shape->dim * sizeof *before);
+        s.a.counts = copied(none, rows * sizeof *none);
+        s.a.scores = room(((rows - 1) * s.a.stride + shape->tokens - from) * sizeof(float));
+        s.a.scratch = room(gpu_keydiff_scratch(&s.a));
+        for (uint32_t l = 0; l < shape->layers; l++)
+                reference(&s, l, before);
+        fixture_ok(gpu_keydiff_score(fixture_gpu(), NULL, &s.a));
+        assert_scores(&s);
+        fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
+        assert_sums(&s);
+
+        /* both: nothing is left of what was in the sums, and the scores are against the new ones */
+        memset(s.expected_sums, 0, rows * shape->dim * sizeof(float));
+        memset(s.expected_counts, 0, rows * sizeof *none);
+        fixture_ok(gpu_keydiff(fixture_gpu(), NULL, &s.a));
+        for (uint32_t l = 0; l < shape->layers; l++)
+                reference(&s, l, floats_of(s.a.sums));
+        assert_sums(&s);
+        assert_scores(&s);
+        buffers_free();
+}
+
+START_TEST(anchors_and_scores_equal_the_reference) {
+        static const uint32_t dims[] = {1, 3, 8, 17, 32, 33, 64, 72, 80, 96, 100, 127, 128, 131, 192, 256};
+        static const uint32_t tokens[] = {1, 15, 40}, per_block[] = {16, 3, 64, 1};
+
+        fixture_seed((uint64_t)_i);
+        for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
+                for (uint32_t i = 0; i < 12; i++) {
+                        struct shape s = {tokens[(d + i) % 3], per_block[(i / 3 + (uint32_t)_i) % 4], 1 + i % 2,
+                                          1 + (d + i / 3) % 3, dims[d], types[i % 3], i & 2, i & 4, i & 1 || d % 3 == 0,
+                                          i % 4 == 3 ? 5 : 8};
+
+                        shape_case(&s, s.tokens / 4);
+                }
+}
+END_TEST
+
+/* Many slices, and slices that begin within a block. */
+START_TEST(long_sequences_equal_the_reference) {
+        fixture_seed(7);
+        for (size_t i = 0; i < ARRAY_SIZE(types); i++)
+                shape_case(&(struct shape){1500 + (uint32_t)i, i == 0 ? 16 : 48, 1, 2, i == 2 ? 128 : 64, types[i],
+                                           i == 1, i == 2, true, 8}, 7);
+}
+END_TEST
+
+START_TEST(nothing_at_all_has_sums_of_zero) {
+        struct shape shape = {16, 16, 1, 1, 32, KVD_NUMBER_BF16, false, false, false, 8};
+        struct scene s;
+        float *sums;
+
+        make_scene(&s, &shape);
+        s.a.from = s.a.to = 5;
+        s.a.sums = room(32 * sizeof *sums);
+        s.a.counts = room(sizeof *s.expected_counts);
+        s.a.scores = s.a.scratch = room(16);
+        s.expected_counts = buffer(sizeof *s.expected_counts);
+        s.expected_sums = buffer(32 * sizeof *sums);
+        fixture_ok(gpu_keydiff(fixture_gpu(), NULL, &s.a));
+        assert_sums(&s);
+        buffers_free();
+}
+END_TEST
+
+static void pairwise_case(const struct shape *shape) {
+        struct scene s;
+        struct gpu_keydiff_pairwise a = {.head = shape->heads - 1, .n = shape->tokens};
+        struct kvd_key_rows keys;
+        float *expected = buffer(shape->tokens * sizeof *expected);
+        const float *got;
+
+        make_scene(&s, shape);
+        a.keys = s.a.keys;
+        a.scores = room(shape->tokens * sizeof(float));
+        a.scratch = room((size_t)shape->tokens * shape->dim * sizeof(float));
+        keys = (struct kvd_key_rows){s.blocks, a.keys.offset, a.keys.head_stride, a.keys.token_stride, a.keys.per_block,
+                                     a.keys.heads, a.keys.dim, shape->type};
+        kvd_ops_pick("scalar")->keydiff->pairwise(expected, &keys, a.head, a.n,
+                                                  buffer((size_t)shape->tokens * shape->dim * sizeof(float)));
+        fixture_ok(gpu_keydiff_pairwise(fixture_gpu(), NULL, &a));
+        got = floats_of(a.scores);
+        for (uint32_t t = 0; t < shape->tokens; t++)
+                if (isinf(expected[t]) ? got[t] != expected[t]
+                                       : !(fabsf(got[t] - expected[t]) <= 1e-6f * (float)shape->tokens))
+                        ck_abort_msg("token %u: %g, expected %g", t, (double)got[t], (double)expected[t]);
+        buffers_free();
+}
+
+START_TEST(all_pairs_equal_the_reference) {
+        for (uint32_t i = 0; i < 9; i++)
+                pairwise_case(&(struct shape){i < 3 ? 70 : 1 + i * 7, 16, 1, 1 + i % 2, i % 2 ? 33 : 128, types[i % 3],
+                                              i % 2, i & 2, i & 4, i % 4});
+}
+END_TEST
+
+static float some_score(uint32_t i) {
+        return i % 11 == 3 ? -INFINITY : i % 13 == 5 ? NAN : (float)((double)random_u32() / 2147483648.0 - 1.0);
+}
+
+static void blocks_case(uint32_t i, uint32_t per_block) {
+        struct gpu_keydiff_blocks a = {.heads = 1 + i % 9, .n = 1 + random_u32() % 90, .per_block = per_block};
+        const struct kvd_keydiff_ops *ops = kvd_ops_pick("scalar")->keydiff;
+        uint32_t blocks = DIV_UP(a.n, a.per_block), all;
+        float *mean = buffer(blocks * sizeof *mean), *best = buffer((size_t)blocks * a.heads * sizeof *best);
+        float *scores, *p;
+        struct gpu_keydiff_priority priority;
+
+        a.stride = a.n + i % 3;
+        all = (a.heads - 1) * (uint32_t)a.stride + a.n;
+        scores = buffer(all * sizeof *scores);
+        p = buffer(all * sizeof *p);
+        for (uint32_t k = 0; k < all; k++)
+                scores[k] = i % 4 == 0 && k % 40 < 20 ? -INFINITY : some_score(k);
+        a.scores = copied(scores, all * sizeof *scores);
+        a.mean = room(blocks * sizeof *mean);
+        a.best = room((size_t)blocks * a.heads * sizeof *best);
+        fixture_ok(gpu_keydiff_blocks(fixture_gpu(), NULL, &a));
+        ops->blocks(mean, best, scores, a.stride, a.heads, a.n, a.per_block);
+        assert_same_numbers(mean, floats_of(a.mean), blocks, "mean");
+        assert_same_numbers(best, floats_of(a.best), (size_t)blocks * a.heads, "best");
+        priority = (struct gpu_keydiff_priority){i % 2 ? a.scores : room(all * sizeof *p), a.scores, all};
+        fixture_ok(gpu_keydiff_priority(fixture_gpu(), NULL, &priority));
+        ops->priority(p, scores, all);
+        assert_same_numbers(p, floats_of(priority.p), all, "priority");
+        buffers_free();
+}
+
+START_TEST(priorities_and_blocks_have_the_bits_of_the_reference) {
+        static const uint32_t per_block[] = {1, 2, 5, 16, 17, 32, 70};
+
+        for (uint32_t i = 0; i < 60; i++)
+                blocks_case(i, per_block[i % ARRAY_SIZE(per_block)]);
+}
+END_TEST
+
+START_TEST(what_no_kernel_takes_is_refused) {
+        struct shape shape = {16, 16, 1, 1, 32, KVD_NUMBER_BF16, false, false, false, 8};
+        struct scene s;
+        struct gpu_keydiff bad;
+
+        make_scene(&s, &shape);
+        s.a.to = 16;
+        s.a.stride = 16;
+        s.a.sums = s.a.counts = s.a.scores = s.a.scratch = room(4096);
+        bad = s.a, bad.keys.number = 4;
+        ck_assert_int_eq(gpu_keydiff(fixture_gpu(), NULL, &bad), -EINVAL);
+        bad = s.a, bad.keys.dim = GPU_KEYDIFF_DIM + 1;
+        ck_assert_int_eq(gpu_keydiff(fixture_gpu(), NULL, &bad), -EINVAL);
+        bad = s.a, bad.stride = 15;
+        ck_assert_int_eq(gpu_keydiff_score(fixture_gpu(), NULL, &bad), -EINVAL);
+        bad = s.a, bad.from = 17;
+        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
+        bad = s.a, bad.keys.offset++;
+        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
+        ck_assert(fixture_gpu()->why[0]);
+        buffers_free();
+}
+END_TEST
+
+int main(void) {
+        const struct fixture_test tests[] = {
+                {anchors_and_scores_equal_the_reference, 4},
+                {long_sequences_equal_the_reference, -1},
+                {nothing_at_all_has_sums_of_zero, -1},
+                {all_pairs_equal_the_reference, -1},
+                {priorities_and_blocks_have_the_bits_of_the_reference, -1},
+                {what_no_kernel_takes_is_refused, -1},
+        };
+
+        return fixture_main("cuda: KeyDiff", 60, tests, ARRAY_SIZE(tests));
+}
