@@ -262,6 +262,11 @@ static int check_users(const struct config_domain *a, char why[static CONFIG_WHY
         return 0;
 }
 
+/* A share of which memory shows when the backend is chosen (backend_size_pool), which checks again. */
+static bool share_unknown(const struct config *config) {
+        return config->pool_share && config->backend != CONFIG_BACKEND_HOST;
+}
+
 int config_check(const struct config *config, char why[static CONFIG_WHY]) {
         uint64_t guaranteed = 0;
         int r;
@@ -273,11 +278,11 @@ int config_check(const struct config *config, char why[static CONFIG_WHY]) {
                 if (d->quota && d->guarantee > d->quota)
                         return refuse(why, "the guarantee of domain '%s' is larger than its quota; lower it", d->name);
                 guaranteed += d->guarantee;
-                if (guaranteed > config->pool)
+                if (guaranteed > config->pool && !share_unknown(config))
                         return refuse(why, "all guarantees together are larger than the pool (%llu MiB); lower them",
                                       (unsigned long long)(config->pool >> 20));
         }
-        if (config->segment > config->pool)
+        if (config->segment > config->pool && !share_unknown(config))
                 return refuse(why, "segment is larger than pool (%llu MiB); lower it",
                               (unsigned long long)(config->pool >> 20));
         return 0;

@@ -25,6 +25,7 @@ bool id_list_has(const struct id_list *list, uint32_t id);
 enum { CONFIG_OWN, CONFIG_REFUSE };      /* unlisted */
 enum { CONFIG_SHARED, CONFIG_ARENA };    /* isolation */
 enum { CONFIG_AUTO, CONFIG_OFF };        /* worker */
+enum { CONFIG_BACKEND_AUTO, CONFIG_BACKEND_HOST, CONFIG_BACKEND_CUDA, CONFIG_BACKEND_LEGACY }; /* backend */
 enum { CONFIG_ERROR, CONFIG_WARNING, CONFIG_INFO, CONFIG_DEBUG }; /* log */
 
 struct config_domain {
@@ -39,7 +40,11 @@ struct config {
         char socket[108];
         uint32_t socket_mode;
         uint32_t socket_group; /* UINT32_MAX: leave as it is */
+        uint32_t backend;
+        uint32_t device;       /* number of the GPU; UINT32_MAX in a file: that of the instance */
+        uint32_t quarantine_ms;
         uint64_t pool, spill, segment;
+        uint32_t pool_share;   /* percent of the memory that pool was given as; 0: it was given in bytes */
         uint32_t pages;        /* enum store_pages */
         uint32_t loop;         /* enum loop_kind */
         uint32_t max_clients;  /* attached at a time */

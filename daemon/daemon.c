@@ -11,11 +11,13 @@
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 
+#include "daemon/backend.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/options.h"
 #include "daemon/server.h"
+#include "daemon/warm.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -23,12 +25,15 @@
 
 struct daemon {
         struct config config;         /* owned */
+        struct backend backend;
         struct loop *loop;            /* owned */
         struct store *store;          /* owned */
         struct server *server;        /* owned */
         struct listener listener;     /* owned */
         struct notify notify;         /* owned */
         struct loop_timer watchdog;
+        struct warm warm;
+        bool ending;
         struct loop_source signals;   /* its fd is owned; -1 */
         struct loop_source stop;      /* its fd is owned; -1 */
         const struct options *options; /* what a reload loads */
@@ -50,14 +55,26 @@ static const int log_levels[] = {
 
 static int open_store(struct daemon *d, char why[static DAEMON_WHY]) {
         struct store_config config = {.pool_bytes = d->config.pool, .segment_bytes = d->config.segment,
-                                      .spill_bytes = d->config.spill,
+                                      .spill_bytes = d->config.spill, .backend = d->backend.backend,
+                                      .cuda = d->backend.cuda, .device = d->backend.ordinal,
                                       .pages = d->config.pages, .max_attachments = d->config.max_clients};
         int r;
 
+        memcpy(config.uuid, d->backend.uuid.bytes, sizeof config.uuid);
         r = store_new(&config, &d->store);
         if (r < 0)
                 return refuse(why, r, "%s", d->store ? store_why(d->store) : strerror(-r));
         return 0;
+}
+
+static int choose_backend(struct daemon *d, char why[static DAEMON_WHY]) {
+        int r = backend_choose(&d->config, &d->backend);
+
+        if (r < 0)
+                return refuse(why, r, "the GPU backend cannot be had: %s; set backend = host, or auto", d->backend.why);
+        log_info("backend %s: %s%s%s", backend_name(d->backend.backend), d->backend.device,
+                 d->backend.device[0] ? ", " : "", d->backend.why);
+        return backend_size_pool(&d->backend, &d->config, why);
 }
 
 /* Makes those that are new, and gives the others their quotas. */
@@ -99,6 +116,8 @@ static int open_loop(struct daemon *d, char why[static DAEMON_WHY]) {
         r = open_stop(d);
         if (r >= 0)
                 r = server_new(&d->config, d->loop, d->store, &d->server);
+        if (r >= 0)
+                d->server->backend = &d->backend;
         return r < 0 ? refuse(why, r, "cannot start: %s", strerror(-r)) : 0;
 }
 
@@ -116,7 +135,9 @@ int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMO
         d->listener = LISTENER_NONE;
         d->notify.fd = d->signals.fd = d->stop.fd = -1;
         log_set_level(log_levels[d->config.log]);
-        r = open_store(d, why);
+        r = choose_backend(d, why);
+        if (r >= 0)
+                r = open_store(d, why);
         if (r >= 0)
                 r = apply_domains(d, why);
         if (r >= 0)
@@ -127,9 +148,22 @@ int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMO
         return 0;
 }
 
-int daemon_listen(struct daemon *d, int fd, char why[static DAEMON_WHY]) {
+/* Ended by a signal meanwhile is no failure: daemon_run notices. */
+static int prepare_memory(struct daemon *d, char why[static DAEMON_WHY]) {
         int r;
 
+        if (d->backend.backend != KVD_BACKEND_VMM)
+                return 0;
+        d->warm = (struct warm){.loop = d->loop, .store = d->store, .work = d->server->work};
+        r = warm_up(&d->warm, why);
+        return d->ending ? 0 : r;
+}
+
+int daemon_listen(struct daemon *d, int fd, char why[static DAEMON_WHY]) {
+        int r = prepare_memory(d, why);
+
+        if (r < 0)
+                return r;
         if (fd >= 0)
                 d->listener.fd = fd;
         else if (listener_open(&d->listener, d->config.socket, d->config.socket_mode, d->config.socket_group, why,
@@ -150,6 +184,7 @@ static void warn_fixed(const char *name, bool changed) {
 static void keep_fixed(const struct config *now, struct config *next) {
         warn_fixed("socket", strcmp(now->socket, next->socket) != 0 || now->socket_mode != next->socket_mode ||
                    now->socket_group != next->socket_group);
+        warn_fixed("backend", now->backend != next->backend || now->device != next->device);
         warn_fixed("pool", now->pool != next->pool);
         warn_fixed("segment", now->segment != next->segment);
         warn_fixed("pages", now->pages != next->pages);
@@ -159,6 +194,8 @@ static void keep_fixed(const struct config *now, struct config *next) {
         memcpy(next->socket, now->socket, sizeof next->socket);
         next->socket_mode = now->socket_mode;
         next->socket_group = now->socket_group;
+        next->backend = now->backend;
+        next->device = now->device;
         next->pool = now->pool;
         next->segment = now->segment;
         next->pages = now->pages;
@@ -172,8 +209,13 @@ static void reload(struct daemon *d) {
         struct config next;
         char why[DAEMON_WHY];
 
-        if (options_load(d->options, &next, why) < 0) {
+        int r = options_load(d->options, &next, why);
+
+        if (r >= 0)
+                r = backend_size_pool(&d->backend, &next, why);
+        if (r < 0) {
                 log_error("configuration not loaded, the old one stays: %s", why);
+                config_clear(&next);
                 return;
         }
         keep_fixed(&d->config, &next);
@@ -206,6 +248,7 @@ static void signal_came(struct loop_source *source, short revents) {
                 reload_and_tell(d);
                 return;
         }
+        d->ending = true;
         log_info("%s: ending", info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
         loop_quit(d->loop);
 }
@@ -243,7 +286,7 @@ int daemon_run(struct daemon *d) {
         if (d->notify.watchdog_ns)
                 feed_watchdog(&d->watchdog);
         notify_send(&d->notify, "READY=1\nSTATUS=Serving", NOTIFY_WAIT_MS);
-        r = loop_run(d->loop);
+        r = d->ending ? 0 : loop_run(d->loop);
         notify_send(&d->notify, "STOPPING=1", NOTIFY_WAIT_MS);
         if (r < 0)
                 log_error("waiting for events failed: %s", strerror(-r));

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#include "daemon/backend.h"
 #include "daemon/work.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -57,7 +58,11 @@ int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct r
         struct kvd_msg_daemon_info_reply *m = &reply->msg.daemon_info_reply;
 
         m->version = kvd_slice_of(KVD_PROJECT_VERSION);
-        m->backend = kvd_slice_of("host");
+        m->backend = kvd_slice_of(backend_name(server->backend ? server->backend->backend : KVD_BACKEND_HOST));
+        if (server->backend) {
+                m->device = kvd_slice_of(server->backend->device);
+                m->backend_why = kvd_slice_of(server->backend->why);
+        }
         m->loop = kvd_slice_of(loop_name(server->loop));
         m->pages = kvd_slice_of(store_pages_name(server->store));
         m->pid = (uint32_t)getpid();

@@ -4,12 +4,13 @@
 #include <errno.h>
 #include <getopt.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 
-enum { OPT_CONFIG = 256, OPT_CONFIG_OPTIONAL, OPT_INSTANCE, OPT_SOCKET, OPT_POOL, OPT_SET, OPT_PRIVATE, OPT_READY_FD,
-       OPT_PRINT_CONFIG, OPT_CHECK_CONFIG, OPT_VERSION, OPT_HELP };
+enum { OPT_CONFIG = 256, OPT_CONFIG_OPTIONAL, OPT_INSTANCE, OPT_SOCKET, OPT_POOL, OPT_BACKEND, OPT_DEVICE, OPT_SET,
+       OPT_PRIVATE, OPT_READY_FD, OPT_PRINT_CONFIG, OPT_CHECK_CONFIG, OPT_VERSION, OPT_HELP };
 
 #define NO no_argument, NULL
 #define YES required_argument, NULL
@@ -20,6 +21,8 @@ static const struct option long_options[] = {
         {"instance", YES, OPT_INSTANCE},
         {"socket", YES, OPT_SOCKET},
         {"pool", YES, OPT_POOL},
+        {"backend", YES, OPT_BACKEND},
+        {"device", YES, OPT_DEVICE},
         {"set", YES, OPT_SET},
         {"private", YES, OPT_PRIVATE},
         {"ready-fd", YES, OPT_READY_FD},
@@ -32,12 +35,14 @@ static const struct option long_options[] = {
 
 void options_print_help(FILE *to) {
         fputs("Usage: kvd [options]\n"
-              "Owns a KV cache in shared memory that several inference processes use in place.\n\n"
+              "Owns a KV cache in GPU or shared memory that several inference processes use in place.\n\n"
               "  --config FILE            read this configuration\n"
               "  --config-optional FILE   the same, if there is such a file\n"
               "  --instance N             number of this daemon on the machine; replaces %i in socket (0)\n"
               "  --socket PATH            the same as --set daemon.socket=PATH\n"
               "  --pool SIZE              the same as --set daemon.pool=SIZE\n"
+              "  --backend NAME           the same as --set daemon.backend=NAME: auto, host, cuda, cuda-legacy\n"
+              "  --device N               the same as --set daemon.device=N: which GPU (that of --instance)\n"
               "  --set SECTION.KEY=VALUE  any option; wins over the file\n"
               "  --private DIR            only for this user, at DIR/kvd.sock; ends with the process that started it\n"
               "  --ready-fd N             write a newline to descriptor N when clients can connect\n"
@@ -113,6 +118,10 @@ static int take_option(struct options *o, int opt, const char *value, char why[s
                 return add_shorthand(o, "daemon.socket", value, o->socket, why);
         case OPT_POOL:
                 return add_shorthand(o, "daemon.pool", value, o->pool, why);
+        case OPT_BACKEND:
+                return add_shorthand(o, "daemon.backend", value, o->backend, why);
+        case OPT_DEVICE:
+                return add_shorthand(o, "daemon.device", value, o->device, why);
         case OPT_SET:
                 return add_set(o, value, why);
         case OPT_PRIVATE:
@@ -160,6 +169,8 @@ static int put_instance(const char *instance, struct config *config, char why[st
         char path[sizeof config->socket], *at = strstr(config->socket, "%i");
         int n;
 
+        if (config->device == UINT32_MAX)
+                config->device = (uint32_t)strtoul(instance, NULL, 10);
         if (!at)
                 return 0;
         n = snprintf(path, sizeof path, "%.*s%s%s", (int)(at - config->socket), config->socket, instance, at + 2);

@@ -18,7 +18,7 @@ struct options {
         const char *private_dir; /* NULL: no */
         const char *set[OPTIONS_MAX_SET]; /* "section.key=value", in the order given */
         unsigned n_set;
-        char socket[128], pool[128]; /* --socket and --pool as such assignments */
+        char socket[128], pool[128], backend[128], device[128]; /* --socket and so on as such assignments */
         int ready_fd;            /* -1: none */
 };
 

@@ -21,6 +21,7 @@
 #define SERVER_ATTACH_NS UINT64_C(1000000000) /* a connection has this long to attach */
 
 struct client;
+struct backend;
 struct work;
 
 /* Room for what one request carries, copied from its frame to where it is aligned, and for its answer. */
@@ -44,6 +45,7 @@ struct server {
         const struct config *config; /* changes on reload */
         struct loop *loop;
         struct store *store;
+        const struct backend *backend;       /* NULL: host memory */
         struct kvd_decoder *decoder; /* owned */
         struct scratch *scratch;     /* owned */
         struct work *work;           /* owned */

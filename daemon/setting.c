@@ -23,8 +23,15 @@ const struct setting daemon_settings[] = {
          .text = "Permissions of the socket; who may write to it may use the pool."},
         {"socket_group", SETTING_GROUP, "", .offset = offsetof(struct config, socket_group),
          .text = "Group of the socket; empty: the daemon's own."},
+        {"backend", SETTING_CHOICE, "auto", .choices = "auto|host|cuda|cuda-legacy",
+         .offset = offsetof(struct config, backend),
+         .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, else host memory."},
+        {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .offset = offsetof(struct config, device),
+         .text = "Which GPU, as nvidia-smi counts; empty: the one with the number given with --instance."},
         {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .offset = offsetof(struct config, pool),
-         .text = "Most memory for keys and values, of all domains together; taken as it is needed."},
+         .share = offsetof(struct config, pool_share),
+         .text = "Most memory for keys and values, of all domains together: host memory is taken as it is needed, a "
+                 "GPU's at the start."},
         {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config, spill),
          .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as much as the pool."},
         {"segment", SETTING_BYTES, "64M", .low = 64 * KIB, .high = TIB, .offset = offsetof(struct config, segment),
@@ -33,6 +40,9 @@ const struct setting daemon_settings[] = {
          .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them if there are enough."},
         {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .offset = offsetof(struct config, loop),
          .text = "How the daemon waits; auto takes io_uring where it is allowed."},
+        {"quarantine_ms", SETTING_COUNT, "1000", .low = 0, .high = 600000,
+         .offset = offsetof(struct config, quarantine_ms),
+         .text = "Milliseconds after its end for which a process' GPU work may still write; its blocks wait that long."},
         {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .offset = offsetof(struct config, max_clients),
          .text = "Most connections at a time."},
         {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096, .offset = offsetof(struct config, user_clients),
@@ -84,7 +94,8 @@ const char *setting_unit(const struct setting *setting) {
                 [SETTING_PATH] = "path", [SETTING_MODE] = "octal mode", [SETTING_GROUP] = "group name or number",
                 [SETTING_BYTES] = "bytes, with K, M, G or T",
                 [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
-                [SETTING_COUNT] = "number", [SETTING_USERS] = "users", [SETTING_GROUPS] = "groups"};
+                [SETTING_COUNT] = "number", [SETTING_NUMBER] = "number",
+                [SETTING_USERS] = "users", [SETTING_GROUPS] = "groups"};
 
         return setting->type == SETTING_CHOICE ? setting->choices : units[setting->type];
 }
@@ -163,7 +174,8 @@ static bool scale(const char *unit, bool share, uint64_t *n) {
         return true;
 }
 
-static int parse_bytes(const struct setting *o, const char *value, uint64_t *to, struct refusal why) {
+static int parse_bytes(const struct setting *o, const char *value, uint64_t *to, uint32_t *share,
+                       struct refusal why) {
         const char *rest;
         uint64_t n;
 
@@ -173,6 +185,8 @@ static int parse_bytes(const struct setting *o, const char *value, uint64_t *to,
                 return refuse(why, "'%s' is out of range; at least %lluK, at most %lluG", value,
                               (unsigned long long)(o->low / KIB), (unsigned long long)(o->high >> 30));
         *to = n;
+        if (share)
+                *share = strcmp(rest, "%") == 0 ? (uint32_t)strtoul(value, NULL, 10) : 0;
         return 0;
 }
 
@@ -276,9 +290,14 @@ int setting_parse(const struct setting *o, const char *value, void *base, char *
                 return parse_group(value, to, why);
         case SETTING_BYTES:
         case SETTING_MEMORY:
-                return parse_bytes(o, value, to, why);
+                return parse_bytes(o, value, to, o->share ? (uint32_t *)((char *)base + o->share) : NULL, why);
         case SETTING_COUNT:
                 return parse_count(o, value, to, why);
+        case SETTING_NUMBER:
+                if (value[0])
+                        return parse_count(o, value, to, why);
+                *(uint32_t *)to = UINT32_MAX;
+                return 0;
         case SETTING_CHOICE:
                 return parse_choice(o, value, to, why);
         case SETTING_USERS:

@@ -14,6 +14,7 @@ enum setting_type {
         SETTING_BYTES,  /* uint64_t, with K M G T */
         SETTING_MEMORY, /* the same, or a share of the machine's memory with % */
         SETTING_COUNT,  /* uint32_t */
+        SETTING_NUMBER, /* the same; empty: UINT32_MAX */
         SETTING_CHOICE, /* uint32_t: place in the list of choices */
         SETTING_USERS,  /* struct id_list of names or numbers */
         SETTING_GROUPS,
@@ -26,6 +27,7 @@ struct setting {
         const char *choices;  /* "a|b|c" */
         uint64_t low, high;   /* BYTES, MEMORY, COUNT */
         size_t offset;
+        size_t share;         /* MEMORY: of a uint32_t that takes the percentage, or 0 */
         const char *text;     /* one sentence */
 };
 

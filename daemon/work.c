@@ -31,8 +31,8 @@
 /* A space that the worker has mapped. */
 struct known {
         struct known *next;
-        uint32_t number;
-        uint32_t n_segments; /* of it */
+        uint32_t number, n_segments;
+        uint32_t turns[];    /* of each segment, when it was sent; 0: not mapped */
 };
 
 struct work {
@@ -56,7 +56,10 @@ struct work {
         uint32_t sketch_space, sketch; /* that it has mapped; 0: none */
         uint32_t asked;               /* number of the message that an answer is awaited to; 0: none */
         uint64_t sequence;
-        bool has_job;
+        uint32_t unmapping[2];        /* space and segment that it was asked to unmap */
+        uint32_t clear_failures;
+        char clear_why[160];
+        bool has_job, job_lost;
         uint32_t job_space;           /* number: the space itself may be deleted meanwhile */
         struct store_job job;
         uint64_t starts, done;
@@ -165,6 +168,14 @@ bool work_is_on(const struct work *w) {
 
 pid_t work_pid(const struct work *w) {
         return w->pid;
+}
+
+uint32_t work_clear_failures(const struct work *w) {
+        return w->clear_failures;
+}
+
+const char *work_clear_why(const struct work *w) {
+        return w->clear_why[0] ? w->clear_why : "no worker answers";
 }
 
 uint64_t work_starts(const struct work *w) {
@@ -300,10 +311,22 @@ static void refuse_jobs(struct work *w) {
         loop_want_idle(w->loop);
 }
 
+/* What it had is free: the process is gone, and what it has asked of a GPU has run or never will. */
+static void lose_all(struct work *w) {
+        if (w->job_lost)
+                store_job_lost(w->store, w->job.id);
+        w->has_job = w->job_lost = false;
+        store_worker_gone(w->store);
+        loop_want_idle(w->loop);
+}
+
 static void start_again(struct loop_timer *timer) {
         struct work *w = container_of(timer, struct work, retry);
-        int r = start(w);
+        int r;
 
+        if (store_has_device(w->store)) /* a quarantine is over */
+                lose_all(w);
+        r = start(w);
         if (r >= 0) {
                 log_info("worker %d runs the methods' kernels", w->pid);
                 work_look(w);
@@ -348,10 +371,11 @@ static void process_ended(struct loop_source *source, short revents) {
         close_ends(w);
         w->pid = 0;
         forget_all(w);
-        if (w->has_job)
-                store_job_lost(w->store, w->job.id);
-        w->has_job = false;
-        loop_want_idle(w->loop);
+        w->job_lost = w->has_job;
+        if (store_has_device(w->store))
+                w->backoff_ns = MAX(w->backoff_ns, w->config->quarantine_ms * UINT64_C(1000000));
+        else
+                lose_all(w);
         wait_and_start(w);
 }
 
@@ -401,27 +425,41 @@ static int tell_space(struct work *w, struct space *space) {
         for (uint32_t i = 0; i < fds.n; i++)
                 if (fds.fd[i] < 0)
                         return fds.fd[i];
-        k = sys->calloc(1, sizeof *k);
+        k = sys->calloc(1, sizeof *k + ix->max_segments * sizeof *k->turns);
         if (!k)
                 return -ENOMEM;
-        *k = (struct known){.next = w->known, .number = space_number(space)};
+        k->next = w->known;
+        k->number = space_number(space);
+        k->n_segments = ix->max_segments;
         w->known = k;
         return ask(w, &msg, &fds);
 }
 
-static int tell_segments(struct work *w, struct space *space, struct known *k, uint32_t n_segments) {
-        struct kvd_msg msg = {.number = KVD_MSG_work_segments, .work_segments = {k->number, k->n_segments, 0}};
+/* The first segment with other memory than the worker has mapped; n: there is none. */
+static uint32_t stale_segment(const struct known *k, const struct space *space, uint32_t from, uint32_t n) {
+        for (; from < n; from++) {
+                uint32_t turn = space_segment_turn(space, from);
+
+                if (turn && turn != k->turns[from])
+                        break;
+        }
+        return from;
+}
+
+/* A run of such segments. */
+static int tell_segments(struct work *w, struct space *space, struct known *k, uint32_t first, uint32_t n) {
+        struct kvd_msg msg = {.number = KVD_MSG_work_segments, .work_segments = {k->number, first, 0}};
         struct kvd_fds fds = {.n = 0};
 
-        while (fds.n < KVD_FRAME_FDS && k->n_segments + fds.n < n_segments) {
-                int fd = space_worker_segment_fd(space, k->n_segments + fds.n);
+        for (uint32_t i = first; fds.n < KVD_FRAME_FDS && stale_segment(k, space, i, n) == i && i < n; i++) {
+                int fd = space_worker_segment_fd(space, i);
 
                 if (fd < 0)
                         return fd;
+                k->turns[i] = space_segment_turn(space, i);
                 fds.fd[fds.n++] = fd;
         }
         msg.work_segments.count = fds.n;
-        k->n_segments += fds.n;
         return ask(w, &msg, &fds);
 }
 
@@ -447,11 +485,13 @@ static int tell_job(struct work *w) {
 static int ask_next(struct work *w, struct space *space) {
         uint32_t n_segments = atomic_load(&space_index(space)->n_segments);
         struct known *k = find_known(w, w->job_space);
+        uint32_t stale;
 
         if (!k)
                 return tell_space(w, space);
-        if (k->n_segments < n_segments)
-                return tell_segments(w, space, k, n_segments);
+        stale = stale_segment(k, space, 0, n_segments);
+        if (stale < n_segments)
+                return tell_segments(w, space, k, stale, n_segments);
         if (w->job.sketch && (w->sketch != w->job.sketch || w->sketch_space != w->job_space))
                 return tell_sketch(w, space);
         return tell_job(w);
@@ -483,6 +523,65 @@ static bool forget_one(struct work *w) {
         return true;
 }
 
+/* GPU memory that nobody else has mapped any more. True: asked. */
+static bool unmap_one(struct work *w) {
+        struct kvd_msg msg = {.number = KVD_MSG_work_unmap};
+        struct known *k = NULL;
+        struct space *space;
+        uint32_t segment;
+
+        while (!k && store_next_unmap(w->store, &space, &segment)) {
+                k = find_known(w, space_number(space));
+                if (!k) /* it was told to forget the space, or is another worker */
+                        space_worker_unmapped(space, segment);
+        }
+        if (!k)
+                return false;
+        k->turns[segment] = 0;
+        w->unmapping[0] = msg.work_unmap.space = k->number;
+        w->unmapping[1] = msg.work_unmap.segment = segment;
+        if (ask(w, &msg, NULL) < 0)
+                end_worker(w, "takes no messages");
+        return true;
+}
+
+static void unmapped(struct work *w) {
+        struct space *space = find_space(w, w->unmapping[0]);
+
+        if (space)
+                space_worker_unmapped(space, w->unmapping[1]);
+}
+
+/* True: asked. */
+static bool clear_some(struct work *w) {
+        struct kvd_msg msg = {.number = KVD_MSG_work_clear};
+        struct kvd_fds fds = {.n = 0};
+
+        fds.n = store_next_clear(w->store, fds.fd, &msg.work_clear.bytes);
+        if (!fds.n)
+                return false;
+        msg.work_clear.count = fds.n;
+        msg.work_clear.device = (struct kvd_slice){store_device(w->store), 16};
+        if (ask(w, &msg, &fds) < 0)
+                end_worker(w, "takes no messages");
+        return true;
+}
+
+static void cleared(struct work *w) {
+        w->clear_failures = 0;
+        w->backoff_ns = 0;
+        store_clear_done(w->store, true);
+        loop_want_idle(w->loop);
+}
+
+/* It has no context, or no memory of its own: somebody tries again later (store_make_missing). */
+static void not_cleared(struct work *w, const struct kvd_msg_error *error) {
+        w->clear_failures++;
+        kvd_slice_copy(error->text, w->clear_why, sizeof w->clear_why);
+        log_limited(LOG_WARNING, "worker %d cannot clear GPU memory: %s", w->pid, w->clear_why);
+        store_clear_failed(w->store);
+}
+
 static bool take_job(struct work *w) {
         if (!w->has_job) {
                 w->has_job = store_next_job(w->store, w->arguments, &w->job);
@@ -494,7 +593,7 @@ static bool take_job(struct work *w) {
 
 /* Asks the next question; a job that nothing can be asked about has failed. */
 static void go_on(struct work *w) {
-        while (!w->asked && w->socket.loop && !forget_one(w) && take_job(w)) {
+        while (!w->asked && w->socket.loop && !forget_one(w) && !unmap_one(w) && !clear_some(w) && take_job(w)) {
                 struct space *space = find_space(w, w->job_space);
                 int r = space ? ask_next(w, space) : -ESTALE;
 
@@ -514,7 +613,7 @@ static void look_now(struct loop_timer *timer) {
                 refuse_jobs(w);
         else if (w->pid)
                 go_on(w);
-        else if (store_jobs_waiting(w->store) && !w->retry.link)
+        else if ((store_jobs_waiting(w->store) || store_wants_clearing(w->store)) && !w->retry.link)
                 loop_timer_set(w->loop, &w->retry, 0);
 }
 
@@ -537,11 +636,15 @@ static void take_answer(struct work *w, const struct kvd_msg *m) {
 
         w->asked = 0;
         loop_timer_stop(&w->deadline);
-        if (m->number == KVD_MSG_error) {
+        if (m->number == KVD_MSG_error && asked == KVD_MSG_work_clear)
+                not_cleared(w, &m->error);
+        else if (m->number == KVD_MSG_error)
                 cannot_map(w, asked, m);
-                return;
-        }
-        if (asked != KVD_MSG_work)
+        else if (asked == KVD_MSG_work_clear)
+                cleared(w);
+        else if (asked == KVD_MSG_work_unmap)
+                unmapped(w);
+        if (m->number == KVD_MSG_error || asked != KVD_MSG_work)
                 return;
         w->done++;
         w->backoff_ns = 0;

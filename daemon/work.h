@@ -32,6 +32,10 @@ void work_look(struct work *work);
 /* False: worker = off, or the program that runs us is not kvd. Jobs fail then, at once. */
 bool work_is_on(const struct work *work);
 
+/* Attempts at clearing GPU memory that the worker refused since the last that worked, and what it said. */
+uint32_t work_clear_failures(const struct work *work);
+const char *work_clear_why(const struct work *work);
+
 pid_t work_pid(const struct work *work); /* 0: none is needed yet, or it is being started */
 uint64_t work_starts(const struct work *work);
 uint64_t work_done(const struct work *work); /* jobs */

@@ -191,6 +191,14 @@ void store_clears(const struct store *store, struct store_clears *ret) {
                                              .clean = pool->count[CLEAN], .missing = pool->count[MISSING]};
 }
 
+bool store_has_device(const struct store *store) {
+        return store->config.backend != KVD_BACKEND_HOST;
+}
+
+const uint8_t *store_device(const struct store *store) {
+        return store->config.uuid;
+}
+
 bool store_wants_clearing(const struct store *store) {
         const struct device_pool *pool = pool_of(store);
 

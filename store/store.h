@@ -293,6 +293,8 @@ struct store_clears {
         uint32_t missing;        /* that the driver did not give */
 };
 void store_clears(const struct store *store, struct store_clears *ret);
+bool store_has_device(const struct store *store);
+const uint8_t *store_device(const struct store *store);  /* its UUID: 16 bytes */
 bool store_wants_clearing(const struct store *store);
 
 /* Descriptors of chunks to be filled with zeros, the store's own; how many. One such set at a time is on its way. */

@@ -11,16 +11,17 @@
 static const struct {
         run_kind *run;
         const char *name;
+        enum run_access access; /* to the blocks that its items name */
 } kinds[] = {
-        [KVD_JOB_SUMMARISE] = {run_summarise, "summarise"},
-        [KVD_JOB_SCORE] = {run_score, "score"},
-        [KVD_JOB_COMPARE] = {run_compare, "compare"},
-        [KVD_JOB_SPILL] = {run_spill, "spill"},
-        [KVD_JOB_REVIVE] = {run_revive, "revive"},
-        [KVD_JOB_FORGET] = {run_forget, "forget"},
-        [KVD_JOB_REBUILD] = {run_rebuild, "rebuild"},
-        [KVD_JOB_CONFIG] = {run_config, "config"},
-        [KVD_JOB_PROFILE] = {run_profile, "profile"},
+        [KVD_JOB_SUMMARISE] = {run_summarise, "summarise", RUN_READ},
+        [KVD_JOB_SCORE] = {run_score, "score", RUN_READ},
+        [KVD_JOB_COMPARE] = {run_compare, "compare", RUN_READ},
+        [KVD_JOB_SPILL] = {run_spill, "spill", RUN_READ},
+        [KVD_JOB_REVIVE] = {run_revive, "revive", RUN_WRITE},
+        [KVD_JOB_FORGET] = {run_forget, "forget", RUN_NONE},
+        [KVD_JOB_REBUILD] = {run_rebuild, "rebuild", RUN_NONE},
+        [KVD_JOB_CONFIG] = {run_config, "config", RUN_READ},
+        [KVD_JOB_PROFILE] = {run_profile, "profile", RUN_READ},
 };
 
 /* ---- for the families ------------------------------------------------------------------------------------------ */
@@ -76,16 +77,6 @@ int run_needs_numbers(struct run *run) {
                 return 0;
         return run_refuse(run, -EOPNOTSUPP, "numbers of 8 bits without a scale cannot be compared or summed; spilling "
                           "and reviving exactly is all that can be done with them");
-}
-
-uint8_t *run_block(const struct run *run, kvd_ref ref) {
-        const struct worker_space *w = run->space;
-        uint32_t id = kvd_ref_id(ref);
-
-        if (id >= kvd_segments_ids(w->ix, w->n_segments) ||
-            kvd_slot_generation(shm_load(&kvd_index_desc(w->ix, id)->slot)) != kvd_ref_generation(ref))
-                return NULL;
-        return w->base + id * w->ix->block_bytes;
 }
 
 uint8_t *run_spilled(const struct run *run, uint32_t slot) {
@@ -166,6 +157,7 @@ static int find_memory(struct run *run, struct spaces *spaces) {
         run->space = spaces_find(spaces, job->space);
         if (!run->space)
                 return run_refuse(run, -EPROTO, "a job of a space that was not sent");
+        run->device = &spaces->device;
         run->shape = shape_of(run->space->ix);
         run->sketch = NULL;
         if (!job->sketch)
@@ -185,10 +177,15 @@ int run_job(struct run *run, struct spaces *spaces, uint64_t bytes) {
                 r = find_memory(run, spaces);
         if (r == 0) {
                 run->why[0] = 0;
-                r = kinds[run->job->kind].run(run);
+                r = run_stage(run, kinds[run->job->kind].access);
+                if (r == 0)
+                        r = kinds[run->job->kind].run(run);
+                if (r == 0)
+                        r = run_unstage(run, kinds[run->job->kind].access);
                 if (r < 0 && !run->why[0])
                         run_refuse(run, r, "%s: %s", kinds[run->job->kind].name, strerror(-r));
         }
         leave_rooms(run);
+        run->staged = NULL;
         return r;
 }

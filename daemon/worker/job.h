@@ -39,6 +39,8 @@ struct run {
         struct worker_space *space;
         struct worker_sketch *sketch; /* NULL: the job has none */
         struct shape shape;
+        struct worker_device *device;
+        uint8_t **staged;             /* [item]: its block in host memory; NULL: none, or blocks are where they are */
         const struct kvd_ops *ops;
         struct team *team;
         struct room *rooms;           /* owned: run_room */
@@ -75,8 +77,17 @@ void *run_results(struct run *run, size_t n, size_t size);
 /* -EOPNOTSUPP if no kernel reads the space's numbers. */
 int run_needs_numbers(struct run *run);
 
-/* NULL: no such block, or in another incarnation. */
-uint8_t *run_block(const struct run *run, kvd_ref ref);
+/* The item's block, for the processor. NULL: no such block, or in another incarnation. */
+uint8_t *run_block(const struct run *run, uint32_t item);
+
+/* Spaces on a GPU (stage.c): where the item's block is there; 0: no such block. */
+bool run_on_device(const struct run *run);
+cu_address run_address(const struct run *run, uint32_t item);
+
+/* Before and behind a job: brings what it reads within run_block's reach, and what it wrote back. */
+enum run_access { RUN_NONE, RUN_READ, RUN_WRITE };
+int run_stage(struct run *run, enum run_access access);
+int run_unstage(struct run *run, enum run_access access);
 uint8_t *run_spilled(const struct run *run, uint32_t slot); /* NULL: no such slot */
 uint8_t *run_row(const struct run *run, uint32_t row);      /* of the summaries; NULL: no such row */
 

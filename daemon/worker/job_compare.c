@@ -105,7 +105,7 @@ static void prepare(void *data, uint32_t i, uint32_t thread) {
         struct compare *c = data;
         const struct run *run = c->run;
         const struct kvd_job_item *item = &run->items[i];
-        const uint8_t *block = run_block(run, item->ref);
+        const uint8_t *block = run_block(run, i);
         const uint8_t *row = run_summary(run, item->row, kvd_ref_generation(item->ref));
         float *norms = c->norms + (size_t)i * 2 * c->shape.layers;
 

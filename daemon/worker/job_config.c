@@ -68,7 +68,7 @@ static int copy_bits(struct config *c) {
         c->bits = run_room(run, left, 1);
         to = (uint8_t *)c->bits;
         for (uint32_t i = 0; to && i < run->job->n_items && left; i++) {
-                const uint8_t *block = run_block(run, run->items[i].ref);
+                const uint8_t *block = run_block(run, i);
                 uint64_t n = MIN(left, run->shape.block_bytes);
 
                 if (!block)

@@ -73,7 +73,7 @@ int run_profile(struct run *run) {
         if (!p.blocks || !p.result || !p.rooms)
                 return -ENOMEM;
         for (uint32_t i = 0; i < run->job->n_items; i++) {
-                p.blocks[i] = run_block(run, run->items[i].ref);
+                p.blocks[i] = run_block(run, i);
                 if (!p.blocks[i])
                         return run_refuse(run, -ESTALE, "a block of the sample is gone");
         }

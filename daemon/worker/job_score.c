@@ -60,7 +60,7 @@ static void add_anchor(const struct scores *all, uint32_t i) {
                         all->anchors[d] += anchors[d];
                 return;
         }
-        block = run_block(all->run, item->ref);
+        block = run_block(all->run, i);
         if (block)
                 add_own(all, i, block);
 }
@@ -72,7 +72,7 @@ static void score(void *data, uint32_t i, uint32_t thread) {
         const struct scores *all = data;
         const struct run *run = all->run;
         const struct shape *s = &run->shape;
-        const uint8_t *block = run_block(run, run->items[i].ref);
+        const uint8_t *block = run_block(run, i);
         uint32_t n = item_tokens(run, i), layers = 0;
         float *scratch = all->rooms + thread * all->room, *scores = scratch + all->scratch;
         float *best = scores + (size_t)s->heads * s->tokens, mean, sum = 0.0f;

@@ -48,7 +48,7 @@ static void keep_summary(const struct run *run, const struct kvd_job_item *item)
 static void spill(void *data, uint32_t i, uint32_t thread) {
         struct copies *all = data;
         const struct kvd_job_item *item = &all->run->items[i];
-        const uint8_t *block = run_block(all->run, item->ref);
+        const uint8_t *block = run_block(all->run, i);
         uint8_t *to = item->spill == NONE ? NULL : run_spilled(all->run, item->spill);
         struct kvd_spilled *result = &all->spilled[i];
 
@@ -70,7 +70,7 @@ static int put_into_sketch(struct run *run, const struct kvd_spilled *spilled) {
 
         for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++)
                 if (in_sketch(&run->items[i]) && !spilled[i].error)
-                        r = sketch_add(&use, i, run_block(run, run->items[i].ref));
+                        r = sketch_add(&use, i, run_block(run, i));
         if (r < 0 || !sketch_tokens(&use))
                 return r;
         sketch_begin(&use);
@@ -102,7 +102,7 @@ static void move_summary(const struct run *run, const struct kvd_job_item *item)
 static void revive_exact(void *data, uint32_t i, uint32_t thread) {
         struct copies *all = data;
         const struct kvd_job_item *item = &all->run->items[i];
-        uint8_t *dest = run_block(all->run, item->ref);
+        uint8_t *dest = run_block(all->run, i);
         const uint8_t *copy = run_spilled(all->run, item->spill);
 
         if (item->flags & KVD_ENTRY_APPROX)
@@ -129,7 +129,7 @@ static int revive_approximate(struct run *run, uint32_t *errors) {
         int r = sketch_open(run, &use);
 
         for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++) {
-                uint8_t *dest = run_block(run, run->items[i].ref);
+                uint8_t *dest = run_block(run, i);
 
                 if (!(run->items[i].flags & KVD_ENTRY_APPROX))
                         continue;

@@ -50,7 +50,7 @@ static void choose(void *data, uint32_t i, uint32_t thread) {
                 return;
         memset(weights, 0, s->dim * sizeof *weights);
         for (uint32_t k = 0; k < run->job->n_items; k++) {
-                const uint8_t *block = run_block(run, run->items[k].ref);
+                const uint8_t *block = run_block(run, k);
 
                 if (block)
                         run->ops->hshare->weigh(weights, choice->ones, 0, 1, head_keys(s, block, layer, head),
@@ -164,7 +164,7 @@ struct summaries {
 static void summarise(void *data, uint32_t i, uint32_t thread) {
         struct summaries *all = data;
         const struct kvd_job_item *item = &all->run->items[i];
-        const uint8_t *block = run_block(all->run, item->ref);
+        const uint8_t *block = run_block(all->run, i);
         uint8_t *row = run_row(all->run, item->row);
 
         if (block && row)

@@ -96,6 +96,10 @@ static int handle(struct worker *w, const struct kvd_msg *m, const struct kvd_fd
                 return spaces_map_segments(&w->spaces, &m->work_segments, fds);
         case KVD_MSG_work_sketch:
                 return spaces_map_sketch(&w->spaces, &m->work_sketch, fds);
+        case KVD_MSG_work_unmap:
+                return spaces_unmap_segment(&w->spaces, &m->work_unmap);
+        case KVD_MSG_work_clear:
+                return spaces_clear(&w->spaces, &m->work_clear, fds);
         case KVD_MSG_work_forget:
                 return spaces_forget(&w->spaces, m->work_forget.space);
         case KVD_MSG_work:
@@ -118,6 +122,10 @@ static int answer(struct worker *w, ssize_t size, struct kvd_fds *fds) {
         kvd_fds_close(fds);
         if (r == -ENOSYS)
                 return r;
+        if (w->spaces.device.broken) { /* and stays so: the next worker has another context */
+                log_error("worker %d: the GPU fails: %s", getpid(), w->spaces.device.why);
+                return -EIO;
+        }
         if (r < 0) {
                 reply.number = KVD_MSG_error;
                 reply.error.code = (uint32_t)-r;

@@ -35,13 +35,32 @@ static void unmap(void *at, uint64_t bytes) {
                 munmap(at, bytes);
 }
 
+static void unmap_segment(struct worker_space *w, uint32_t segment) {
+        uint64_t bytes = w->ix->segment_bytes;
+
+        if (!space_has_segment(w, segment))
+                return;
+        w->mapped[segment / 64] &= ~(UINT64_C(1) << segment % 64);
+        if (kvd_device_unmap(&w->device->device, w->device_base + segment * bytes, bytes) < 0)
+                w->device->broken = true;
+}
+
+static void leave_device(struct worker_space *w) {
+        if (!w->device_base)
+                return;
+        for (uint32_t i = 0; i < w->ix->max_segments; i++)
+                unmap_segment(w, i);
+        kvd_device_unreserve(&w->device->device, w->device_base, w->reserved);
+}
+
 static struct worker_space *space_free(struct worker_space *w) {
         if (!w)
                 return NULL;
-        unmap((void *)w->ix, w->index_bytes);
-        unmap(w->summaries, w->summary_bytes);
-        unmap(w->spill, w->spill_bytes);
+        leave_device(w);
         unmap(w->base, w->reserved);
+        unmap(w->spill, w->spill_bytes);
+        unmap(w->summaries, w->summary_bytes);
+        unmap((void *)w->ix, w->index_bytes);
         free(w);
         return NULL;
 }
@@ -114,10 +133,26 @@ static int map_spill(struct spaces *s, struct worker_space *w, int fd) {
         return map_file(s, fd, w->spill_bytes, PROT_READ | PROT_WRITE, "memory for exact copies", &w->spill);
 }
 
+static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t bytes) {
+        int r = device_use(&s->device, w->ix->device);
+
+        if (r < 0)
+                return fail(s, r, "%s", s->device.why);
+        w->device = &s->device;
+        r = kvd_device_reserve(&s->device.device, bytes, &w->device_base);
+        if (r < 0)
+                return fail(s, r, "%s", s->device.device.why);
+        w->reserved = bytes;
+        return 0;
+}
+
 static int reserve(struct spaces *s, struct worker_space *w) {
         uint64_t bytes = w->ix->max_segments * w->ix->segment_bytes;
-        void *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *at;
 
+        if (w->ix->backend == KVD_BACKEND_VMM)
+                return reserve_on_device(s, w, bytes);
+        at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED)
                 return fail(s, -errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
         w->base = at;
@@ -161,7 +196,16 @@ int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const str
         return 0;
 }
 
-static int map_segment(struct spaces *s, struct worker_space *w, uint32_t number, int fd) {
+static int map_on_device(struct spaces *s, struct worker_space *w, uint32_t number, int fd) {
+        uint64_t bytes = w->ix->segment_bytes;
+        int r;
+
+        unmap_segment(w, number);
+        r = kvd_device_map(&s->device.device, w->device_base + number * bytes, bytes, fd, true);
+        return r < 0 ? fail(s, r, "segment %u cannot be mapped: %s", number, s->device.device.why) : 0;
+}
+
+static int map_on_host(struct spaces *s, struct worker_space *w, uint32_t number, int fd) {
         uint64_t bytes = w->ix->segment_bytes;
         struct stat st;
 
@@ -177,13 +221,34 @@ int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *ms
         struct worker_space *w = spaces_find(s, msg->space);
         int r = 0;
 
-        if (!w || fds->n != msg->count || msg->first != w->n_segments || fds->n > w->ix->max_segments - w->n_segments)
-                return fail(s, -EPROTO, "segments that do not follow those before");
-        for (uint32_t i = 0; r == 0 && i < fds->n; i++)
-                r = map_segment(s, w, msg->first + i, fds->fd[i]);
-        if (r == 0)
-                w->n_segments += fds->n;
+        if (!w || fds->n != msg->count || (uint64_t)msg->first + fds->n > w->ix->max_segments)
+                return fail(s, -EPROTO, "segments of no space, or beyond its end");
+        for (uint32_t i = 0, n = msg->first; r == 0 && i < fds->n; i++, n++) {
+                r = w->device_base ? map_on_device(s, w, n, fds->fd[i]) : map_on_host(s, w, n, fds->fd[i]);
+                if (r == 0)
+                        w->mapped[n / 64] |= UINT64_C(1) << n % 64;
+        }
         return r;
+}
+
+int spaces_unmap_segment(struct spaces *s, const struct kvd_msg_work_unmap *msg) {
+        struct worker_space *w = spaces_find(s, msg->space);
+
+        if (!w || !w->device_base || msg->segment >= w->ix->max_segments)
+                return fail(s, -EPROTO, "a segment that is not mapped");
+        unmap_segment(w, msg->segment);
+        return 0;
+}
+
+int spaces_clear(struct spaces *s, const struct kvd_msg_work_clear *msg, const struct kvd_fds *fds) {
+        int r;
+
+        if (msg->device.size != 16 || fds->n != msg->count || !fds->n)
+                return fail(s, -EPROTO, "nothing to clear");
+        r = device_use(&s->device, msg->device.data);
+        if (r == 0)
+                r = device_clear(&s->device, fds->fd, fds->n, msg->bytes);
+        return r < 0 ? fail(s, r, "%s", s->device.why) : 0;
 }
 
 static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h, uint64_t bytes) {

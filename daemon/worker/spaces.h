@@ -7,6 +7,7 @@
  * announced before it is used.
  */
 
+#include "daemon/worker/device.h"
 #include "ipc/base/job.h"
 #include "ipc/base/summary.h"
 #include "ipc/frame.h"
@@ -22,10 +23,16 @@ struct worker_space {
         uint64_t summary_bytes;
         uint8_t *spill;
         uint64_t spill_bytes;
-        uint8_t *base;               /* of the pool: block b at base + b * block_bytes */
+        uint8_t *base;               /* of the pool: block b at base + b * block_bytes; NULL: it is on the GPU */
+        cu_address device_base;      /* ... there; 0: it is not */
+        struct worker_device *device;
         uint64_t reserved;
-        uint32_t n_segments;         /* mapped, from the first on */
+        uint64_t mapped[KVD_MAX_SEGMENTS / 64]; /* a bit for each segment */
 };
+
+static inline bool space_has_segment(const struct worker_space *w, uint32_t segment) {
+        return w->mapped[segment / 64] >> segment % 64 & 1;
+}
 
 struct worker_sketch {
         uint32_t space, number;      /* number 0: none */
@@ -37,6 +44,7 @@ struct spaces {
         struct worker_space *first;
         struct worker_sketch sketch;
         const struct kvd_job *arguments; /* KVD_JOB_BYTES; NULL until the first space */
+        struct worker_device device;     /* opened with the first space or memory of a GPU */
         char why[160];               /* of the last failure */
 };
 
@@ -44,7 +52,11 @@ struct spaces {
 int spaces_map(struct spaces *spaces, const struct kvd_msg_work_space *msg, const struct kvd_fds *fds);
 int spaces_map_segments(struct spaces *spaces, const struct kvd_msg_work_segments *msg, const struct kvd_fds *fds);
 int spaces_map_sketch(struct spaces *spaces, const struct kvd_msg_work_sketch *msg, const struct kvd_fds *fds);
+int spaces_unmap_segment(struct spaces *spaces, const struct kvd_msg_work_unmap *msg);
 int spaces_forget(struct spaces *spaces, uint32_t number);
+
+/* GPU memory of no space. */
+int spaces_clear(struct spaces *spaces, const struct kvd_msg_work_clear *msg, const struct kvd_fds *fds);
 
 struct worker_space *spaces_find(const struct spaces *spaces, uint32_t number);
 

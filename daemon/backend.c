@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/backend.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ipc/base/util.h"
+
+/*
+ * The driver is initialised in this process: it starts no thread before there is a context, and what this process
+ * starts afterwards it starts by exec, so that nothing inherits a driver that a fork has broken.
+ */
+
+_printf_(3, 4) static int refuse(struct backend *b, int error, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(b->why, sizeof b->why, format, args);
+        va_end(args);
+        return error;
+}
+
+static int check(struct backend *b, cu_result error, const char *what) {
+        char text[128];
+
+        if (error == CU_OK)
+                return 0;
+        return refuse(b, kvd_cuda_errno(error), "%s: %s", what, kvd_cuda_why(b->cuda, error, text, sizeof text));
+}
+
+const char *backend_name(enum kvd_backend backend) {
+        static const char *const names[] = {[KVD_BACKEND_HOST] = "host", [KVD_BACKEND_VMM] = "cuda (vmm)",
+                                            [KVD_BACKEND_LEGACY] = "cuda (legacy)"};
+
+        return names[backend];
+}
+
+/* ---- device ------------------------------------------------------------------------------------------------------ */
+
+/* As nvidia-smi and the device nodes count, not by speed. Whoever has set it knows better. */
+static void count_by_bus(void) {
+        setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
+}
+
+/*
+ * A service may see only its own GPU (DeviceAllow, a container's devices), which is number 0 then, whatever its number
+ * on the machine. With several to choose from, the number must be right.
+ */
+static int find_device(struct backend *b, uint32_t number) {
+        int n, r = check(b, b->cuda->cuDeviceGetCount(&n), "cuDeviceGetCount");
+
+        if (r < 0)
+                return r;
+        if (n == 0)
+                return refuse(b, -ENODEV, "the driver sees no GPU");
+        if (number >= (uint32_t)n && n > 1)
+                return refuse(b, -ENODEV, "there is no GPU %u; the driver sees %d, from 0 on", number, n);
+        return check(b, b->cuda->cuDeviceGet(&b->ordinal, n == 1 ? 0 : (int)number), "cuDeviceGet");
+}
+
+static int describe(struct backend *b) {
+        char name[100] = "";
+        size_t bytes;
+        size_t at;
+        int r;
+
+        r = check(b, b->cuda->cuDeviceGetName(name, sizeof name, b->ordinal), "cuDeviceGetName");
+        if (r == 0)
+                r = check(b, b->cuda->cuDeviceGetUuid(&b->uuid, b->ordinal), "cuDeviceGetUuid");
+        if (r == 0)
+                r = check(b, b->cuda->cuDeviceTotalMem(&bytes, b->ordinal), "cuDeviceTotalMem");
+        if (r < 0)
+                return r;
+        b->bytes = bytes;
+        at = (size_t)snprintf(b->device, sizeof b->device, "%s, UUID GPU-", name);
+        for (uint32_t i = 0; i < sizeof b->uuid; i++)
+                at += (size_t)snprintf(b->device + at, sizeof b->device - at, "%s%02x",
+                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", b->uuid.bytes[i]);
+        return 0;
+}
+
+/* ---- what it can do ---------------------------------------------------------------------------------------------- */
+
+/* Attributes say what a device could do; drivers, containers and virtual machines decide what it does. */
+static int probe_vmm(struct backend *b) {
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+                                           .location = {CU_LOCATION_DEVICE, b->ordinal}};
+        size_t bytes = 0;
+        cu_memory memory;
+        int fd = -1, r;
+
+        r = check(b, b->cuda->cuMemGetAllocationGranularity(&bytes, &what, CU_GRANULARITY_RECOMMENDED),
+                  "cuMemGetAllocationGranularity");
+        if (r == 0)
+                r = check(b, b->cuda->cuMemCreate(&memory, bytes, &what, 0), "cuMemCreate");
+        if (r < 0)
+                return r;
+        r = check(b, b->cuda->cuMemExportToShareableHandle(&fd, memory, CU_HANDLE_POSIX_FD, 0),
+                  "cuMemExportToShareableHandle");
+        b->cuda->cuMemRelease(memory);
+        if (r == 0)
+                close(fd);
+        return r;
+}
+
+static int find(struct backend *b, const struct config *config) {
+        const char *why = NULL;
+        int r;
+
+        b->cuda = kvd_cuda_load(&why);
+        if (!b->cuda)
+                return refuse(b, -ENODEV, "%s", why);
+        count_by_bus();
+        r = check(b, b->cuda->cuInit(0), "cuInit");
+        if (r == 0)
+                r = find_device(b, config->device);
+        return r == 0 ? describe(b) : r;
+}
+
+static int take_vmm(struct backend *b) {
+        int r = probe_vmm(b);
+
+        if (r < 0)
+                return r;
+        b->backend = KVD_BACKEND_VMM;
+        return refuse(b, 0, "memory can be made, and given to other processes as descriptors");
+}
+
+static void take_host(struct backend *b, const char *because) {
+        char why[BACKEND_WHY];
+
+        snprintf(why, sizeof why, "%s", because);
+        *b = (struct backend){.backend = KVD_BACKEND_HOST};
+        refuse(b, 0, "%s", why);
+}
+
+int backend_choose(const struct config *config, struct backend *ret) {
+        int r;
+
+        *ret = (struct backend){.backend = KVD_BACKEND_HOST};
+        if (config->backend == CONFIG_BACKEND_HOST) {
+                take_host(ret, "backend = host");
+                return 0;
+        }
+        r = find(ret, config);
+        if (r == 0)
+                r = take_vmm(ret);
+        if (r < 0 && config->backend == CONFIG_BACKEND_AUTO) {
+                take_host(ret, ret->why);
+                return 0;
+        }
+        return r;
+}
+
+/* ---- pool -------------------------------------------------------------------------------------------------------- */
+
+int backend_size_pool(const struct backend *b, struct config *config, char why[static CONFIG_WHY]) {
+        uint64_t host = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+
+        if (config->pool_share && b->backend != KVD_BACKEND_HOST)
+                config->pool = b->bytes / 100 * config->pool_share;
+        config->pool_share = 0;
+        if (b->backend == KVD_BACKEND_HOST)
+                return config_check(config, why);
+        if (!config->spill)
+                config->spill = MIN(config->pool, host / 4);
+        if (config->pool > b->bytes) {
+                snprintf(why, CONFIG_WHY, "pool is %llu MiB, and %s has %llu; lower it", (unsigned long long)
+                         (config->pool >> 20), b->device, (unsigned long long)(b->bytes >> 20));
+                return -EINVAL;
+        }
+        if (config->worker == CONFIG_OFF) {
+                snprintf(why, CONFIG_WHY, "worker = off, and a GPU's memory is cleared by the worker before anybody gets "
+                         "it; set worker = auto, or backend = host");
+                return -EINVAL;
+        }
+        return config_check(config, why);
+}

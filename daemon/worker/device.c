@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/worker/device.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+
+#define STAGING_LEAST (UINT64_C(64) << 20)
+
+_printf_(3, 4) static int fail(struct worker_device *d, int error, const char *format, ...) {
+        va_list args;
+
+        va_start(args, format);
+        vsnprintf(d->why, sizeof d->why, format, args);
+        va_end(args);
+        return error;
+}
+
+/* Of a call in the context: memory that cannot be had is no fault of it. */
+static int check(struct worker_device *d, cu_result error, const char *what) {
+        char text[128];
+
+        if (error == CU_OK)
+                return 0;
+        d->broken |= error != CU_OUT_OF_MEMORY;
+        return fail(d, kvd_cuda_errno(error), "%s: %s", what,
+                    kvd_cuda_why(d->device.cuda, error, text, sizeof text));
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------ */
+
+/* Inference comes first. */
+static int make_stream(struct worker_device *d) {
+        int least = 0, greatest = 0;
+        int r = check(d, d->device.cuda->cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
+
+        if (r < 0)
+                return r;
+        return check(d, d->device.cuda->cuStreamCreateWithPriority(&d->stream, CU_STREAM_NON_BLOCKING, least),
+                     "cuStreamCreateWithPriority");
+}
+
+int device_use(struct worker_device *d, const uint8_t uuid[16]) {
+        struct cu_uuid wanted;
+        int r;
+
+        memcpy(wanted.bytes, uuid, sizeof wanted.bytes);
+        if (d->open)
+                return memcmp(&wanted, &d->device.uuid, sizeof wanted) == 0 ?
+                               0 : fail(d, -EPROTO, "memory of another device than before");
+        r = kvd_device_open(&d->device, &wanted);
+        if (r < 0)
+                return fail(d, r, "%s", d->device.why);
+        r = kvd_device_enter(&d->device); /* for good: nobody else is on this thread */
+        if (r == 0)
+                r = make_stream(d);
+        else
+                fail(d, r, "%s", d->device.why);
+        if (r < 0) {
+                d->broken = false; /* there is nothing yet that could be */
+                kvd_device_close(&d->device);
+                return r;
+        }
+        d->open = true;
+        return 0;
+}
+
+void device_close(struct worker_device *d) {
+        if (!d->open)
+                return;
+        if (d->staging)
+                d->device.cuda->cuMemFreeHost(d->staging);
+        d->device.cuda->cuStreamDestroy(d->stream);
+        kvd_device_leave(&d->device);
+        kvd_device_close(&d->device);
+        *d = (struct worker_device){0};
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+static int clear_one(struct worker_device *d, cu_address at, int fd, uint64_t bytes) {
+        int r = kvd_device_map(&d->device, at, bytes, fd, true);
+
+        if (r < 0)
+                return fail(d, r, "%s", d->device.why);
+        return check(d, d->device.cuda->cuMemsetD8Async(at, 0, bytes, d->stream), "cuMemsetD8Async");
+}
+
+int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes) {
+        cu_address at;
+        uint32_t done = 0;
+        int r = kvd_device_reserve(&d->device, n * bytes, &at), end;
+
+        if (r < 0)
+                return fail(d, r, "%s", d->device.why);
+        while (r == 0 && done < n) {
+                r = clear_one(d, at + done * bytes, fds[done], bytes);
+                done += r == 0;
+        }
+        end = device_finish(d);
+        for (uint32_t i = 0; i < n; i++)
+                if (i < done && kvd_device_unmap(&d->device, at + i * bytes, bytes) < 0)
+                        d->broken = true;
+        kvd_device_unreserve(&d->device, at, n * bytes);
+        return r ?: end;
+}
+
+uint8_t *device_staging(struct worker_device *d, uint64_t bytes) {
+        void *at;
+
+        if (bytes <= d->staging_bytes)
+                return d->staging;
+        bytes = MAX(bytes, STAGING_LEAST);
+        if (d->staging)
+                d->device.cuda->cuMemFreeHost(d->staging);
+        d->staging = NULL;
+        d->staging_bytes = 0;
+        if (check(d, d->device.cuda->cuMemHostAlloc(&at, bytes, CU_HOST_PORTABLE), "cuMemHostAlloc") < 0)
+                return NULL;
+        d->staging = at;
+        d->staging_bytes = bytes;
+        return d->staging;
+}
+
+int device_read(struct worker_device *d, void *to, cu_address from, uint64_t bytes) {
+        return check(d, d->device.cuda->cuMemcpyDtoHAsync(to, from, bytes, d->stream), "cuMemcpyDtoHAsync");
+}
+
+int device_write(struct worker_device *d, cu_address to, const void *from, uint64_t bytes) {
+        return check(d, d->device.cuda->cuMemcpyHtoDAsync(to, from, bytes, d->stream), "cuMemcpyHtoDAsync");
+}
+
+int device_finish(struct worker_device *d) {
+        return check(d, d->device.cuda->cuStreamSynchronize(d->stream), "cuStreamSynchronize");
+}

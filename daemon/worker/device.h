@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_WORKER_DEVICE_H
+#define KVD_DAEMON_WORKER_DEVICE_H
+
+/*
+ * The worker's GPU: its context, made at first use, one stream of the lowest priority, and pinned host memory through
+ * which blocks come and go. All calls from the thread that serves the owner.
+ *
+ * An error of the driver after the context was made ends the worker (broken): a context that has failed stays failed.
+ */
+
+#include "ipc/base/device.h"
+
+struct worker_device {
+        struct kvd_device device;
+        bool open, broken;
+        cu_stream stream;      /* owned */
+        uint8_t *staging;      /* owned; pinned, staging_bytes of it */
+        uint64_t staging_bytes;
+        char why[KVD_DEVICE_WHY];
+};
+
+/* The device of that UUID, and no other for the life of the worker. Negative: why. */
+int device_use(struct worker_device *d, const uint8_t uuid[16]);
+void device_close(struct worker_device *d);
+
+/* Fills whole descriptors' worth of memory with zeros, and has nothing mapped afterwards. */
+int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes);
+
+/* At least so much staging; what was in it is lost. NULL: there is none (why). */
+uint8_t *device_staging(struct worker_device *d, uint64_t bytes);
+
+/* Copies that are done when device_finish returns 0. Host memory: any; pinned is faster. */
+int device_read(struct worker_device *d, void *to, cu_address from, uint64_t bytes);
+int device_write(struct worker_device *d, cu_address to, const void *from, uint64_t bytes);
+int device_finish(struct worker_device *d);
+
+#endif
