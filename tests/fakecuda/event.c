@@ -139,6 +139,10 @@ cu_result cuEventSynchronize(cu_event handle) {
         return error;
 }
 
+static bool has_time(const struct event *event) {
+        return event->timing && event->stream && event->timed == event->number;
+}
+
 cu_result cuEventElapsedTime(float *ms, cu_event from, cu_event to) {
         const struct event *a, *b;
         cu_result error;
@@ -148,7 +152,7 @@ cu_result cuEventElapsedTime(float *ms, cu_event from, cu_event to) {
         a = find(from);
         b = find(to);
         error = state(a) ?: state(b);
-        if (!error && (!ms || !a->timing || !b->timing || a->timed != a->number || b->timed != b->number))
+        if (!error && (!ms || !has_time(a) || !has_time(b)))
                 error = ms ? CU_INVALID_HANDLE : CU_INVALID_VALUE;
         if (!error)
                 *ms = (float)((double)(int64_t)(b->time_ns - a->time_ns) / 1e6);

@@ -45,34 +45,35 @@ static cu_result run_copy(struct work *work, struct stream *stream) {
         return CU_OK;
 }
 
-/* host: of the two addresses, the one that may be any memory of the process. 0: none. */
-static cu_result copy(cu_address to, cu_address from, size_t bytes, cu_address host, cu_stream stream) {
+enum side { NEITHER, TO, FROM };
+
+/* host: the side that may be any memory of the process. */
+static cu_result copy(cu_address to, cu_address from, size_t bytes, enum side host, cu_stream stream) {
         const struct work work = {.kind = WORK_COPY, .run = run_copy,
-                                  .copy = {to, from, bytes, host && host == to, host && host == from}};
-        unsigned any = RANGE_OF_DEVICE | RANGE_OF_HOST;
+                                  .copy = {to, from, bytes, host == TO, host == FROM}};
+        bool to_known = is_known(RANGE_OF_DEVICE | RANGE_OF_HOST, to);
+        bool from_known = is_known(RANGE_OF_DEVICE | RANGE_OF_HOST, from);
 
         if (bytes == 0)
                 return CU_OK;
-        if ((!work.copy.to_host && !is_known(any, to)) || (!work.copy.from_host && !is_known(any, from)) || !to ||
-            !from)
+        if ((host != TO && !to_known) || (host != FROM && !from_known) || !to || !from)
                 return CU_INVALID_VALUE;
-        return !host || is_known(any, host) ? stream_submit(stream, &work, NULL, 0) :
-                                              stream_submit_and_wait(stream, &work);
+        return to_known && from_known ? stream_submit(stream, &work, NULL, 0) : stream_submit_and_wait(stream, &work);
 }
 
 cu_result cuMemcpyHtoDAsync(cu_address to, const void *from, size_t bytes, cu_stream stream) {
         ENTER(cuMemcpyHtoDAsync, NEEDS_CONTEXT);
-        return copy(to, (cu_address)(uintptr_t)from, bytes, (cu_address)(uintptr_t)from, stream);
+        return copy(to, (cu_address)(uintptr_t)from, bytes, FROM, stream);
 }
 
 cu_result cuMemcpyDtoHAsync(void *to, cu_address from, size_t bytes, cu_stream stream) {
         ENTER(cuMemcpyDtoHAsync, NEEDS_CONTEXT);
-        return copy((cu_address)(uintptr_t)to, from, bytes, (cu_address)(uintptr_t)to, stream);
+        return copy((cu_address)(uintptr_t)to, from, bytes, TO, stream);
 }
 
 cu_result cuMemcpyDtoDAsync(cu_address to, cu_address from, size_t bytes, cu_stream stream) {
         ENTER(cuMemcpyDtoDAsync, NEEDS_CONTEXT);
-        return copy(to, from, bytes, 0, stream);
+        return copy(to, from, bytes, NEITHER, stream);
 }
 
 static cu_result run_set(struct work *work, struct stream *stream) {
