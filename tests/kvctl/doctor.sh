@@ -1,0 +1,100 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# kvctl doctor: on a machine without a driver, and (where FAKECUDA is its folder) with the stand-in, as it is and where
+# things fail. No daemon is needed.
+. "$(dirname "$0")/lib.sh"
+
+# row TRIED STATE: what one row says
+row() {
+        grep -qE "^[A-Za-z]+ +$1 +$2( |\$)" "$dir/out" || wrong "$what: \"$1\" is not \"$2\""
+}
+
+# follows LINE WORDS: what kvd will do
+follows() {
+        grep -qE "^$1 +$2" "$dir/out" || wrong "$what: \"$1\" is not \"$2\""
+}
+
+# No driver: an empty folder comes first, but a real one may still be found behind it.
+if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'; then
+        kvctl 0 doctor
+        row driver missing
+        row 'chunks by descriptors' 'not tried'
+        follows backend 'host memory'
+        follows "methods' kernels" 'on processors'
+fi
+kvctl 0 doctor
+row 'shared memory' ok
+row pidfds ok
+kvctl 0 doctor --json
+json_is_valid
+says '"findings"' '"kvd"' '"can_run": true' '"tried": "io_uring"'
+kvctl 2 doctor none
+complains 'not the number of a device'
+COLUMNS=80 kvctl 0 doctor
+
+[ -n "${FAKECUDA:-}" ] || finish
+export LD_LIBRARY_PATH="$FAKECUDA:${LD_LIBRARY_PATH:-}"
+
+kvctl 0 doctor
+row driver ok
+row device ok
+says 'Stand-in'
+for thing in 'chunks by descriptors' 'read-only mapping' 'legacy handles' 'stream order, GPU memory' \
+        'stream order, host memory' 'streams see plain stores'; do
+        row "$thing" ok
+done
+follows backend CUDA
+follows 'GPU memory' 'chunks, shared by descriptors'
+follows 'seals and reads' 'by streams: no processor waits'
+
+# a device that is not there
+kvctl 0 doctor 7
+row driver ok
+row device missing
+row 'chunks by descriptors' 'not tried'
+follows backend 'host memory'
+
+# no device at all
+FAKECUDA_DEVICES=0 kvctl 0 doctor
+follows backend 'host memory'
+
+# a driver or a container that has only one of the two
+FAKECUDA_VMM=0 kvctl 0 doctor
+row 'chunks by descriptors' missing
+row 'read-only mapping' 'not tried'
+row 'legacy handles' ok
+follows backend CUDA
+follows 'GPU memory' 'legacy handles'
+follows 'isolation = arena' 'not on this GPU'
+FAKECUDA_LEGACY=0 kvctl 0 doctor
+row 'chunks by descriptors' ok
+row 'legacy handles' missing
+follows 'GPU memory' 'chunks'
+FAKECUDA_VMM=0 FAKECUDA_LEGACY=0 kvctl 0 doctor
+follows backend 'host memory'
+
+# streams that cannot wait, and streams that only other streams wake
+FAKECUDA_STREAM_ORDER=0 kvctl 0 doctor
+row 'stream order, host memory' missing
+follows 'seals and reads' 'calls wait'
+FAKECUDA_WAKE=write kvctl 0 doctor
+row 'stream order, host memory' ok
+row 'streams see plain stores' missing
+
+# calls that fail: the one that is needed is named, and nothing else is hurt
+FAKECUDA_FAIL=cuMemImportFromShareableHandle:1=999 kvctl 0 doctor
+row 'chunks by descriptors' missing
+row 'legacy handles' ok
+says 'cuMemImportFromShareableHandle'
+FAKECUDA_FAIL=cuMemCreate:1=2 kvctl 0 doctor
+says 'cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY'
+FAKECUDA_FAIL=cuMemHostRegister:1=801 kvctl 0 doctor
+row 'stream order, host memory' missing
+row 'stream order, GPU memory' ok
+FAKECUDA_FAIL=cuDevicePrimaryCtxRetain:1=999 kvctl 0 doctor
+row driver ok
+row device ok
+follows backend 'host memory'
+FAKECUDA_FAIL=cuInit:1=999 kvctl 0 doctor
+row driver missing
+finish

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the operating system offers */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/io_uring.h>
+#include <linux/memfd.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/klog.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tools/kvctl/doctor.h"
+
+/* The index is mapped for writing by the daemon, sealed, and can then be mapped for reading only. */
+void probe_memfd(struct finding *f, uint32_t device) {
+        int fd = memfd_create("kvctl-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        void *ours, *theirs;
+
+        if (fd < 0 || ftruncate(fd, 4096) < 0) {
+                found(f, HEALTH_MISSING, "memfd_create: %s", strerror(errno));
+                return;
+        }
+        ours = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (ours == MAP_FAILED || fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
+                found(f, HEALTH_MISSING, "memfds cannot be sealed against writing: %s (Linux 5.1)", strerror(errno));
+                return;
+        }
+        theirs = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (theirs != MAP_FAILED)
+                found(f, HEALTH_MISSING, "a sealed memfd can be mapped for writing");
+        else
+                found(f, HEALTH_OK, "shared memory, sealed so that clients cannot write the index");
+}
+
+void probe_pidfd(struct finding *f, uint32_t device) {
+        int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+
+        if (fd < 0)
+                found(f, HEALTH_MISSING, "pidfd_open: %s (Linux 5.3)", strerror(errno));
+        else
+                found(f, HEALTH_OK, "the kernel tells when a client's process is gone");
+}
+
+void probe_uring(struct finding *f, uint32_t device) {
+        struct io_uring_params p = {0};
+        int fd = (int)syscall(SYS_io_uring_setup, 8, &p);
+
+        if (fd < 0)
+                found(f, HEALTH_NOTE, "io_uring_setup: %s; the epoll loop serves as well", strerror(errno));
+        else
+                found(f, HEALTH_OK, "available");
+}
+
+/* ---- memory and limits ------------------------------------------------------------------------------------------- */
+
+static uint64_t read_number(const char *path) {
+        FILE *file = fopen(path, "re");
+        unsigned long long n = 0;
+
+        if (file) {
+                if (fscanf(file, "%llu", &n) != 1)
+                        n = 0;
+                fclose(file);
+        }
+        return n;
+}
+
+static bool huge_page_works(void) {
+        int fd = memfd_create("kvctl-doctor", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
+        bool works = fd >= 0 && ftruncate(fd, 2 << 20) == 0 && fallocate(fd, 0, 0, 2 << 20) == 0;
+
+        closep(&fd);
+        return works;
+}
+
+void probe_huge(struct finding *f, uint32_t device) {
+        const char *folder = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+        char path[96];
+
+        snprintf(path, sizeof path, "%s/nr_hugepages", folder);
+        f->value[0] = read_number(path);
+        snprintf(path, sizeof path, "%s/free_hugepages", folder);
+        f->value[1] = read_number(path);
+        if (huge_page_works())
+                found(f, HEALTH_OK, "%llu pages of 2 MiB reserved, %llu free", (unsigned long long)f->value[0],
+                      (unsigned long long)f->value[1]);
+        else
+                found(f, HEALTH_NOTE, "no free page of 2 MiB (sysctl vm.nr_hugepages); 4 KiB pages serve as well");
+}
+
+static const char *limit_text(rlim_t n, char *to, size_t size) {
+        if (n == RLIM_INFINITY)
+                return "unlimited";
+        snprintf(to, size, "%llu", (unsigned long long)n);
+        return to;
+}
+
+#define ENOUGH_FDS 4096
+
+/* A client has one of each segment while it maps it; the daemon keeps all, and a connection and pages a client. */
+void probe_limits(struct finding *f, uint32_t device) {
+        struct rlimit limit = {0};
+        char soft[24], hard[24];
+
+        getrlimit(RLIMIT_NOFILE, &limit);
+        f->value[0] = limit.rlim_cur;
+        found(f, limit.rlim_max < ENOUGH_FDS ? HEALTH_NOTE : HEALTH_OK,
+              "%s, at most %s%s", limit_text(limit.rlim_cur, soft, sizeof soft),
+              limit_text(limit.rlim_max, hard, sizeof hard),
+              limit.rlim_max < ENOUGH_FDS ? ": few for a large pool with many clients (LimitNOFILE=65536)" : "");
+}
+
+void probe_memlock(struct finding *f, uint32_t device) {
+        struct rlimit limit = {0};
+        char soft[24];
+
+        getrlimit(RLIMIT_MEMLOCK, &limit);
+        f->value[0] = limit.rlim_cur;
+        found(f, HEALTH_OK, "%s bytes", limit_text(limit.rlim_cur, soft, sizeof soft));
+}
+
+/* ---- around us ---------------------------------------------------------------------------------------------------- */
+
+static bool file_says(const char *path, const char *word) {
+        char text[4096];
+        FILE *file = fopen(path, "re");
+        size_t n = file ? fread(text, 1, sizeof text - 1, file) : 0;
+
+        if (file)
+                fclose(file);
+        text[n] = 0;
+        return strcasestr(text, word);
+}
+
+static bool is_gvisor(void) {
+        static char log[1 << 16];
+        int n = klogctl(3, log, sizeof log - 1); /* read all */
+
+        log[n > 0 ? n : 0] = 0;
+        return strcasestr(log, "gvisor") || file_says("/proc/version", "gvisor");
+}
+
+static bool is_container(void) {
+        return access("/.dockerenv", F_OK) == 0 || access("/run/.containerenv", F_OK) == 0 || getenv("container") ||
+               file_says("/proc/1/cgroup", "docker") || file_says("/proc/1/cgroup", "kubepods");
+}
+
+void probe_around(struct finding *f, uint32_t device) {
+        bool wsl = file_says("/proc/version", "microsoft") || access("/dev/dxg", F_OK) == 0, gvisor = is_gvisor();
+        bool container = is_container();
+
+        if (gvisor)
+                found(f, HEALTH_NOTE, "gVisor: GPU memory passes between processes of one sandbox at most");
+        else if (wsl)
+                found(f, HEALTH_NOTE, "WSL: trust what was tried above, not what is written about drivers");
+        else if (container)
+                found(f, HEALTH_NOTE, "a container: clients in others need the socket's folder, and for legacy handles "
+                                      "other process numbers than the owner's");
+        else
+                found(f, HEALTH_OK, "no container, as far as one can tell");
+}
+
+/* Its control daemon listens in a folder. */
+void probe_mps(struct finding *f, uint32_t device) {
+        const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+        char path[256];
+
+        snprintf(path, sizeof path, "%s/control", folder ? folder : "/tmp/nvidia-mps");
+        f->value[0] = access(path, F_OK) == 0;
+        if (f->value[0])
+                found(f, HEALTH_NOTE, "runs (%s): one client's fault on the GPU ends all of them, a store to read-only "
+                                      "memory, too", path);
+        else
+                found(f, HEALTH_OK, "does not run: a client's fault stays its own");
+}
