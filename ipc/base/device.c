@@ -37,11 +37,16 @@ static int find(struct kvd_device *d, const struct cu_uuid *uuid) {
         return -ENODEV;
 }
 
+/* A driver without descriptors has none, and is good for legacy handles. */
 static int granularity(struct kvd_device *d) {
         const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
                                            .location = {CU_LOCATION_DEVICE, d->ordinal}};
+        cu_result r = d->cuda->cuMemGetAllocationGranularity(&d->granularity, &what, CU_GRANULARITY_RECOMMENDED);
 
-        return CHECK(d, cuMemGetAllocationGranularity, &d->granularity, &what, CU_GRANULARITY_RECOMMENDED);
+        if (r != CU_NOT_SUPPORTED)
+                return check(d, r, "cuMemGetAllocationGranularity");
+        d->granularity = 2 << 20;
+        return 0;
 }
 
 int kvd_device_open(struct kvd_device *d, const struct cu_uuid *uuid) {

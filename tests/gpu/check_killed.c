@@ -63,26 +63,24 @@ struct death {
 
 /* Looks at host memory all the time, at the device's as often as it can, for two seconds. */
 static void watch(struct scene *s, uint64_t killed, struct death *d) {
-        uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART], word, looked = killed, looks = 0;
+        uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART], word = 0, looked = killed,
+                 looks = 0;
         struct pollfd p = {s->pidfd, POLLIN, 0};
 
-        ask(&s->onlooker, PEEK);
-        word = s->onlooker.note.n[0];
         for (uint64_t now = killed; now < killed + 2000000000u; now = now_ns()) {
                 if (!readable && poll(&p, 1, 0) == 1)
-                        readable = now;
+                        readable = now_ns();
                 if (s->page[HEART] != heart) {
                         heart = s->page[HEART];
                         last = now;
                 }
-                if (now < looked + 1000000u)
+                if (!readable || now < looked + 1000000u) /* looking takes a while: not before that moment is known */
                         continue;
                 looked = now;
-                looks++;
-                if (ask(&s->onlooker, PEEK) == 0 && s->onlooker.note.n[0] != word) {
-                        word = s->onlooker.note.n[0];
+                ask(&s->onlooker, PEEK);
+                if (looks++ && s->onlooker.note.n[0] != word)
                         device = now_ns();
-                }
+                word = s->onlooker.note.n[0];
         }
         readable = readable ? readable : now_ns();
         d->readable_ms = ms_of(readable - killed);

@@ -3,9 +3,9 @@
  * What a driver and its device really do: the ten questions whose answers decide details of kvd, and nothing of kvd is
  * needed to ask them. One line of JSON each (line.h).
  *
- *      checks [--only T1[,T4...]] [--list]
+ *      checks [--only T1[,T4...]] [--seconds N] [--list]
  *
- * KVD_GPU is the device's ordinal (0). T9 needs Python: check_dlpack.py. Exit status 0: all were asked; 1: a check ended
+ * --seconds: the time that each may take, instead of its own limit. KVD_GPU is the device's ordinal (0). T9 needs Python: check_dlpack.py. Exit status 0: all were asked; 1: a check ended
  * by itself, or ran out of time; 77: no driver or no device.
  */
 #include <fcntl.h>
@@ -35,6 +35,7 @@ static const struct check checks[] = {
 };
 
 static struct driver driver;
+static unsigned seconds;
 
 uint64_t check_bytes(uint64_t wanted) {
         return driver.stand_in ? MIN(wanted, 4 * MIB) : MIN(wanted, ALIGN_UP(driver.free / 8, 4 * MIB));
@@ -100,7 +101,7 @@ static bool run_check(const struct check *check) {
         pid = fork();
         if (pid == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
-                alarm(check->seconds);
+                alarm(seconds ? seconds : check->seconds);
                 check->run();
                 exit(0);
         }
@@ -109,7 +110,7 @@ static bool run_check(const struct check *check) {
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
                 return true;
         if (WIFSIGNALED(status) && WTERMSIG(status) == limit)
-                snprintf(how, sizeof how, "it ran for %u s", check->seconds);
+                snprintf(how, sizeof how, "it ran for %u s", seconds ? seconds : check->seconds);
         else
                 snprintf(how, sizeof how, "status %d, signal %d", WEXITSTATUS(status), WTERMSIG(status));
         say_ended(check, how);
@@ -127,23 +128,32 @@ static bool is_wanted(const char *only, const char *name) {
         return false;
 }
 
-int main(int argc, char **argv) {
-        const char *only = argc == 3 && strcmp(argv[1], "--only") == 0 ? argv[2] : NULL;
-        bool well = true;
+static void list(void) {
+        for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+                printf("%-4s %s\n", checks[i].name, checks[i].about);
+}
 
-        if (argc == 2 && strcmp(argv[1], "--list") == 0) {
-                for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
-                        printf("%-4s %s\n", checks[i].name, checks[i].about);
-                return 0;
+int main(int argc, char **argv) {
+        const char *only = NULL;
+        bool well = true;
+        int i = 1;
+
+        for (; i + 1 < argc && argv[i][0] == '-'; i += 2) {
+                if (strcmp(argv[i], "--only") == 0)
+                        only = argv[i + 1];
+                else if (strcmp(argv[i], "--seconds") == 0)
+                        seconds = (unsigned)atoi(argv[i + 1]);
+                else
+                        break;
         }
-        if (argc > 1 && !only) {
-                fprintf(stderr, "checks [--only T1[,T4...]] [--list]\n");
-                return 2;
+        if (i < argc) {
+                list();
+                return strcmp(argv[i], "--list") == 0 ? 0 : 2;
         }
         if (!driver_say(&driver))
                 return 77;
-        for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
-                if (is_wanted(only, checks[i].name))
-                        well = run_check(&checks[i]) && well;
+        for (size_t n = 0; n < ARRAY_SIZE(checks); n++)
+                if (is_wanted(only, checks[n].name))
+                        well = run_check(&checks[n]) && well;
         return !well;
 }

@@ -235,13 +235,17 @@ static bool order_open(struct finding *f, struct order *o, uint32_t device, bool
         return true;
 }
 
+static void nap_ms(long ms) {
+        nanosleep(&(struct timespec){0, ms * 1000000}, NULL);
+}
+
 /* Is the waiting stream done, within a second? */
 static cu_result settle(struct order *o) {
         cu_result r = CU_NOT_READY;
 
         for (int i = 0; i < 1000 && r == CU_NOT_READY; i++) {
                 r = o->d.cuda->cuStreamQuery(o->waits);
-                nanosleep(&(struct timespec){0, 1000000}, NULL);
+                nap_ms(1);
         }
         return r;
 }
@@ -253,7 +257,7 @@ static void order(struct finding *f, uint32_t device, bool in_host, bool store, 
         if (!order_open(f, &o, device, in_host) ||
             !TRY(f, o.d.cuda, cuStreamWaitValue64, o.waits, o.slot, 1, CU_WAIT_GEQ))
                 return;
-        o.d.cuda->cuStreamQuery(o.waits);
+        nap_ms(20); /* it waits by now */
         if (store)
                 __atomic_store_n(o.page, 1, __ATOMIC_SEQ_CST);
         else if (!TRY(f, o.d.cuda, cuStreamWriteValue64, o.writes, o.slot, 1, CU_WRITE_DEFAULT))

@@ -1,0 +1,45 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The checks with the stand-in driver: every one of them ends, says what it saw, and names the stand-in in each line;
+# where the stand-in's behaviour is known (tests/fakecuda/driver.h), the answers are those. Nothing of it is about a GPU.
+#
+#       test-checks.sh CHECKS FOLDER_OF_FAKECUDA SOURCE
+set -u
+checks=$1 fake=$2 source=$3 failed=0
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+wrong() {
+        echo "FAILED: $*"
+        failed=1
+}
+
+# no driver: one line, and status 77
+if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'; then
+        "$checks" >"$dir/none"
+        [ $? -eq 77 ] || wrong 'no driver: status'
+        [ "$(wc -l <"$dir/none")" -eq 1 ] || wrong 'no driver: more than a line'
+fi
+
+export LD_LIBRARY_PATH="$fake:${LD_LIBRARY_PATH:-}" FAKECUDA_GROUP="checks$$"
+"$checks" >"$dir/out" || wrong "the checks: status $?"
+python3 "$source/check_dlpack.py" 'STAND-IN, NOT A GPU' >>"$dir/out" || wrong "T9: status $?"
+for check in device T1 T2 T3 T4 T5 T6 T7 T8 T9 T10; do
+        grep -q "^{\"check\": \"$check\", " "$dir/out" || wrong "$check says nothing"
+done
+grep -qv '"driver": "STAND-IN, NOT A GPU' "$dir/out" && wrong 'a line does not name the stand-in'
+python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <"$dir/out" || wrong 'a line is not JSON'
+grep -E '"check": "(T1|T2|T4|T5|T6|T7|T8)"' "$dir/out" | grep '"ok": false' && wrong 'answers that the stand-in should give'
+
+# A driver in which only a stream's write wakes a wait: it is said, and the wait goes on afterwards.
+FAKECUDA_WAKE=write "$checks" --only T4 >"$dir/out" || wrong "WAKE=write: status $?"
+grep 'released by a plain store of another client' "$dir/out" | grep -q 'not woken within a second; after a stream.s write (CUDA_SUCCESS): CUDA_SUCCESS' ||
+        wrong 'a wait that no store wakes'
+# Nothing of a GPU's memory by descriptors: all that needs it is not asked, and the rest is.
+FAKECUDA_VMM=0 "$checks" --only T1,T7,T8 >"$dir/out" || wrong "VMM=0: status $?"
+grep -q '"check": "T1".*not asked' "$dir/out" || wrong 'VMM=0: T1 is asked'
+grep -q '"check": "T8".*launched, right' "$dir/out" || wrong 'VMM=0: T8 is not asked'
+# A check that takes too long is ended, with a line, and the next one is asked.
+FAKECUDA_SLOW=copy:60000 "$checks" --only T1,T5 --seconds 3 >"$dir/out" && wrong 'slow: status 0'
+grep -q '"check": "T1".*it ran for 3 s' "$dir/out" || wrong 'slow: T1 is not ended'
+grep -q '"check": "T5".*"ok": true' "$dir/out" || wrong 'slow: T5 is not asked'
+exit $failed
