@@ -32,25 +32,47 @@ struct kvd {
         uint64_t retry_ns;    /* lookups do not try to reconnect before that */
 };
 
+struct view;
+
+/* What a segment is mapped from: a descriptor, or, for pools of legacy CUDA handles, 64 bytes. */
+struct segment_source {
+        int fd;
+        const uint8_t *handle;
+};
+
+/* How a pool is mapped: memory_host.c, memory_device.c. All under kvd.lock, with the words of a failure said. */
+struct memory_kind {
+        int (*reserve)(struct view *view);   /* addresses for all segments there can be: view->base */
+        int (*map)(struct view *view, uint32_t number, const struct segment_source *from, bool writable);
+        void (*unmap)(struct view *view, uint32_t number); /* NULL: only all at once */
+        void (*release)(struct view *view);  /* everything, also what was not begun */
+};
+extern const struct memory_kind memory_host, memory_device;
+
+struct device;
+
 struct view {
         /* read by every lookup, written before the view is published */
         struct kvd_space *space;
         const struct kvd_index *ix;  /* owned mapping, read-only */
         struct kvd_pinpage *page;    /* owned mapping */
         shm_u32 *pins, *touch;       /* inside page */
-        uint8_t *base;               /* owned reservation: segment i at i * segment_bytes */
+        uint8_t *base;               /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
         uint64_t reserved;           /* its bytes */
+        const struct memory_kind *memory; /* NULL: not yet known */
+        struct device *device;       /* owned; NULL in host memory (device.h) */
 
         alignas(64) _Atomic uint64_t refs; /* lookups under way, pins, blocks of the caller */
 
         /* under kvd.lock */
-        alignas(64) _Atomic uint32_t n_mapped; /* segments mapped, from the first on; read by lookups */
+        alignas(64) _Atomic uint32_t n_mapped; /* segments mapped, from the first on without a hole; read by lookups */
         uint64_t index_bytes;
         uint32_t handle;             /* of the space in the connection */
         uint64_t epoch;              /* of the connection */
         bool unmapped;
         struct view *older;          /* owned */
         uint64_t writable[KVD_MAX_SEGMENTS / 64];
+        _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64]; /* read by lookups that meet a hole (GPU pools have some) */
 
         /* under stock_lock: blocks allocated ahead, in nobody's hands */
         pthread_mutex_t stock_lock;
@@ -91,9 +113,13 @@ int handle_call(struct kvd *handle, uint32_t number, const void *request, void *
 struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
 void view_put(struct view *view);
 int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
-int view_map_segments(struct view *view, uint32_t at_least); /* under kvd.lock */
-int view_make_writable(struct view *view, uint32_t segment); /* under kvd.lock */
+int view_map_segments(struct view *view, uint32_t at_least); /* under kvd.lock: those below it that have memory */
+int view_map_block(struct view *view, uint32_t id, bool write); /* under kvd.lock */
 int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n); /* segments of blocks that others sealed */
+bool view_has(const struct view *view, uint32_t segment);
+bool view_may_write(const struct view *view, uint32_t segment);
+void view_lose_segment(struct view *view, uint32_t segment); /* it is about to be unmapped */
+int view_map_file(int fd, uint64_t bytes, int prot, void **ret); /* refuses one that is shorter */
 void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);
 bool view_is_current(const struct view *view);

@@ -339,12 +339,25 @@ static void count_lookup(struct view *view, enum kvd_client_counter which, uint6
         atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
+static uint32_t segment_of(const struct view *view, uint32_t id) {
+        return kvd_segment_of(view->ix, id);
+}
+
 static uint32_t top_segment(const struct view *view, const struct search *s) {
         uint32_t top = kvd_ref_id(s->leaf);
 
         for (uint32_t i = 0; i < s->n_found; i++)
                 top = MAX(top, s->blocks[i]);
-        return kvd_segment_of(view->ix, top);
+        return segment_of(view, top);
+}
+
+/* Past the first hole: is there one where something was found? */
+static bool all_mapped(const struct view *view, const struct search *s) {
+        bool all = view_has(view, segment_of(view, kvd_ref_id(s->leaf)));
+
+        for (uint32_t i = 0; all && i < s->n_found; i++)
+                all = view_has(view, segment_of(view, s->blocks[i]));
+        return all;
 }
 
 /* Where the pool has grown into what was found: fetches the new segments. The only system calls of a lookup. */
@@ -356,12 +369,12 @@ static bool map_found(struct view *view, const struct search *s) {
         if (likely(mapped >= atomic_load_explicit(&((struct kvd_index *)view->ix)->n_segments, memory_order_acquire)))
                 return true;
         need = top_segment(view, s) + 1;
-        if (need <= mapped)
+        if (need <= mapped || all_mapped(view, s))
                 return true;
         pthread_mutex_lock(&handle->lock);
         r = view_map_segments(view, need);
         pthread_mutex_unlock(&handle->lock);
-        return r == 0;
+        return r == 0 && all_mapped(view, s);
 }
 
 /* Searches and pins; false: nothing found, or what was found went away each time. */

@@ -11,7 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/internal.h"
+#include "client/device.h"
 #include "ipc/base/key.h"
 
 #define PIECE_TOKENS 8192u
@@ -27,6 +27,7 @@ struct piece {
         uint32_t n_tokens;
         uint32_t prefix_tokens;   /* bidirectional */
         struct kvd_key prefix;
+        const struct promise *until; /* NULL: the data is there */
 };
 
 static kvd_ref ref_of(const struct kvd_block *block) {
@@ -50,6 +51,10 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
         struct view *now;
         int r;
 
+        if (p->until) {
+                request.order_slot = p->until->slot + 1;
+                request.order_value = p->until->value;
+        }
         if (p->prefix_tokens)
                 request.prefix_key = (struct kvd_slice){&p->prefix, sizeof p->prefix};
         *in_doubt = false;
@@ -87,6 +92,14 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         pin->n_tokens += p->n_tokens;
 }
 
+/* Our own copies of duplicates: a stream may be writing them still. */
+static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_t n) {
+        for (uint32_t i = 0; p->until && i < n; i++)
+                order_defer(p->view, *p->until, spare[i], false);
+        if (!p->until && n)
+                give_back(p->view, spare, n);
+}
+
 /* The blocks name what holds the content now; our own copies of duplicates go back together. */
 static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
         kvd_ref spare[PIECE_BLOCKS];
@@ -102,8 +115,7 @@ static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now)
                 block->data = p->view->base + block->id * p->view->ix->block_bytes;
                 spare[n++] = own[i];
         }
-        if (n)
-                give_back(p->view, spare, n);
+        give_back_spare(p, spare, n);
         count(p->view->space, COUNT_DUPLICATE, n);
         count(p->view->space, COUNT_SEALED, p->n_blocks - n);
         for (uint32_t i = 0; i < p->n_blocks; i++)
@@ -156,8 +168,8 @@ static int seal_piece(const struct piece *p) {
 
 /* ---- the call ----------------------------------------------------------------------------------------------- */
 
-static int check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n, const struct kvd_block *blocks,
-                 uint32_t n_tokens) {
+int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n, const struct kvd_block *blocks,
+               uint32_t n_tokens) {
         uint32_t bt = space->geometry.block_tokens;
 
         if (forked(space->handle))
@@ -183,15 +195,12 @@ static void next_piece(struct piece *p, uint32_t n, uint32_t n_tokens, uint32_t 
         p->n_tokens = MIN(n_tokens, p->n_blocks * bt);
 }
 
-int kvd_seal(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-             const uint32_t *tokens, uint32_t n_tokens) {
-        struct piece p = {.pin = pin, .blocks = blocks, .tokens = tokens};
+int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                const uint32_t *tokens, uint32_t n_tokens, const struct promise *until) {
+        struct piece p = {.view = blocks[0].view, .pin = pin, .blocks = blocks, .tokens = tokens, .until = until};
         uint32_t done = 0, done_tokens = 0;
-        int r = check(space, pin, n, blocks, n_tokens);
+        int r;
 
-        if (r < 0)
-                return r;
-        p.view = blocks[0].view;
         if (space->options.kind == KVD_BIDIRECTIONAL) {
                 p.prefix_tokens = n_tokens;
                 p.prefix = kvd_key_prefix(p.view->ix, tokens, n_tokens);
@@ -205,4 +214,11 @@ int kvd_seal(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kv
                 done_tokens += p.n_tokens;
         }
         return (int)n;
+}
+
+int kvd_seal(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+             const uint32_t *tokens, uint32_t n_tokens) {
+        int r = seal_check(space, pin, n, blocks, n_tokens);
+
+        return r < 0 ? r : seal_blocks(space, pin, n, blocks, tokens, n_tokens, NULL);
 }

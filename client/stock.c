@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/internal.h"
+#include "client/device.h"
 
 /* Blocks fetched ahead: 128, but a 64th of the space at most (of arenas, a quarter of the ids is in use). */
 static uint32_t batch(const struct view *view) {
@@ -18,17 +18,6 @@ static uint32_t batch(const struct view *view) {
 }
 
 /* ---- with the daemon ---------------------------------------------------------------------------------------- */
-
-static int prepare_segment(struct view *view, uint32_t id) {
-        uint32_t segment = kvd_segment_of(view->ix, id);
-        int r = 0;
-
-        if (id >= view->ix->capacity)
-                return client_fail(-EPROTO, "the daemon handed out a block that does not exist");
-        if (segment >= atomic_load(&view->n_mapped))
-                r = view_map_segments(view, segment + 1);
-        return r == 0 ? view_make_writable(view, segment) : r;
-}
 
 static void release(struct view *view, const kvd_ref *blocks, uint32_t n) {
         struct kvd_msg_release request = {view->handle, {blocks, n * (uint32_t)sizeof *blocks}};
@@ -51,7 +40,7 @@ static int fetch(struct view *view, uint32_t n, kvd_ref *to) {
                 return client_fail(-EPROTO, "the daemon handed out %u blocks of %u", got, n);
         memcpy(to, reply.blocks.data, got * sizeof *to);
         for (uint32_t i = 0; i < got; i++) {
-                r = prepare_segment(view, kvd_ref_id(to[i]));
+                r = view_map_block(view, kvd_ref_id(to[i]), true);
                 if (r < 0) {
                         release(view, to, got);
                         return r;
@@ -94,6 +83,8 @@ static int take(struct view *view, uint32_t n, kvd_ref *to) {
         uint32_t got;
         int r;
 
+        if (unlikely(view->device))
+                order_settle(view);
         pthread_mutex_lock(&view->stock_lock);
         got = pop(view, n, to);
         r = got ? 0 : refill(view, MIN(n, FETCH_MAX), fetched, FETCH_MAX);

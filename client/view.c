@@ -12,10 +12,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "client/internal.h"
+#include "client/device.h"
 #include "ipc/base/sys.h"
-
-#define HUGE_BYTES (UINT64_C(2) << 20)
 
 /* ---- references --------------------------------------------------------------------------------------------- */
 
@@ -40,12 +38,12 @@ static void unmap(struct view *view) {
         if (view->unmapped)
                 return;
         view->unmapped = true;
+        if (view->memory)
+                view->memory->release(view); /* first: what streams still hold is pinned until then */
         if (view->page) {
                 keep_counters(view);
                 munmap(view->page, kvd_pinpage_bytes(view->ix->capacity));
         }
-        if (view->base)
-                munmap(view->base, view->reserved);
         if (view->ix)
                 munmap((void *)view->ix, view->index_bytes);
 }
@@ -78,7 +76,7 @@ static int bad_daemon(int error, const char *what) {
         return client_fail(error, "what the daemon sent cannot be used: %s", what);
 }
 
-static int map_file(int fd, uint64_t bytes, int prot, void **ret) {
+int view_map_file(int fd, uint64_t bytes, int prot, void **ret) {
         struct stat st;
         void *at;
 
@@ -95,7 +93,7 @@ static int map_file(int fd, uint64_t bytes, int prot, void **ret) {
 static int map_index(struct view *view, int fd, uint64_t bytes) {
         void *at;
         int r = bytes < KVD_INDEX_HEADER_BYTES ? bad_daemon(-EPROTO, "an index without a header") :
-                                                 map_file(fd, bytes, PROT_READ, &at);
+                                                 view_map_file(fd, bytes, PROT_READ, &at);
 
         if (r < 0)
                 return r;
@@ -109,7 +107,7 @@ static int map_index(struct view *view, int fd, uint64_t bytes) {
 static int map_pins(struct view *view, int fd) {
         uint32_t capacity = view->ix->capacity;
         void *at;
-        int r = map_file(fd, kvd_pinpage_bytes(capacity), PROT_READ | PROT_WRITE, &at);
+        int r = view_map_file(fd, kvd_pinpage_bytes(capacity), PROT_READ | PROT_WRITE, &at);
 
         if (r < 0)
                 return r;
@@ -119,37 +117,66 @@ static int map_pins(struct view *view, int fd) {
         return 0;
 }
 
-/* Address space for all segments there can be, so that a growing pool keeps its base. */
-static int reserve(struct view *view) {
-        uint64_t bytes = (uint64_t)view->ix->max_segments * view->ix->segment_bytes + HUGE_BYTES;
-        uint8_t *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        uint8_t *aligned;
+/* ---- segments ----------------------------------------------------------------------------------------------- */
 
-        if (at == MAP_FAILED)
-                return client_fail(-errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
-        aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, HUGE_BYTES);
-        if (aligned > at)
-                munmap(at, (size_t)(aligned - at));
-        if (aligned - at < (ptrdiff_t)HUGE_BYTES)
-                munmap(aligned + bytes - HUGE_BYTES, (size_t)(at + HUGE_BYTES - aligned));
-        view->base = aligned;
-        view->reserved = bytes - HUGE_BYTES;
-        return 0;
+bool view_has(const struct view *view, uint32_t segment) {
+        uint64_t bits = atomic_load_explicit((_Atomic uint64_t *)&view->mapped[segment / 64], memory_order_acquire);
+
+        return bits >> segment % 64 & 1;
 }
 
-static int map_segment(struct view *view, uint32_t number, int fd, bool writable) {
-        uint64_t bytes = view->ix->segment_bytes;
-        uint8_t *at = view->base + number * bytes;
-        int prot = PROT_READ | (writable ? PROT_WRITE : 0);
-
-        if (sys->mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-                return client_fail(-errno, "cannot map pool segment %u: %s", number, strerror(errno));
-        sys->madvise(at, bytes, MADV_DONTFORK);
-        if (writable)
-                view->writable[number / 64] |= UINT64_C(1) << number % 64;
-        return 0;
+bool view_may_write(const struct view *view, uint32_t segment) {
+        return view->writable[segment / 64] >> segment % 64 & 1;
 }
 
+static void set_segment(struct view *view, uint32_t segment, bool mapped, bool writable) {
+        uint64_t bit = UINT64_C(1) << segment % 64, bits = atomic_load(&view->mapped[segment / 64]) & ~bit;
+        uint32_t n = MIN(atomic_load(&view->n_mapped), segment);
+
+        view->writable[segment / 64] &= ~bit;
+        view->writable[segment / 64] |= writable ? bit : 0;
+        atomic_store(&view->mapped[segment / 64], bits | (mapped ? bit : 0));
+        while (n < view->ix->max_segments && view_has(view, n))
+                n++;
+        atomic_store(&view->n_mapped, n);
+}
+
+void view_lose_segment(struct view *view, uint32_t segment) {
+        set_segment(view, segment, false, false);
+}
+
+static int map_segment(struct view *view, uint32_t number, const struct segment_source *from, bool writable) {
+        bool had = view->device && view_has(view, number) && view_may_write(view, number);
+        int r = view->memory->map(view, number, from, writable);
+
+        if (r == 0)
+                set_segment(view, number, true, writable || had);
+        return r;
+}
+
+/* What the answer has for segments from first on: a descriptor for each but those without memory, or one handle. */
+static int map_answer(struct view *view, uint32_t first, const struct kvd_msg_segments_reply *reply,
+                      const struct kvd_fds *fds) {
+        uint32_t n = MIN(reply->count, view->ix->max_segments - first), next = 0;
+        const uint8_t *handles = reply->handles.data;
+        int r = 0;
+
+        if (reply->count > 64 || (!handles && fds->n + (uint32_t)__builtin_popcountll(reply->absent) != reply->count) ||
+            (reply->handles.size && reply->handles.size != reply->count * CU_IPC_HANDLE_BYTES))
+                return bad_daemon(-EPROTO, "segments without descriptors");
+        for (uint32_t i = 0; r == 0 && i < n; i++) {
+                struct segment_source from = {-1, handles ? handles + i * CU_IPC_HANDLE_BYTES : NULL};
+
+                if (reply->absent >> i & 1)
+                        continue;
+                if (!handles)
+                        from.fd = fds->fd[next++];
+                r = map_segment(view, first + i, &from, reply->writable >> i & 1);
+        }
+        return r;
+}
+
+/* Maps those from first on that one answer holds; n: how many it told of. */
 static int fetch_segments(struct view *view, uint32_t first, uint32_t *n) {
         struct kvd_msg_segments request = {view->handle, first};
         struct kvd_msg_segments_reply reply;
@@ -158,51 +185,58 @@ static int fetch_segments(struct view *view, uint32_t first, uint32_t *n) {
 
         if (r < 0)
                 return r;
-        *n = MIN(fds.n, view->ix->max_segments - first);
-        for (uint32_t i = 0; r == 0 && i < *n; i++)
-                r = map_segment(view, first + i, fds.fd[i], reply.writable >> i & 1);
+        *n = reply.count;
+        r = map_answer(view, first, &reply, &fds);
         kvd_fds_close(&fds);
         return r;
 }
 
-int view_map_segments(struct view *view, uint32_t at_least) {
-        uint32_t have = atomic_load(&view->n_mapped), n;
-        int r;
-
-        if (view->epoch != view->space->handle->epoch || !conn_is_open(view->space->handle->conn))
-                return client_fail(-ENOTCONN, "the pool has grown and its daemon is gone");
-        while (have < at_least) {
-                r = fetch_segments(view, have, &n);
-                if (r < 0)
-                        return r;
-                if (n == 0)
-                        return bad_daemon(-EPROTO, "a block of a segment that does not exist");
-                have += n;
-                atomic_store(&view->n_mapped, have);
-        }
-        return 0;
+static int check_connected(const struct view *view) {
+        if (view->epoch == view->space->handle->epoch && conn_is_open(view->space->handle->conn))
+                return 0;
+        return client_fail(-ENOTCONN, "the pool has grown and its daemon is gone");
 }
 
-int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n) {
-        uint32_t need = 0;
-        int r = 0;
+int view_map_segments(struct view *view, uint32_t at_least) {
+        int r = check_connected(view);
 
-        for (uint32_t i = 0; i < n; i++)
-                need = MAX(need, kvd_segment_of(view->ix, kvd_ref_id(refs[i])) + 1);
-        if (need <= atomic_load(&view->n_mapped))
-                return 0;
-        pthread_mutex_lock(&view->space->handle->lock);
-        r = view_map_segments(view, need);
-        pthread_mutex_unlock(&view->space->handle->lock);
+        for (uint32_t at = atomic_load(&view->n_mapped), n; r == 0 && at < at_least; at += n) {
+                n = 1;
+                if (view_has(view, at))
+                        continue;
+                r = fetch_segments(view, at, &n);
+                if (r == 0 && n == 0)
+                        r = bad_daemon(-EPROTO, "a block of a segment that does not exist");
+        }
         return r;
 }
 
-int view_make_writable(struct view *view, uint32_t segment) {
-        uint32_t n;
+int view_map_block(struct view *view, uint32_t id, bool write) {
+        uint32_t segment = kvd_segment_of(view->ix, id), n;
+        int r = 0;
 
-        if (view->writable[segment / 64] >> segment % 64 & 1)
-                return 0;
-        return fetch_segments(view, segment, &n); /* it changed hands: this maps it again, and its neighbours */
+        if (id >= view->ix->capacity)
+                return bad_daemon(-EPROTO, "a block that does not exist");
+        if (!view_has(view, segment))
+                r = view_map_segments(view, segment + 1);
+        if (r == 0 && write && !view_may_write(view, segment)) /* it changed hands: this maps it again */
+                r = fetch_segments(view, segment, &n);
+        if (r == 0 && !view_has(view, segment))
+                r = bad_daemon(-EPROTO, "a block of a segment without memory");
+        return r;
+}
+
+int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n) {
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < n; i++) {
+                if (likely(kvd_segment_of(view->ix, kvd_ref_id(refs[i])) < atomic_load(&view->n_mapped)))
+                        continue;
+                pthread_mutex_lock(&view->space->handle->lock);
+                r = view_map_block(view, kvd_ref_id(refs[i]), false);
+                pthread_mutex_unlock(&view->space->handle->lock);
+        }
+        return r;
 }
 
 /* ---- attaching ---------------------------------------------------------------------------------------------- */
@@ -235,14 +269,20 @@ static struct kvd_msg_space open_request(const struct kvd_space *s) {
 static int map_all(struct view *view, const struct kvd_msg_space_reply *reply, const struct kvd_fds *fds) {
         int r;
 
-        if (fds->n != 2)
+        if (fds->n < 2)
                 return bad_daemon(-EPROTO, "a space comes with two descriptors");
         r = map_index(view, fds->fd[0], reply->index_bytes);
         if (r == 0 && kvd_geometry_difference(&view->ix->geometry, &view->space->geometry))
                 r = bad_daemon(-EPROTO, "the index is of another geometry");
         if (r == 0)
                 r = map_pins(view, fds->fd[1]);
-        return r == 0 ? reserve(view) : r;
+        if (r == 0 && fds->n != (view->ix->backend == KVD_BACKEND_HOST ? 2 : 3))
+                r = bad_daemon(-EPROTO, "a space comes with two descriptors, and one on a GPU with three");
+        if (r < 0)
+                return r;
+        view->memory = view->ix->backend == KVD_BACKEND_HOST ? &memory_host : &memory_device;
+        r = view->memory->reserve(view);
+        return r == 0 && view->device ? order_open(view, fds->fd[2], reply->order_row) : r;
 }
 
 static struct view *view_new(struct kvd_space *space) {
@@ -304,8 +344,11 @@ int view_attach(struct kvd_space *space, struct view **ret) {
         if (r < 0)
                 return r;
         *ret = view;
-        if (usable(view))
+        if (usable(view)) {
+                if (view->device)
+                        device_drain(view);
                 return 0;
+        }
         view = view_new(space);
         if (!view)
                 return client_fail(-ENOMEM, "out of memory");

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_CLIENT_DEVICE_H
+#define KVD_CLIENT_DEVICE_H
+
+/*
+ * What a view of a pool on a GPU has besides: the device, and the streams of this process that write and read there.
+ *
+ *      memory_device.c   segments
+ *      order.c           slots of the order page, and what is let go of when a stream has passed
+ *      stream.c          the calls of kvd_cuda.h
+ */
+
+#include "client/internal.h"
+#include "client/kvd_cuda.h"
+#include "ipc/base/device.h"
+#include "ipc/base/order.h"
+
+/* What a slot promises: its value after everything that was put into the stream until now. */
+struct promise {
+        uint32_t slot;  /* of our row */
+        uint64_t value;
+};
+
+/* Something that is let go of when the slot has reached the value. */
+struct deferred {
+        struct promise until;
+        kvd_ref ref;
+        bool is_pin;    /* false: a block that we filled */
+};
+
+struct stream_slot {
+        void *stream;
+        uint64_t value; /* promised last, by us or by who had the row before */
+        bool used;      /* by a stream of ours */
+};
+
+struct device {
+        struct kvd_device gpu;
+        uint32_t drained;          /* drain_epoch that was followed; under kvd.lock */
+
+        pthread_mutex_t lock;      /* of what follows; inside it nothing but the driver is called */
+        bool streams;              /* stream memory operations work here */
+        shm_u64 *page;             /* owned mapping: the order page; NULL: none came */
+        uint64_t page_bytes;
+        cu_address page_at;        /* for the device */
+        uint32_t row;              /* ours */
+        struct stream_slot slots[ORDER_SLOTS];
+        struct deferred *deferred; /* owned */
+        uint32_t room;
+        _Atomic uint32_t n_deferred; /* changed under lock */
+};
+
+/* memory_device.c */
+void device_drain(struct view *view); /* under kvd.lock: unmaps what the daemon wants back */
+
+/* order.c */
+int order_open(struct view *view, int fd, uint32_t row);
+void order_close(struct view *view); /* waits for what our streams still promise */
+/* Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for instead. */
+int order_promise(struct view *view, void *stream, struct promise *ret);
+int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t value);
+uint64_t order_reached(const struct view *view, uint32_t order_slot); /* of any row, as in descriptors */
+bool order_passed(const struct view *view, struct promise until);
+void order_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
+uint32_t order_settle(struct view *view); /* lets go of what can be; how much still waits */
+
+/* seal.c; until: NULL, or the promise that tells when the data is there */
+int seal_blocks(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
+                uint32_t n_tokens, const struct promise *until);
+int seal_check(const kvd_space *space, const struct kvd_pin *pin, uint32_t n, const struct kvd_block *blocks,
+               uint32_t n_tokens);
+
+#endif

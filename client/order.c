@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * This process' row of the order page (ipc/base/order.h): which stream writes which slot, how far it has come, and what
+ * waits for it. A stream gets the first slot that nothing is outstanding on, and keeps it until another stream needs one
+ * and nothing is outstanding again: values of a slot come from one stream at a time, so they only grow.
+ *
+ * What is let go of behind a stream (deferred) stays pinned, or being filled, as far as the daemon knows; it is let go
+ * of by whichever call finds that the slot has reached its value.
+ */
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "client/device.h"
+#include "ipc/base/sys.h"
+
+#define PROBE_SLOT (ORDER_SLOTS - 1)
+#define WAIT_NS UINT64_C(60000000000) /* for a slot, where the driver cannot: the daemon ends what hangs long before */
+#define LOOK_NS 20000
+
+/* ---- values ----------------------------------------------------------------------------------------------------- */
+
+uint64_t order_reached(const struct view *view, uint32_t order_slot) {
+        const struct device *d = view->device;
+
+        if (order_slot == 0 || order_slot > view->ix->order_rows * ORDER_SLOTS)
+                return UINT64_MAX; /* a daemon's nonsense must not be an address */
+        return shm_load(&d->page[order_slot - 1]);
+}
+
+bool order_passed(const struct view *view, struct promise until) {
+        return order_reached(view, order_slot_of(view->device->row, until.slot)) >= until.value;
+}
+
+static cu_address slot_address(const struct device *d, uint32_t order_slot) {
+        return d->page_at + (uint64_t)(order_slot - 1) * sizeof(uint64_t);
+}
+
+/* ---- with the driver -------------------------------------------------------------------------------------------- */
+
+static int stream_fail(const struct device *d, cu_result error, const char *what) {
+        char text[128];
+
+        return client_fail(kvd_cuda_errno(error), "%s: %s", what, kvd_cuda_why(d->gpu.cuda, error, text, sizeof text));
+}
+
+static int enter(struct device *d) {
+        int r = kvd_device_enter(&d->gpu);
+
+        return r < 0 ? client_fail(r, "%s", d->gpu.why) : 0;
+}
+
+static int wait_for_stream(struct device *d, void *stream) {
+        int r = enter(d);
+        cu_result error;
+
+        if (r < 0)
+                return r;
+        error = d->gpu.cuda->cuStreamSynchronize(stream);
+        kvd_device_leave(&d->gpu);
+        return error ? stream_fail(d, error, "the stream failed") : 0;
+}
+
+static bool probe_on(struct device *d, cu_stream stream) {
+        struct stream_slot *slot = &d->slots[PROBE_SLOT];
+        uint32_t order_slot = order_slot_of(d->row, PROBE_SLOT);
+        const struct kvd_cuda *cuda = d->gpu.cuda;
+        cu_address at = slot_address(d, order_slot);
+
+        slot->value++;
+        return cuda->cuStreamWriteValue64(stream, at, slot->value, CU_WRITE_DEFAULT) == CU_OK &&
+               cuda->cuStreamWaitValue64(stream, at, slot->value, CU_WAIT_GEQ) == CU_OK &&
+               cuda->cuStreamSynchronize(stream) == CU_OK && shm_load(&d->page[order_slot - 1]) == slot->value;
+}
+
+/* Attributes say less than the truth here: a write and a wait on a stream of our own do not. */
+static bool probe(struct device *d) {
+        cu_stream stream;
+        bool works;
+
+        if (kvd_device_enter(&d->gpu) < 0)
+                return false;
+        works = d->gpu.cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK;
+        if (works) {
+                works = probe_on(d, stream);
+                d->gpu.cuda->cuStreamDestroy(stream);
+        }
+        kvd_device_leave(&d->gpu);
+        return works;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+int order_open(struct view *view, int fd, uint32_t row) {
+        uint64_t bytes = ALIGN_UP((uint64_t)view->ix->order_rows * ORDER_ROW_BYTES, 4096);
+        struct device *d = view->device;
+        void *at;
+        int r;
+
+        if (row >= view->ix->order_rows)
+                return client_fail(-EPROTO, "what the daemon sent cannot be used: row %u of an order page of %u", row,
+                                   view->ix->order_rows);
+        r = view_map_file(fd, bytes, PROT_READ | PROT_WRITE, &at);
+        if (r < 0)
+                return r;
+        pthread_mutex_init(&d->lock, NULL);
+        d->page = at;
+        d->page_bytes = bytes;
+        d->row = row;
+        for (uint32_t i = 0; i < ORDER_SLOTS; i++)
+                d->slots[i].value = shm_load(&d->page[row * ORDER_SLOTS + i]);
+        d->streams = kvd_device_register(&d->gpu, at, bytes, &d->page_at) == 0;
+        if (d->streams && !probe(d)) {
+                kvd_device_unregister(&d->gpu, at);
+                d->streams = false;
+        }
+        return 0;
+}
+
+static bool outstanding(const struct view *view) {
+        const struct device *d = view->device;
+
+        for (uint32_t i = 0; i < ORDER_SLOTS; i++)
+                if (!order_passed(view, (struct promise){i, d->slots[i].value}))
+                        return true;
+        return false;
+}
+
+/* What our streams have been given to do is done afterwards, or never will be: their context has failed. */
+static void wait_for_all(struct view *view) {
+        struct device *d = view->device;
+
+        if (!outstanding(view) || kvd_device_enter(&d->gpu) < 0)
+                return;
+        d->gpu.cuda->cuCtxSynchronize();
+        kvd_device_leave(&d->gpu);
+}
+
+void order_close(struct view *view) {
+        struct device *d = view->device;
+
+        if (!d->page)
+                return;
+        wait_for_all(view);
+        if (d->streams)
+                kvd_device_unregister(&d->gpu, (void *)d->page);
+        for (uint32_t i = 0; i < atomic_load(&d->n_deferred); i++)
+                if (d->deferred[i].is_pin)
+                        unpin_block(view, kvd_ref_id(d->deferred[i].ref));
+        free(d->deferred);
+        munmap((void *)d->page, d->page_bytes);
+        pthread_mutex_destroy(&d->lock);
+        d->page = NULL;
+}
+
+/* ---- promises --------------------------------------------------------------------------------------------------- */
+
+/* The stream's slot, or one that it may have from now on; ORDER_SLOTS: others are busy in all. */
+static uint32_t find_slot(const struct view *view, const void *stream) {
+        const struct device *d = view->device;
+        uint32_t spare = ORDER_SLOTS;
+
+        for (uint32_t i = 0; i < ORDER_SLOTS; i++) {
+                if (d->slots[i].used && d->slots[i].stream == stream)
+                        return i;
+                if (spare == ORDER_SLOTS && d->slots[i].value < ORDER_VALUE_MAX / 2 &&
+                    (!d->slots[i].used || order_passed(view, (struct promise){i, d->slots[i].value})))
+                        spare = i;
+        }
+        return spare;
+}
+
+/* Under d->lock and with the device entered: writes of a slot are put into its stream in the order of their values. */
+static cu_result write_next(struct view *view, void *stream, struct promise *ret) {
+        struct device *d = view->device;
+        uint32_t slot = find_slot(view, stream);
+        cu_result error;
+
+        if (slot == ORDER_SLOTS)
+                return CU_NOT_SUPPORTED;
+        error = d->gpu.cuda->cuStreamWriteValue64(stream, slot_address(d, order_slot_of(d->row, slot)),
+                                                  d->slots[slot].value + 1, CU_WRITE_DEFAULT);
+        if (error)
+                return error;
+        d->slots[slot] = (struct stream_slot){stream, d->slots[slot].value + 1, true};
+        *ret = (struct promise){slot, d->slots[slot].value};
+        return CU_OK;
+}
+
+int order_promise(struct view *view, void *stream, struct promise *ret) {
+        struct device *d = view->device;
+        cu_result error = CU_NOT_SUPPORTED;
+        int r = d->streams ? enter(d) : 0;
+
+        if (r < 0)
+                return r;
+        if (d->streams) {
+                pthread_mutex_lock(&d->lock);
+                error = write_next(view, stream, ret);
+                pthread_mutex_unlock(&d->lock);
+                kvd_device_leave(&d->gpu);
+        }
+        if (error == CU_OK)
+                return 0;
+        if (error != CU_NOT_SUPPORTED)
+                return stream_fail(d, error, "the stream takes no write");
+        r = wait_for_stream(d, stream);
+        return r < 0 ? r : -ENOTSUP;
+}
+
+/* ---- waits ------------------------------------------------------------------------------------------------------ */
+
+static int wait_here(const struct view *view, uint32_t order_slot, uint64_t value) {
+        uint64_t end = sys_now_ns() + WAIT_NS;
+        struct timespec pause = {0, LOOK_NS};
+
+        while (order_reached(view, order_slot) < value) {
+                if (sys_now_ns() > end)
+                        return client_fail(-ETIMEDOUT, "a block's data has not come for a minute");
+                nanosleep(&pause, NULL);
+        }
+        return 0;
+}
+
+/* Of a slot of our own that this stream writes: it is behind that write already. */
+static bool is_own(struct view *view, const void *stream, uint32_t order_slot) {
+        struct device *d = view->device;
+        uint32_t first = order_slot_of(d->row, 0);
+        bool own = false;
+
+        if (order_slot < first || order_slot >= first + ORDER_SLOTS)
+                return false;
+        pthread_mutex_lock(&d->lock);
+        own = d->slots[order_slot - first].used && d->slots[order_slot - first].stream == stream;
+        pthread_mutex_unlock(&d->lock);
+        return own;
+}
+
+int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t value) {
+        struct device *d = view->device;
+        cu_result error;
+        int r;
+
+        if (order_reached(view, order_slot) >= value || is_own(view, stream, order_slot))
+                return 0;
+        if (!d->streams)
+                return wait_here(view, order_slot, value);
+        r = enter(d);
+        if (r < 0)
+                return r;
+        error = d->gpu.cuda->cuStreamWaitValue64(stream, slot_address(d, order_slot), value, CU_WAIT_GEQ);
+        kvd_device_leave(&d->gpu);
+        return error ? stream_fail(d, error, "the stream cannot wait") : 0;
+}
+
+/* ---- letting go when a stream has passed ------------------------------------------------------------------------ */
+
+static void let_go(struct view *view, const struct deferred *deferred, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++) {
+                if (deferred[i].is_pin)
+                        unpin_block(view, kvd_ref_id(deferred[i].ref));
+                else
+                        give_back(view, &deferred[i].ref, 1);
+                view_put(view);
+        }
+}
+
+/* Under d->lock. */
+static bool make_room(struct device *d) {
+        uint32_t n = atomic_load(&d->n_deferred), room = d->room ? 2 * d->room : 64;
+        struct deferred *more;
+
+        if (n < d->room)
+                return true;
+        more = sys->calloc(room, sizeof *more);
+        if (!more)
+                return false;
+        if (n)
+                memcpy(more, d->deferred, n * sizeof *more);
+        free(d->deferred);
+        d->deferred = more;
+        d->room = room;
+        return true;
+}
+
+/* Without memory for a list, everything is waited for. */
+void order_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin) {
+        struct deferred deferred = {until, ref, is_pin};
+        struct device *d = view->device;
+        bool listed;
+
+        atomic_fetch_add(&view->refs, 1);
+        pthread_mutex_lock(&d->lock);
+        listed = make_room(d);
+        if (listed) {
+                d->deferred[atomic_load(&d->n_deferred)] = deferred;
+                atomic_fetch_add(&d->n_deferred, 1);
+        }
+        pthread_mutex_unlock(&d->lock);
+        if (listed)
+                return;
+        wait_for_all(view);
+        let_go(view, &deferred, 1);
+}
+
+#define SETTLE_PIECE 64u
+
+/* Takes out what can be let go of, up to a piece. */
+static uint32_t take_passed(struct view *view, struct deferred *ret) {
+        struct device *d = view->device;
+        uint32_t taken = 0, kept = 0, n;
+
+        pthread_mutex_lock(&d->lock);
+        n = atomic_load(&d->n_deferred);
+        for (uint32_t i = 0; i < n; i++) {
+                if (taken < SETTLE_PIECE && order_passed(view, d->deferred[i].until))
+                        ret[taken++] = d->deferred[i];
+                else
+                        d->deferred[kept++] = d->deferred[i];
+        }
+        atomic_store(&d->n_deferred, kept);
+        pthread_mutex_unlock(&d->lock);
+        return taken;
+}
+
+uint32_t order_settle(struct view *view) {
+        struct deferred passed[SETTLE_PIECE];
+        uint32_t n = SETTLE_PIECE;
+
+        while (n == SETTLE_PIECE && atomic_load(&view->device->n_deferred)) {
+                n = take_passed(view, passed);
+                let_go(view, passed, n);
+        }
+        return view->unmapped ? 0 : atomic_load(&view->device->n_deferred);
+}

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says which slot of the
+ * order page must have which value before its data is there; see ipc/base/order.h, and store/order.c for why that is
+ * enough, whoever dies.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/device.h"
+
+static int refuse_fork(void) {
+        return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+}
+
+int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
+        struct view *view;
+
+        *ret = (struct kvd_place){.memory = KVD_MEMORY_HOST, .device = -1};
+        if (forked(space->handle))
+                return refuse_fork();
+        view = view_get(space);
+        if (view->device) {
+                ret->memory = KVD_MEMORY_CUDA;
+                ret->device = view->device->gpu.ordinal;
+                memcpy(ret->uuid, view->ix->device, sizeof ret->uuid);
+                ret->legacy = view->ix->backend == KVD_BACKEND_LEGACY;
+                ret->stream_order = view->device->streams;
+        }
+        view_put(view);
+        return 0;
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+struct need {
+        uint32_t slot;
+        uint64_t value;
+};
+
+#define NEEDS 16u /* slots that one walk remembers; a chain whose blocks come from more streams waits in pieces */
+
+static int wait_for(struct view *view, void *stream, const struct need *needs, uint32_t n) {
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                r = order_wait(view, stream, needs[i].slot, needs[i].value);
+        return r;
+}
+
+/* One wait for each slot, for the largest value. Returns how many there are, or an error. */
+static int add_need(struct view *view, void *stream, struct need *needs, uint32_t n, struct need one) {
+        int r;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (needs[i].slot == one.slot) {
+                        needs[i].value = MAX(needs[i].value, one.value);
+                        return (int)n;
+                }
+        if (n == NEEDS) {
+                r = wait_for(view, stream, needs, n);
+                if (r < 0)
+                        return r;
+                n = 0;
+        }
+        needs[n] = one;
+        return (int)n + 1;
+}
+
+/* A block of the chain that ends with the pin's: its parents, and what they say, are fixed while that is held. */
+static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
+        const struct kvd_desc *desc;
+
+        if (*at == KVD_ROOT || kvd_ref_id(*at) >= view->ix->capacity)
+                return NULL;
+        desc = kvd_index_desc(view->ix, kvd_ref_id(*at));
+        *at = shm_get64(&desc->parent);
+        return desc;
+}
+
+/* Slot before value: the daemon takes the slot back once the data is there. */
+static struct need need_of(const struct kvd_desc *desc) {
+        struct need need = {__atomic_load_n(&desc->order_slot, __ATOMIC_ACQUIRE), 0};
+
+        need.value = need.slot ? shm_get64(&desc->order_value) : 0;
+        return need;
+}
+
+static bool nothing_pending(const struct view *view) {
+        return !view->device || shm_get32((const uint32_t *)&view->ix->n_pending) == 0;
+}
+
+int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream) {
+        kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
+        struct need needs[NEEDS], need;
+        struct view *view = pin->view;
+        const struct kvd_desc *desc;
+        int n = 0;
+
+        if (forked(space->handle))
+                return refuse_fork();
+        if (!view || nothing_pending(view))
+                return 0;
+        while (n >= 0 && (desc = next_block(view, &at))) {
+                need = need_of(desc);
+                if (need.slot)
+                        n = add_need(view, stream, needs, (uint32_t)n, need);
+        }
+        return n < 0 ? n : wait_for(view, stream, needs, (uint32_t)n);
+}
+
+/* The slot before the flag: the daemon sets the flag first, and reaches the value for a dead producer only then. */
+static int check_block(const struct view *view, const struct kvd_desc *desc) {
+        struct need need = need_of(desc);
+        bool reached = !need.slot || order_reached(view, need.slot) >= need.value;
+
+        if (__atomic_load_n(&desc->flags, __ATOMIC_ACQUIRE) & KVD_DESC_POISONED)
+                return -EIO;
+        return reached ? 0 : -EAGAIN;
+}
+
+int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
+        kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
+        const struct view *view = pin->view;
+        const struct kvd_desc *desc;
+        bool waits = false;
+        int r;
+
+        if (forked(space->handle))
+                return refuse_fork();
+        if (!view || !view->device)
+                return 0;
+        while ((desc = next_block(view, &at))) {
+                r = check_block(view, desc);
+                if (r == -EIO)
+                        return client_fail(r, "a block's data was never written: its producer died");
+                waits |= r == -EAGAIN;
+        }
+        return waits ? client_fail(-EAGAIN, "a block's data has not been written yet") : 0;
+}
+
+/* ---- publishing ------------------------------------------------------------------------------------------------- */
+
+int kvd_seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                const uint32_t *tokens, uint32_t n_tokens, void *stream) {
+        int r = seal_check(space, pin, n, blocks, n_tokens);
+        struct promise until;
+        struct view *view;
+
+        if (r < 0)
+                return r;
+        view = blocks[0].view;
+        if (!view->device)
+                return seal_blocks(space, pin, n, blocks, tokens, n_tokens, NULL);
+        r = order_promise(view, stream, &until);
+        if (r < 0 && r != -ENOTSUP)
+                return r;
+        r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, r == 0 ? &until : NULL);
+        order_settle(view);
+        return r;
+}
+
+/* ---- letting go ------------------------------------------------------------------------------------------------- */
+
+/*
+ * When neither a promise can be had nor the stream waited for, its context has failed: whatever it was to do is over, and
+ * will never touch the blocks again.
+ */
+static bool promise_or_wait(struct view *view, void *stream, struct promise *ret) {
+        return order_promise(view, stream, ret) == 0;
+}
+
+void kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
+        struct view *view = pin->view;
+        struct promise until;
+
+        if (!view || forked(space->handle))
+                return;
+        if (view->device && promise_or_wait(view, stream, &until)) {
+                order_settle(view);
+                atomic_fetch_add(&view->pins[pin->leaf], 1); /* the deferred one's; kvd_unpin takes the caller's */
+                order_defer(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
+        }
+        kvd_unpin(space, pin);
+}
+
+/* Blocks that nobody knows the state of (seal.c) go back at once: the daemon decides what they are. */
+static bool can_wait(const struct kvd_block *block) {
+        struct view *view = block->view;
+
+        return view && view->device && block->data;
+}
+
+void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream) {
+        struct view *view = NULL;
+        struct promise until;
+
+        if (forked(space->handle))
+                return;
+        for (uint32_t i = 0; i < n; i++) {
+                if (!can_wait(&blocks[i]))
+                        continue;
+                if (view != blocks[i].view && !promise_or_wait(blocks[i].view, stream, &until))
+                        continue; /* the stream was waited for */
+                view = blocks[i].view;
+                order_defer(view, until, kvd_ref_make(blocks[i].id, blocks[i].generation), false);
+                blocks[i] = (struct kvd_block){0};
+                view_put(view); /* the deferred one's reference holds on */
+        }
+        kvd_free(space, n, blocks);
+        if (view)
+                kvd_settle(space);
+}
+
+int kvd_settle(struct kvd_space *space) {
+        uint32_t waiting = 0;
+
+        if (forked(space->handle))
+                return 0;
+        for (struct view *view = atomic_load(&space->view); view; view = view->older)
+                if (view->device) {
+                        atomic_fetch_add(&view->refs, 1);
+                        waiting += order_settle(view);
+                        view_put(view);
+                }
+        return (int)waiting;
+}
+
+/* ---- layers ----------------------------------------------------------------------------------------------------- */
+
+static void lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret) {
+        const struct kvd_geometry *g = &ix->geometry;
+        uint32_t per_group = g->layers / g->layer_groups, bytes = kvd_dtype_bytes(g->dtype);
+        uint64_t row = (uint64_t)g->head_dim * bytes, plane = row * g->kv_heads * g->block_tokens;
+        bool hnd = g->order == KVD_HND;
+
+        *ret = (struct kvd_layer_view){
+                .keys = base + layer % per_group * 2 * plane,
+                .values = base + (layer % per_group * 2 + 1) * plane,
+                .block_stride = ix->block_bytes,
+                .head_stride = hnd ? row * g->block_tokens : row,
+                .token_stride = hnd ? row : row * g->kv_heads,
+                .element = bytes,
+                .group = layer / per_group,
+        };
+}
+
+int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *ret) {
+        struct view *view;
+        int r;
+
+        if (forked(space->handle))
+                return refuse_fork();
+        if (layer >= space->geometry.layers)
+                return client_fail(-EINVAL, "layer %u of %u", layer, space->geometry.layers);
+        pthread_mutex_lock(&space->handle->lock);
+        r = view_attach(space, &view);
+        if (r == 0)
+                r = view_map_segments(view, atomic_load((shm_u32 *)&view->ix->n_segments));
+        if (r == 0) {
+                lay_out(view->ix, view->base, layer, ret);
+                ret->blocks = kvd_segments_ids(view->ix, atomic_load(&view->n_mapped));
+        }
+        pthread_mutex_unlock(&space->handle->lock);
+        return r;
+}
