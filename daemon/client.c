@@ -24,6 +24,7 @@
 
 static void socket_ready(struct loop_source *source, short revents);
 static void process_ended(struct loop_source *source, short revents);
+static void quarantine_over(struct loop_timer *timer);
 
 static void close_socket(struct client *c) {
         loop_remove(&c->socket);
@@ -75,7 +76,10 @@ void client_end(struct client *c, bool died) {
                         attachment_free(c->spaces[i].attachment, died);
         close_socket(c);
         loop_remove(&c->process);
+        loop_timer_stop(&c->quarantine);
         closep(&c->peer.pidfd);
+        if (c->n_spaces)
+                server_watch_order(c->server);
         server_client_unused(c->server, c);
 }
 
@@ -93,8 +97,34 @@ void client_disconnect(struct client *c) {
                         attachment_orphan(c->spaces[i].attachment);
 }
 
+static bool used_gpu(const struct client *c) {
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment && space_order_fd(attachment_space(c->spaces[i].attachment)) >= 0)
+                        return true;
+        return false;
+}
+
+static void quarantine_over(struct loop_timer *timer) {
+        client_end(container_of(timer, struct client, quarantine), true);
+}
+
+/*
+ * The kernel closes a process' GPU context before it says that the process is gone, but no call tells when the last of
+ * its work is off the GPU. Until some time after that, what it may have been writing or reading belongs to nobody else.
+ */
 static void process_ended(struct loop_source *source, short revents) {
-        client_end(container_of(source, struct client, process), true);
+        struct client *c = container_of(source, struct client, process);
+
+        if (!used_gpu(c) || !c->server->config->quarantine) {
+                client_end(c, true);
+                return;
+        }
+        loop_remove(&c->process);
+        if (c->state == CLIENT_ATTACHED)
+                client_disconnect(c);
+        c->quarantine.fire = quarantine_over;
+        loop_timer_set(c->server->loop, &c->quarantine,
+                       sys_now_ns() + c->server->config->quarantine * UINT64_C(1000000));
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------------------------- */
@@ -132,7 +162,7 @@ static struct client_space *find_place(struct client *c) {
         struct client_space *place = NULL;
 
         for (uint32_t i = 0; i < CLIENT_SPACES; i++) {
-                if (!c->spaces[i].handle)
+                if (!c->spaces[i].handle && !c->spaces[i].attachment)
                         return &c->spaces[i];
                 if (!c->spaces[i].attachment)
                         place = &c->spaces[i];
@@ -161,6 +191,11 @@ int client_remove_space(struct client *c, uint32_t handle) {
 
         if (!s)
                 return client_refuse(c, -EBADF, "space handle %u is not of this connection", handle);
+        if (s->attachment && attachment_pending(s->attachment)) {
+                attachment_orphan(s->attachment); /* its streams write on: until it ends */
+                s->handle = 0;
+                return 0;
+        }
         if (s->attachment) {
                 attachment_free(s->attachment, false);
                 c->n_spaces--;

@@ -8,6 +8,8 @@
  *      HALF_OPEN ──attach──▶ ATTACHED ──socket closed, spaces in use──▶ ORPHANED
  *          │                    │ socket closed, no spaces                 │
  *          └──────────▶ UNUSED ◀┴────────── process gone (pidfd) ──────────┘
+ *
+ * If it used a GPU's memory, it stays ORPHANED for a while longer: see client_end in client.c.
  */
 
 #include "daemon/peer.h"
@@ -33,6 +35,7 @@ struct client {
         struct peer peer;
         struct loop_source socket;   /* its fd is owned; -1: closed */
         struct loop_source process;  /* of peer.pidfd */
+        struct loop_timer quarantine; /* the process is gone, its GPU work perhaps not yet */
         int64_t room;                /* bytes of replies that the socket surely takes */
         uint64_t connected_ns, requests;
         uint32_t next_handle, n_spaces;

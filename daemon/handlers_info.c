@@ -121,6 +121,8 @@ static void put_usage(struct space *space, struct scratch *scratch, struct kvd_m
         m->shared = usage.shared;
         m->spilled = usage.spilled;
         m->vague = usage.vague;
+        m->pending = usage.pending;
+        m->poisoned = usage.poisoned;
         m->spill_slots = usage.spill_slots;
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
                 sums[i] = usage.client_counters[i];

@@ -73,6 +73,7 @@ void server_shut(struct server *server) {
                         client_end(&server->clients[i], false);
         loop_timer_stop(&server->retry);
         loop_timer_stop(&server->deadline);
+        loop_timer_stop(&server->order);
         loop_remove(&server->listening);
         work_stop(server->work);
 }
@@ -92,6 +93,30 @@ struct server *server_free(struct server *server) {
 
 void server_freep(struct server **server) {
         *server = server_free(*server);
+}
+
+/* ---- what streams have done -------------------------------------------------------------------------------------- */
+
+#define ORDER_FIRST_NS UINT64_C(1000000)
+#define ORDER_MOST_NS UINT64_C(64000000)
+
+/*
+ * No event tells that a stream has passed. Readers wait by themselves, in their streams; looking only spares them that
+ * later on, and lets the blocks be evicted: so it is done rarely when little changes.
+ */
+static void look_at_order(struct loop_timer *timer) {
+        struct server *server = container_of(timer, struct server, order);
+
+        if (!store_order_look(server->store))
+                return;
+        server->order_pause_ns = MIN(2 * server->order_pause_ns, ORDER_MOST_NS);
+        loop_timer_set(server->loop, timer, sys_now_ns() + server->order_pause_ns);
+}
+
+void server_watch_order(struct server *server) {
+        server->order.fire = look_at_order;
+        server->order_pause_ns = ORDER_FIRST_NS;
+        loop_timer_set(server->loop, &server->order, sys_now_ns() + ORDER_FIRST_NS);
 }
 
 /* ---- half-open connections ------------------------------------------------------------------------------------- */

@@ -62,6 +62,9 @@ struct server {
         uint32_t n_attached;         /* those whose process still runs behind a closed socket included */
         struct loop_timer deadline;  /* of the oldest half-open one */
 
+        struct loop_timer order;     /* to see what streams have done */
+        uint64_t order_pause_ns;
+
         uint64_t started_ns, instance;
         uint64_t requests, request_errors, bad_frames;
 };
@@ -83,6 +86,7 @@ void server_shut(struct server *server);
 
 uint32_t server_user_clients(const struct server *server, uint32_t uid); /* attached */
 void server_half_open_remove(struct server *server, struct client *client);
+void server_watch_order(struct server *server); /* a block waits for its data: look whether it has come, soon */
 void server_client_unused(struct server *server, struct client *client);
 
 #endif

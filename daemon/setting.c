@@ -60,6 +60,8 @@ const struct setting daemon_settings[] = {
         {"worker_deadline", SETTING_COUNT, "60", .low = 1, .high = 3600,
          .offset = offsetof(struct config, worker_deadline),
          .text = "Seconds after which a worker that has not answered is ended and replaced."},
+        {"quarantine", SETTING_COUNT, "1000", .low = 0, .high = 600000, .offset = offsetof(struct config, quarantine),
+         .text = "Milliseconds that what a dead client used of a GPU belongs to nobody: its last work may still run."},
         {"log", SETTING_CHOICE, "info", .choices = "error|warning|info|debug", .offset = offsetof(struct config, log),
          .text = "Least severe kind of line to log."},
         {.name = NULL}};

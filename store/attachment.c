@@ -111,6 +111,7 @@ static void bury(struct attachment *a) {
         a->space->attachments[a->slot] = NULL;
         drop_page(a);
         free(a->mapped);
+        order_leave(a);
         free(a);
 }
 
@@ -122,7 +123,7 @@ static uint32_t free_slot(struct space *space) {
                 if (!space->attachments[i])
                         return i;
         for (uint32_t i = 0; i < max; i++)
-                if (space->attachments[i]->state == FOLDING) {
+                if (space->attachments[i]->state == FOLDING && !order_waking(space->attachments[i])) {
                         bury(space->attachments[i]);
                         return i;
                 }
@@ -154,10 +155,13 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
         if (r == 0)
                 r = drain_enter(a);
         if (r == 0)
+                r = order_enter(a);
+        if (r == 0)
                 r = choose_arena(a);
         if (r < 0) {
                 free(a->mapped);
                 drop_page(a);
+                order_leave(a);
                 free(a);
                 return store_refuse(space_store(space), r, "no memory for a pin page of space '%s': %s", space->name,
                                     strerror(-r));
@@ -198,6 +202,7 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
         leases_drop(a, died);
         sequences_close(a);
         profile_leave(a);
+        order_resolve(a);
         discard_filling(a);
         attachment_counters(a, counters);
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
@@ -229,7 +234,7 @@ bool attachment_fold(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
 
-                if (!a || a->state != FOLDING)
+                if (!a || a->state != FOLDING || order_waking(a))
                         continue;
                 fold_piece(a);
                 if (a->fold >= space_ids(space))

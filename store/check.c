@@ -190,6 +190,7 @@ void space_check(struct space *space, uint32_t *cursor, struct check_report *rep
                 check_lists(&w);
                 check_sequences(&w);
                 device_check(&w);
+                check_order(&w);
         }
         for (; *cursor < end && *cursor < first + PIECE; (*cursor)++, report->checked++)
                 check_block(&w, *cursor);

@@ -177,6 +177,12 @@ void block_restamp(struct space *space, uint32_t id) {
         sift_down(block_arena(space, id), b->heap - 1);
 }
 
+void block_condemn(struct space *space, uint32_t id) {
+        space->blocks[id].stamp = 0;
+        if (space->blocks[id].heap)
+                sift_up(block_arena(space, id), space->blocks[id].heap - 1);
+}
+
 static void heapify(struct arena *arena) {
         for (uint32_t i = arena->n_heap / 2; i-- > 0;)
                 sift_down(arena, i);
@@ -240,7 +246,7 @@ static void block_unlink(struct space *space, uint32_t id) {
         if (parent->child != NONE)
                 return;
         /* Whoever used the child used the parent. */
-        parent->stamp = useless_alone(space) ? 0 : MAX(parent->stamp, b->stamp);
+        parent->stamp = useless_alone(space) || parent->poisoned ? 0 : MAX(parent->stamp, b->stamp);
         leaf_add(space, b->parent);
 }
 
@@ -251,7 +257,7 @@ bool evict_leaf(struct space *space, uint32_t id) {
         uint32_t generation = block_generation(space, id);
         struct block *b = &space->blocks[id];
 
-        if (b->refs || b->holds)
+        if (b->refs || b->holds || b->pending)
                 return false;
         block_set_state(space, id, KVD_RETIRING, generation);
         if (block_pinned(space, id, NULL)) {
@@ -265,6 +271,8 @@ bool evict_leaf(struct space *space, uint32_t id) {
                 garbage_leave(space, id);
         else
                 space_count(space, KVD_SPACE_EVICTED, 1);
+        if (b->poisoned)
+                poisoned_leave(space, id);
         block_to_free(space, id);
         return true;
 }
@@ -322,6 +330,8 @@ uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n) {
         uint32_t looks = n * LOOKS_PER_VICTIM + LOOKS_EXTRA, evicted = 0;
         struct aside aside = {0};
 
+        if (space->n_pending)
+                order_look(space);
         while (evicted < n && arena->n_heap && looks-- > 0) {
                 uint32_t id = arena->heap[0];
 

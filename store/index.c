@@ -296,6 +296,8 @@ static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, con
         __atomic_store_n(&desc->group, fields->group, __ATOMIC_RELAXED);
         shm_set32(&desc->prefix_tokens, fields->prefix_tokens);
         shm_set32(&desc->flags, fields->flags);
+        shm_set64(&desc->order_value, fields->order_value);
+        shm_set32(&desc->order_slot, fields->order_slot);
         shm_write_words(desc->tokens, tokens, fields->n_tokens);
         for (uint32_t i = fields->n_tokens; i < room; i++)
                 shm_set32(desc->tokens + i, 0);

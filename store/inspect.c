@@ -39,6 +39,8 @@ void space_usage(struct space *space, struct space_usage *ret) {
                 .shared = space->n_shared,
                 .spilled = space->n_spilled,
                 .vague = space->n_vague,
+                .pending = space->n_pending,
+                .poisoned = space->n_poisoned,
                 .spill_slots = space->ix->spill_slots,
         };
         ret->total = ret->free + ret->filling + ret->sealed + ret->limbo;

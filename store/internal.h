@@ -58,6 +58,7 @@ struct store {
         uint64_t n_waiting, last_job;
         struct job *job;       /* owned; the one in flight */
         uint32_t *ranks;       /* owned; scratch, a count for each 16-bit value */
+        bool wakes;            /* somebody writes order slots by a stream when we ask (order.c) */
         void (*on_job)(void *data);
         void *on_job_data;
         char why[256];
@@ -101,7 +102,7 @@ struct arena {
 /* ---- block -------------------------------------------------------------------------------------------------- */
 
 struct block {
-        uint32_t prev, next;   /* in its segment's free list, or its attachment's filling list */
+        uint32_t prev, next;   /* in its segment's free list, its attachment's filling list, or one of order.c's */
         uint32_t parent;       /* block before it, NONE for the first */
         uint32_t child;        /* first of its children */
         uint32_t sib_prev, sib_next;
@@ -118,6 +119,8 @@ struct block {
         bool private;          /* SEALED, belongs to sequences: in no table and no chain (private.c) */
         bool summarised;       /* its row of the summaries is made */
         bool reviving;         /* FILLING, by a worker: in nobody's list */
+        bool pending;          /* SEALED, its data is not known to be there (order.c) */
+        bool poisoned;         /* SEALED, it or a block before it never got its data */
 };
 
 /* ---- attachment --------------------------------------------------------------------------------------------- */
@@ -141,6 +144,7 @@ struct attachment {
         uint32_t n_sequences;
         uint32_t fold;         /* FOLDING: next block whose touch is taken over */
         struct arena *arena;   /* where its new blocks come from */
+        struct promises *promises; /* owned; spaces on a GPU (order.c) */
 };
 
 /* ---- lease -------------------------------------------------------------------------------------------------- */
@@ -196,6 +200,11 @@ struct space {
         uint32_t garbage;          /* list of them, oldest first */
         uint32_t garbage_last;
         uint64_t n_shared, n_spilled, n_vague, n_leaving; /* entries */
+
+        int order_fd;              /* owned; -1 in host memory */
+        shm_u64 *order;            /* owned mapping: the order page; NULL in host memory */
+        uint64_t n_pending, n_poisoned; /* blocks; poisoned: of the list */
+        uint32_t poisoned;         /* list of them */
 
         bool methods;              /* one is on that reads summaries: one load on the way of a seal */
         uint64_t *unsummarised;    /* owned; a bit for each block that wants a summary */
@@ -309,6 +318,20 @@ uint64_t block_last_use(const struct space *space, uint32_t id);
 void block_warm(struct space *space, uint32_t id); /* takes over when clients used it last */
 uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n);
 bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted);
+
+void block_condemn(struct space *space, uint32_t id); /* to go before all others */
+
+/* order.c: blocks whose data is not there yet */
+int order_new(struct space *space);
+void order_free(struct space *space);
+int order_enter(struct attachment *a);
+void order_leave(struct attachment *a);
+int order_take(struct attachment *a, uint32_t slot, uint64_t value, struct kvd_desc *fields, const char **why);
+void order_begin(struct attachment *a, uint32_t id, const struct kvd_desc *fields); /* before it is SEALED */
+void order_look(struct space *space);        /* which data has come? A bounded number of blocks */
+void order_resolve(struct attachment *a);    /* what has not come by now never will */
+bool order_waking(const struct attachment *a); /* its row is not to be used again yet */
+void poisoned_leave(struct space *space, uint32_t id);
 
 /* space.c */
 bool store_bury(struct store *store);

@@ -98,6 +98,8 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
                 return 0;
         if (!block_current(space, q->parent) || space->blocks[id].private)
                 return refuse(a, -ESTALE, "the block before is not in the cache (any more); look up again");
+        if (space->blocks[id].poisoned)
+                return refuse(a, -ESTALE, "the data of the block before was never written: its producer died");
         parent = kvd_index_desc(space->ix, id);
         g->parent = id;
         g->fields.parent = q->parent;
@@ -122,9 +124,10 @@ static uint32_t find_duplicate(struct space *space, const struct growth *g, cons
         return space->ix->kind == KVD_CAUSAL ? index_find(space, &g->fields, tokens) : NONE;
 }
 
-static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, struct kvd_key key,
+static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, struct kvd_key key,
                         const uint32_t *tokens, uint32_t n) {
         uint32_t id = kvd_ref_id(block), duplicate;
+        struct space *space = a->space;
 
         g->fields.key = key;
         g->fields.n_tokens = (uint16_t)n;
@@ -137,11 +140,14 @@ static kvd_ref seal_one(struct space *space, struct growth *g, kvd_ref block, st
         block_fill_end(space, id);
         space->blocks[id].parent = g->parent; /* the run looks back along it */
         index_write(space, id, &g->fields, tokens);
+        if (g->fields.order_slot)
+                order_begin(a, id, &g->fields);
         block_set_state(space, id, KVD_SEALED, kvd_ref_generation(block));
         index_enter(space, id, g->root);
         block_link(space, id, g->parent);
         space_count(space, KVD_SPACE_SEALED, 1);
-        summarise_block(space, id);
+        if (!space->blocks[id].pending)
+                summarise_block(space, id);
         step(space, g, id);
         return block;
 }
@@ -171,13 +177,14 @@ static void seal_window(struct attachment *a, struct growth *g, const struct sea
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t at = (first + i) * bt;
 
-                ret[first + i] = seal_one(a->space, g, q->blocks[first + i], keys[i], q->tokens + at,
+                ret[first + i] = seal_one(a, g, q->blocks[first + i], keys[i], q->tokens + at,
                                           MIN(bt, q->n_tokens - at));
         }
 }
 
 int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
         struct growth growth;
+        const char *why = NULL;
         int r = check_counts(a, q);
 
         if (r == 0)
@@ -186,6 +193,8 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
                 r = find_parent(a, q, &growth);
         if (r == 0)
                 r = check_prefix_end(a, q, growth.fields.depth);
+        if (r == 0 && order_take(a, q->order_slot, q->order_value, &growth.fields, &why) < 0)
+                r = refuse(a, -EINVAL, why);
         if (r < 0)
                 return r;
         for (uint32_t first = 0; first < q->n_blocks; first += WINDOW)

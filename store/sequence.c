@@ -221,6 +221,8 @@ static int check_borrowed(struct attachment *a, const struct sequence *q, const 
 
                 if (!block_current(space, req->blocks[i]) || space->blocks[id].private)
                         return refuse(a, -ESTALE, "a block is not in the cache (any more); look up again");
+                if (space->blocks[id].pending || space->blocks[id].poisoned)
+                        return refuse(a, -EAGAIN, "a block's data is not there (yet); see kvd_check_pin");
                 desc = kvd_index_desc(space->ix, id);
                 if (i == 0 && !q->n_entries)
                         group = desc->group;
@@ -263,6 +265,8 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
 
         if (!q)
                 return -ENOENT;
+        if (!req->own && a->space->n_pending)
+                order_look(a->space);
         r = check_append(a, q, req);
         if (r == 0 && req->own && !blocks_filled_by(a, req->blocks, req->n_blocks))
                 r = refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");

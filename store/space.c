@@ -75,6 +75,7 @@ static void space_free(struct space *space) {
                 ;
         profile_free(space);
         spill_close(space);
+        order_free(space);
         index_free(space);
         free(space->sequences);
         free(space->unsummarised);
@@ -127,7 +128,7 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         if (!space)
                 return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'", spec->name);
         space->domain = domain;
-        space->index_fd = space->index_fd_ro = -1;
+        space->index_fd = space->index_fd_ro = space->order_fd = -1;
         space->summary_fd = space->summary_fd_ro = space->spill_fd = -1;
         memcpy(space->name, spec->name, sizeof space->name);
         r = index_new(space, spec);
@@ -136,6 +137,8 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         r = make_tables(space);
         if (r == 0 && !space->ix->arena)
                 r = arena_new(space, NULL, &arena);
+        if (r == 0)
+                r = order_new(space);
         if (r < 0)
                 return store_refuse(domain->store, r, "out of memory for space '%s' of %u blocks; give it max_blocks",
                                     spec->name, space->ix->capacity);
@@ -194,6 +197,13 @@ static void end_attachments(struct space *space) {
                 ;
 }
 
+static bool has_attachments(const struct space *space) {
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (space->attachments[i])
+                        return true;
+        return false;
+}
+
 /* Idle work: frees a piece of a deleted space, since a large pool is not freed in an instant. True: there is more. */
 bool store_bury(struct store *store) {
         struct space *space = store->deleted;
@@ -203,8 +213,10 @@ bool store_bury(struct store *store) {
         for (; space->n_buried < space->ix->max_segments; space->n_buried++)
                 if (segment_bury(space, &space->segments[space->n_buried]))
                         return true;
-        if (spill_bury(space) || sequences_bury(space))
+        if (spill_bury(space) || sequences_bury(space) || attachment_fold(space))
                 return true;
+        if (has_attachments(space)) /* streams that wait for them are to be woken first: order.c */
+                return false;
         store->deleted = space->next;
         space_free(space);
         return store->deleted != NULL;

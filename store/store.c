@@ -73,6 +73,7 @@ int store_new(const struct store_config *config, struct store **ret) {
 struct store *store_free(struct store *store) {
         if (!store)
                 return NULL;
+        store->wakes = false;
         for (struct domain *d = store->domains; d; d = d->next)
                 while (d->spaces)
                         space_delete(d->spaces, true);

@@ -104,6 +104,7 @@ struct space_usage {
         uint32_t segments, attachments;
         uint64_t client_counters[KVD_N_CLIENT_COUNTERS]; /* attached now and in the past */
         uint64_t sequences, private, shared, spilled, vague, spill_slots; /* as in space_info_reply */
+        uint64_t pending, poisoned;
 };
 void space_usage(struct space *space, struct space_usage *ret);
 
@@ -171,6 +172,8 @@ struct seal_request {
         const kvd_ref *blocks;
         uint32_t n_tokens;
         const uint32_t *tokens;
+        uint32_t order_slot;     /* as in message seal */
+        uint64_t order_value;
 };
 
 /*
@@ -179,6 +182,32 @@ struct seal_request {
  * -ESTALE: a block or the parent is not what the caller thinks; -EINVAL: counts, tokens.
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
+
+/* ---- order: spaces on a GPU, see order.c -------------------------------------------------------------------------- */
+
+int space_order_fd(const struct space *space); /* the order page; -1 in host memory */
+uint32_t attachment_order_row(const struct attachment *attachment);
+
+/* Blocks that it sealed and whose data is not known to be there: only its end, or that of its GPU work, settles them. */
+uint64_t attachment_pending(const struct attachment *attachment);
+
+/* Finds out whose data has come, and frees what is poisoned and no longer pinned. True: look again in a while. */
+bool store_order_look(struct store *store);
+
+/*
+ * Slots whose waiters are to be woken by a stream's write of words[2 * i + 1] to slot words[2 * i] of the order page,
+ * after a client died. Only if somebody does that: store_set_wakes. One at a time; done: false, it will be asked again.
+ */
+struct store_wake {
+        int fd;          /* the space's */
+        uint64_t bytes;
+        uint8_t device[16];
+        uint32_t n;
+        uint64_t words[128];
+};
+void store_set_wakes(struct store *store, bool wakes);
+bool store_next_wake(struct store *store, struct store_wake *ret);
+void store_wake_done(struct store *store, bool done);
 
 /* ---- leases on prefixes being computed (single flight) -------------------------------------------------------- */
 

@@ -44,6 +44,8 @@ static const struct column space_columns[] = {
         {"blocks.shared", NULL, UNIT_COUNT},
         {"blocks.spilled", NULL, UNIT_COUNT},
         {"blocks.vague", NULL, UNIT_COUNT},
+        {"blocks.pending", NULL, UNIT_COUNT},
+        {"blocks.poisoned", NULL, UNIT_COUNT},
         {"runs", NULL, UNIT_COUNT},
         {"leases", NULL, UNIT_COUNT},
         {"clients", "CLIENTS", UNIT_COUNT},
@@ -93,6 +95,8 @@ static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *
         table_number(t, info->shared);
         table_number(t, info->spilled);
         table_number(t, info->vague);
+        table_number(t, info->pending);
+        table_number(t, info->poisoned);
         table_number(t, info->runs);
         table_number(t, info->leases);
         table_number(t, info->clients);

@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks that are sealed before their data is there (ipc/base/order.h), and what becomes of them when their producer
+ * dies. A pending block is in the index like any other; it is not evicted and no worker reads it until the daemon has
+ * seen that the slot reached its value.
+ *
+ * The steps, as named in tests/spin/order.pml. P: the producer and its stream, R: a reader and its stream, O: we.
+ *
+ *      P1  the stream writes the data              O1  at the seal: order words, n_pending, then the slot word
+ *      P2  the stream writes the slot's value      O2  sees the value: the order slot := 0
+ *      P3  the seal message names slot and value   O3  sees that the producer's GPU work is over (quarantine)
+ *                                                  O4  reads the slot: reached? then as O2
+ *      R1  pins the block                          O5  if not: marks the block poisoned
+ *      R2  reads the order slot; 0: go on          O6  takes it, and what hangs on it, out of the index
+ *      R3  its stream waits for the value          O7  stores the highest value promised into the slot
+ *      R4  its stream reads the data               O8  gives the row to another client
+ *      R5  after that: is the block poisoned?
+ *
+ * Why R4 reads what P1 wrote, or R5 says that it did not:
+ *
+ *  - Order words are stored before the slot word that makes the block visible (O1), so who pins it sees them. Only O2
+ *    takes them back, after the value was seen, and P2 comes behind P1 on one stream.
+ *  - The slot reaches the value by P2 or by O7. In the second case O5 comes first, a release before a release, so that
+ *    who sees the value sees the flag. R5 reads the flag after R4, and R4 comes after the value: it cannot miss it.
+ *  - Between O4 and O7 nobody writes the slot: the producer's GPU work is over (O3, by time, since no call tells), and
+ *    its row is nobody else's before O8. So "not reached" stays true, and the value never moves back.
+ *  - Whoever waits in R3 is released: by P2, or, once the producer is gone, by O7. Values that were never promised in a
+ *    seal nobody waits for but the producer itself.
+ *
+ * A poisoned block may be pinned. It stays with everything that hangs on it, found by nobody, until it is not; nothing
+ * can be sealed behind it.
+ *
+ * Whether a plain store wakes a stream that waits is the driver's secret. So the store also asks for a stream write of
+ * the same value (store_next_wake), by a worker, and the row waits for that, too.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/order.h"
+#include "store/check.h"
+#include "store/sequence.h"
+
+/* One attachment's promises: a list of blocks for each slot, by growing value. */
+struct promises {
+        uint64_t busy;                /* bit i: slot i has blocks that wait */
+        uint64_t wakes;               /* bit i: slot i is to be written by a stream, too */
+        bool asked;                   /* ... and somebody is at it */
+        uint64_t highest[ORDER_SLOTS]; /* value promised */
+        uint32_t first[ORDER_SLOTS], last[ORDER_SLOTS];
+        uint32_t n;                   /* blocks */
+};
+
+static uint64_t page_bytes(const struct space *space) {
+        return ALIGN_UP((uint64_t)space->ix->order_rows * ORDER_ROW_BYTES, 4096);
+}
+
+static shm_u64 *slot_word(const struct attachment *a, uint32_t slot) {
+        return &a->space->order[a->slot * ORDER_SLOTS + slot];
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+int order_new(struct space *space) {
+        void *at;
+
+        if (!space->ix->order_rows)
+                return 0;
+        space->order_fd = sys->memfd_create("kvd-order", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        if (space->order_fd < 0 || sys->fchmod(space->order_fd, 0600) < 0 ||
+            sys->ftruncate(space->order_fd, (off_t)page_bytes(space)) < 0 ||
+            sys->add_seals(space->order_fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+                return -errno;
+        at = sys->mmap(NULL, page_bytes(space), PROT_READ | PROT_WRITE, MAP_SHARED, space->order_fd, 0);
+        if (at == MAP_FAILED)
+                return -errno;
+        space->order = at;
+        return 0;
+}
+
+void order_free(struct space *space) {
+        if (space->order)
+                munmap((void *)space->order, page_bytes(space));
+        closep(&space->order_fd);
+}
+
+int order_enter(struct attachment *a) {
+        if (!a->space->order)
+                return 0;
+        a->promises = sys->calloc(1, sizeof *a->promises);
+        return a->promises ? 0 : -ENOMEM;
+}
+
+void order_leave(struct attachment *a) {
+        free(a->promises);
+}
+
+/* ---- lists ------------------------------------------------------------------------------------------------------ */
+
+static void set_pending(struct space *space, uint64_t n) {
+        space->n_pending = n;
+        atomic_store_explicit(&space->ix->n_pending, (uint32_t)MIN(n, UINT32_MAX), memory_order_release);
+}
+
+static void push(struct attachment *a, uint32_t slot, uint32_t id) {
+        struct promises *p = a->promises;
+        struct block *b = &a->space->blocks[id];
+        bool first = !(p->busy >> slot & 1);
+
+        b->next = NONE;
+        b->prev = first ? NONE : p->last[slot];
+        *(first ? &p->first[slot] : &a->space->blocks[b->prev].next) = id;
+        p->last[slot] = id;
+        p->busy |= UINT64_C(1) << slot;
+        p->n++;
+        b->pending = true;
+        set_pending(a->space, a->space->n_pending + 1);
+}
+
+static uint32_t pop(struct attachment *a, uint32_t slot) {
+        struct promises *p = a->promises;
+        uint32_t id = p->first[slot], next = a->space->blocks[id].next;
+
+        p->first[slot] = next;
+        if (next == NONE)
+                p->busy &= ~(UINT64_C(1) << slot);
+        else
+                a->space->blocks[next].prev = NONE;
+        p->n--;
+        a->space->blocks[id].pending = false;
+        set_pending(a->space, a->space->n_pending - 1);
+        return id;
+}
+
+static void list_poisoned(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        b->prev = NONE;
+        b->next = space->n_poisoned ? space->poisoned : NONE;
+        if (b->next != NONE)
+                space->blocks[b->next].prev = id;
+        space->poisoned = id;
+        space->n_poisoned++;
+}
+
+/* evict.c: it is no more. */
+void poisoned_leave(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        *(b->prev == NONE ? &space->poisoned : &space->blocks[b->prev].next) = b->next;
+        if (b->next != NONE)
+                space->blocks[b->next].prev = b->prev;
+        b->poisoned = false;
+        space->n_poisoned--;
+}
+
+/* ---- the seal (O1) ---------------------------------------------------------------------------------------------- */
+
+/* -EINVAL, with a word for it. Fills in the order words of the blocks of a request: zeros if their data is there. */
+int order_take(struct attachment *a, uint32_t slot, uint64_t value, struct kvd_desc *fields, const char **why) {
+        struct promises *p = a->promises;
+
+        if (!slot)
+                return 0;
+        *why = !p                               ? "order_slot belongs to spaces on a GPU" :
+               slot > ORDER_SLOTS               ? "there is no such order slot" :
+               value == 0 || value > ORDER_VALUE_MAX ? "no slot ever has this value" :
+               value < p->highest[slot - 1]     ? "values of an order slot only grow" :
+                                                  NULL;
+        if (*why)
+                return -EINVAL;
+        p->highest[slot - 1] = value;
+        if (shm_load(slot_word(a, slot - 1)) >= value)
+                return 0;
+        fields->order_slot = order_slot_of(a->slot, slot - 1);
+        fields->order_value = value;
+        return 0;
+}
+
+void order_begin(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
+        push(a, (fields->order_slot - 1) % ORDER_SLOTS, id);
+        space_count(a->space, KVD_SPACE_ORDERED, 1);
+}
+
+/* ---- the data is there (O2) ------------------------------------------------------------------------------------- */
+
+static bool reached(const struct attachment *a, uint32_t slot) {
+        uint32_t id = a->promises->first[slot];
+
+        return shm_load(slot_word(a, slot)) >= kvd_index_desc(a->space->ix, id)->order_value;
+}
+
+static void arrived(struct attachment *a, uint32_t slot) {
+        uint32_t id = pop(a, slot);
+
+        if (a->space->blocks[id].poisoned) { /* by another, whose block is before it */
+                list_poisoned(a->space, id);
+                return;
+        }
+        __atomic_store_n(&kvd_index_desc(a->space->ix, id)->order_slot, 0, __ATOMIC_RELEASE);
+        summarise_block(a->space, id);
+}
+
+static void look(struct attachment *a, uint32_t *budget) {
+        for (uint64_t left = a->promises->busy; left; left &= left - 1) {
+                uint32_t slot = (uint32_t)__builtin_ctzll(left);
+
+                while (*budget && (a->promises->busy >> slot & 1) && reached(a, slot)) {
+                        arrived(a, slot);
+                        (*budget)--;
+                }
+        }
+}
+
+#define LOOKS 4096u   /* blocks in one call */
+#define RETRIES 256u  /* poisoned blocks, to see whether they are pinned still */
+
+/* What is poisoned goes as soon as nobody holds it. */
+static void sweep_poisoned(struct space *space) {
+        uint32_t id = space->n_poisoned ? space->poisoned : NONE, next;
+
+        for (uint32_t i = 0; i < RETRIES && id != NONE; i++, id = next) {
+                next = space->blocks[id].next;
+                if (space->blocks[id].child == NONE)
+                        evict_leaf(space, id);
+        }
+}
+
+void order_look(struct space *space) {
+        uint32_t budget = LOOKS;
+
+        for (uint32_t i = 0; space->n_pending && budget && i < space->n_attachments; i++)
+                if (space->attachments[i] && space->attachments[i]->promises)
+                        look(space->attachments[i], &budget);
+        if (space->n_poisoned)
+                sweep_poisoned(space);
+}
+
+bool store_order_look(struct store *store) {
+        bool more = false;
+
+        for (struct domain *d = store->domains; d; d = d->next)
+                for (struct space *s = d->spaces; s; s = s->next) {
+                        order_look(s);
+                        more |= s->n_pending || s->n_poisoned;
+                }
+        return more;
+}
+
+/* ---- the data will never be there (O4 to O7) --------------------------------------------------------------------- */
+
+/* O5, O6: children after it in any order, since none of them is found once the block before it is not. */
+static void poison_one(struct space *space, uint32_t id) {
+        struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        struct block *b = &space->blocks[id];
+
+        if (b->poisoned)
+                return;
+        __atomic_store_n(&desc->flags, desc->flags | KVD_DESC_POISONED, __ATOMIC_RELEASE);
+        index_leave(space, id);
+        b->poisoned = true;
+        block_condemn(space, id);
+        if (!b->pending)
+                list_poisoned(space, id);
+        space_count(space, KVD_SPACE_POISONED, 1);
+}
+
+static uint32_t next_below(const struct space *space, uint32_t top, uint32_t id) {
+        if (space->blocks[id].child != NONE)
+                return space->blocks[id].child;
+        while (id != top && space->blocks[id].sib_next == NONE)
+                id = space->blocks[id].parent;
+        return id == top ? NONE : space->blocks[id].sib_next;
+}
+
+/* The block and everything behind it. */
+static void poison(struct space *space, uint32_t top) {
+        for (uint32_t id = top; id != NONE; id = next_below(space, top, id))
+                poison_one(space, id);
+}
+
+/* O7. */
+static void release_slot(struct attachment *a, uint32_t slot) {
+        struct promises *p = a->promises;
+        shm_u64 *word = slot_word(a, slot);
+
+        if (shm_load(word) >= p->highest[slot])
+                return;
+        atomic_store_explicit(word, p->highest[slot], memory_order_seq_cst);
+        if (space_store(a->space)->wakes)
+                p->wakes |= UINT64_C(1) << slot;
+}
+
+/* Its GPU work is over, or its space: what has not been reached by now never will be. */
+void order_resolve(struct attachment *a) {
+        struct promises *p = a->promises;
+        struct space *space = a->space;
+
+        if (!p)
+                return;
+        for (uint32_t slot = 0; slot < ORDER_SLOTS; slot++)
+                while (p->busy >> slot & 1) {
+                        uint32_t id = p->first[slot];
+
+                        if (reached(a, slot)) {
+                                arrived(a, slot);
+                                continue;
+                        }
+                        pop(a, slot);
+                        if (space->blocks[id].poisoned)
+                                list_poisoned(space, id);
+                        poison(space, id);
+                }
+        for (uint32_t slot = 0; slot < ORDER_SLOTS; slot++)
+                release_slot(a, slot);
+        sweep_poisoned(space);
+}
+
+/* ---- waking streams --------------------------------------------------------------------------------------------- */
+
+void store_set_wakes(struct store *store, bool wakes) {
+        store->wakes = wakes;
+}
+
+/* O8: not before the slots are written by a stream. */
+bool order_waking(const struct attachment *a) {
+        return a->promises && a->promises->wakes != 0 && space_store(a->space)->wakes;
+}
+
+static struct attachment *next_waking(struct space *spaces, bool asked) {
+        for (struct space *s = spaces; s; s = s->next)
+                for (uint32_t i = 0; i < s->n_attachments; i++)
+                        if (s->attachments[i] && order_waking(s->attachments[i]) &&
+                            s->attachments[i]->promises->asked == asked)
+                                return s->attachments[i];
+        return NULL;
+}
+
+static struct attachment *find_waking(struct store *store, bool asked) {
+        struct attachment *a = next_waking(store->deleted, asked);
+
+        for (struct domain *d = store->domains; !a && d; d = d->next)
+                a = next_waking(d->spaces, asked);
+        return a;
+}
+
+bool store_next_wake(struct store *store, struct store_wake *ret) {
+        struct attachment *a = store->wakes && !find_waking(store, true) ? find_waking(store, false) : NULL;
+
+        if (!a)
+                return false;
+        a->promises->asked = true;
+        *ret = (struct store_wake){.fd = a->space->order_fd, .bytes = page_bytes(a->space)};
+        memcpy(ret->device, a->space->ix->device, sizeof ret->device);
+        for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
+                uint32_t slot = (uint32_t)__builtin_ctzll(left);
+
+                ret->words[2 * ret->n] = a->slot * ORDER_SLOTS + slot;
+                ret->words[2 * ret->n++ + 1] = a->promises->highest[slot];
+        }
+        return true;
+}
+
+void store_wake_done(struct store *store, bool done) {
+        struct attachment *a = find_waking(store, true);
+
+        if (!a)
+                return;
+        a->promises->asked = false;
+        if (done)
+                a->promises->wakes = 0;
+}
+
+/* ---- questions -------------------------------------------------------------------------------------------------- */
+
+int space_order_fd(const struct space *space) {
+        return space->order_fd;
+}
+
+uint32_t attachment_order_row(const struct attachment *a) {
+        return a->slot;
+}
+
+uint64_t attachment_pending(const struct attachment *a) {
+        return a->promises ? a->promises->n : 0;
+}
+
+void check_order(struct walk *w) {
+        const struct space *s = w->space;
+        uint64_t pending = 0, poisoned = 0, listed = 0;
+
+        for (uint32_t id = 0; id < s->ix->capacity; id++) {
+                const struct block *b = &s->blocks[id];
+                const struct kvd_desc *desc = kvd_index_desc(s->ix, id);
+
+                pending += b->pending;
+                poisoned += b->poisoned && !b->pending;
+                if (!b->pending && !b->poisoned)
+                        continue;
+                expect(w, b->state == KVD_SEALED && !b->private, "O1 block %u waits for data and is not sealed", id);
+                expect(w, !b->pending || desc->order_slot, "O2 block %u waits for data and does not say so", id);
+                expect(w, !b->poisoned || (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
+                       "O3 block %u is poisoned and can be found", id);
+        }
+        for (uint32_t i = 0; i < s->n_attachments; i++)
+                listed += s->attachments[i] ? attachment_pending(s->attachments[i]) : 0;
+        expect(w, pending == s->n_pending && pending == s->ix->n_pending, "O4 blocks that wait for data are miscounted");
+        expect(w, pending == listed, "O5 blocks wait for data of nobody");
+        expect(w, poisoned == s->n_poisoned, "O6 poisoned blocks are miscounted");
+}
