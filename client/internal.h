@@ -41,13 +41,13 @@ struct segment_source {
 };
 
 /* How a pool is mapped: memory_host.c, memory_device.c. All under kvd.lock, with the words of a failure said. */
-struct memory_kind {
+struct mapping_kind {
         int (*reserve)(struct view *view);   /* addresses for all segments there can be: view->base */
         int (*map)(struct view *view, uint32_t number, const struct segment_source *from, bool writable);
         void (*unmap)(struct view *view, uint32_t number); /* NULL: only all at once */
         void (*release)(struct view *view);  /* everything, also what was not begun */
 };
-extern const struct memory_kind memory_host, memory_device;
+extern const struct mapping_kind mapping_host, mapping_device;
 
 struct device;
 
@@ -59,7 +59,7 @@ struct view {
         shm_u32 *pins, *touch;       /* inside page */
         uint8_t *base;               /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
         uint64_t reserved;           /* its bytes */
-        const struct memory_kind *memory; /* NULL: not yet known */
+        const struct mapping_kind *memory; /* NULL: not yet known */
         struct device *device;       /* owned; NULL in host memory (device.h) */
 
         alignas(64) _Atomic uint64_t refs; /* lookups under way, pins, blocks of the caller */

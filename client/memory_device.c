@@ -132,7 +132,7 @@ static void release(struct view *view) {
         view->device = NULL;
 }
 
-const struct memory_kind memory_device = {.reserve = reserve, .map = map, .unmap = unmap, .release = release};
+const struct mapping_kind mapping_device = {.reserve = reserve, .map = map, .unmap = unmap, .release = release};
 
 /* ---- giving segments back ------------------------------------------------------------------------------------- */
 

@@ -45,4 +45,4 @@ static void release(struct view *view) {
                 munmap(view->base, view->reserved);
 }
 
-const struct memory_kind memory_host = {.reserve = reserve, .map = map, .release = release};
+const struct mapping_kind mapping_host = {.reserve = reserve, .map = map, .release = release};

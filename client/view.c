@@ -280,7 +280,7 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply, c
                 r = bad_daemon(-EPROTO, "a space comes with two descriptors, and one on a GPU with three");
         if (r < 0)
                 return r;
-        view->memory = view->ix->backend == KVD_BACKEND_HOST ? &memory_host : &memory_device;
+        view->memory = view->ix->backend == KVD_BACKEND_HOST ? &mapping_host : &mapping_device;
         r = view->memory->reserve(view);
         return r == 0 && view->device ? order_open(view, fds->fd[2], reply->order_row) : r;
 }

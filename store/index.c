@@ -201,6 +201,7 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .arena = space->domain->config.arena,
                 .block_bytes = block_bytes,
                 .backend = space_store(space)->config.backend,
+                .order_rows = space_store(space)->config.backend ? space_store(space)->config.max_attachments : 0,
                 .spill_slots = spill_slots(space, block_bytes, max_blocks),
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };

@@ -186,11 +186,11 @@ static bool write_score_chain(struct ticket *t, struct job *job) {
 
         if (!block_current(space, space->unscored) || space->blocks[kvd_ref_id(space->unscored)].private)
                 return false;
-        for (uint32_t id = kvd_ref_id(space->unscored); id != NONE && n < KVD_JOB_ITEMS; id = space->blocks[id].parent)
+        for (uint32_t id = kvd_ref_id(space->unscored); id != NONE && n < KVD_JOB_ITEMS; id = space->blocks[id].parent) {
                 if (space->blocks[id].pending || space->blocks[id].poisoned)
                         return false;
-                else
-                        ids[n++] = id;
+                ids[n++] = id;
+        }
         while (n-- > 0) {
                 const struct kvd_desc *desc = kvd_index_desc(space->ix, ids[n]);
                 struct kvd_job_item *item = job_add(job, block_ref(space, ids[n]), ids[n]);

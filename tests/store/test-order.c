@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks that are sealed before their data is there. The spaces are in host memory, with an order page all the same: the
+ * store does not look at the data, and what streams would write there, the test writes.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/order.h"
+#include "store/internal.h"
+#include "tests/store/fixture.h"
+
+static struct space *space;
+static struct attachment *a, *b;
+static uint32_t next_token;
+
+static struct space *ordered_space(const char *name) {
+        struct space *s = fixture_space(name, 64);
+
+        s->ix->order_rows = 8;
+        ck_assert_int_eq(order_new(s), 0);
+        return s;
+}
+
+static void open_all(void) {
+        fixture_open(64, 64);
+        next_token = 0;
+        space = ordered_space("s");
+        a = fixture_attach(space);
+        b = fixture_attach(space);
+}
+
+static void close_all(void) {
+        check_clean(space);
+        fixture_close();
+}
+
+/* Seals n blocks with fresh tokens; slot as in the message. */
+static int seal_n(struct attachment *by, kvd_ref parent, uint32_t n, uint32_t slot, uint64_t value, kvd_ref *ret) {
+        struct seal_request q = {.parent = parent, .n_blocks = n, .n_tokens = n * BT, .order_slot = slot,
+                                 .order_value = value};
+        kvd_ref blocks[16];
+        uint32_t tokens[16 * BT];
+
+        ck_assert_int_eq(space_allocate(by, n, blocks), (int)n);
+        for (uint32_t i = 0; i < n * BT; i++)
+                tokens[i] = next_token++;
+        q.blocks = blocks;
+        q.tokens = tokens;
+        return space_seal(by, &q, ret);
+}
+
+static kvd_ref seal(struct attachment *by, kvd_ref parent, uint32_t slot, uint64_t value) {
+        kvd_ref ret = 0;
+
+        ck_assert_msg(seal_n(by, parent, 1, slot, value, &ret) == 0, "%s", store_why(store));
+        return ret;
+}
+
+static shm_u64 *word_of(const struct attachment *of, uint32_t slot) {
+        return &space->order[attachment_order_row(of) * ORDER_SLOTS + slot - 1];
+}
+
+static const struct kvd_desc *desc_of(kvd_ref ref) {
+        return kvd_index_desc(space->ix, kvd_ref_id(ref));
+}
+
+static bool is_poisoned(kvd_ref ref) {
+        return desc_of(ref)->flags & KVD_DESC_POISONED;
+}
+
+static shm_u32 *pins_of(struct attachment *of) {
+        return of->pins;
+}
+
+START_TEST(data_arrives) {
+        kvd_ref first = seal(a, KVD_ROOT, 3, 7), second = seal(a, first, 3, 8);
+
+        ck_assert_uint_eq(desc_of(first)->order_slot, order_slot_of(a->slot, 2));
+        ck_assert_uint_eq(desc_of(first)->order_value, 7);
+        ck_assert_uint_eq(space->ix->n_pending, 2);
+        check_clean(space);
+        ck_assert(store_order_look(store));
+        *word_of(a, 3) = 7;
+        ck_assert(store_order_look(store));
+        ck_assert_uint_eq(desc_of(first)->order_slot, 0);
+        ck_assert_uint_ne(desc_of(second)->order_slot, 0);
+        *word_of(a, 3) = 9;
+        ck_assert(!store_order_look(store));
+        ck_assert_uint_eq(space->ix->n_pending, 0);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_ORDERED), 2);
+}
+END_TEST
+
+START_TEST(data_that_is_there_at_once) {
+        *word_of(a, 1) = 5;
+        ck_assert_uint_eq(desc_of(seal(a, KVD_ROOT, 1, 5))->order_slot, 0);
+        ck_assert_uint_eq(space->ix->n_pending, 0);
+}
+END_TEST
+
+START_TEST(nonsense_is_refused) {
+        kvd_ref ret;
+
+        seal(a, KVD_ROOT, 1, 5);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 4, &ret), -EINVAL);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 0, &ret), -EINVAL);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, ORDER_SLOTS + 1, 9, &ret), -EINVAL);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 2, (uint64_t)ORDER_VALUE_MAX + 1, &ret), -EINVAL);
+        ck_assert_uint_eq(space->ix->n_pending, 1);
+}
+END_TEST
+
+START_TEST(pending_is_not_evicted) {
+        kvd_ref ref = seal(a, KVD_ROOT, 1, 1);
+        bool more;
+
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 0);
+        ck_assert_int_eq(space_evict(space, 0, ref, &more), 0);
+        *word_of(a, 1) = 1;
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 1); /* it looks by itself */
+        ck_assert_uint_eq(space->ix->n_pending, 0);
+}
+END_TEST
+
+START_TEST(segment_with_pending_stays) {
+        kvd_ref ref = seal(a, KVD_ROOT, 1, 1);
+        struct space *other = fixture_space("other", 64);
+        struct attachment *c = fixture_attach(other);
+        kvd_ref blocks[64];
+
+        space_allocate(c, 64, blocks);
+        ck_assert_uint_eq(space->blocks[kvd_ref_id(ref)].state, KVD_SEALED);
+        check_clean(other);
+}
+END_TEST
+
+START_TEST(pending_is_not_borrowed) {
+        uint32_t tokens[BT] = {0, 1, 2, 3}, number, first;
+        kvd_ref ref = seal(a, KVD_ROOT, 1, 1);
+        struct append_request req = {.n_blocks = 1, .blocks = &ref, .n_tokens = BT, .tokens = tokens};
+
+        ck_assert_int_eq(sequence_open(b, 8, &number), 0);
+        ck_assert_int_eq(sequence_append(b, number, &req, &first), -EAGAIN);
+        *word_of(a, 1) = 1;
+        ck_assert_int_eq(sequence_append(b, number, &req, &first), 0);
+}
+END_TEST
+
+/* Summaries are asked for when the data is there, not before. */
+START_TEST(worker_gets_it_later) {
+        set(space, "kvreviver.on", "on");
+        seal(a, KVD_ROOT, 1, 1);
+        ck_assert_uint_eq(work(), 0);
+        *word_of(a, 1) = 1;
+        store_order_look(store);
+        ck_assert_uint_gt(work(), 0);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), 1);
+}
+END_TEST
+
+/* A method that is turned on meanwhile marks all blocks. */
+START_TEST(method_turned_on_meanwhile) {
+        seal(a, KVD_ROOT, 1, 1);
+        set(space, "kvreviver.on", "on");
+        ck_assert_uint_eq(work(), 0);
+        *word_of(a, 1) = 1;
+        store_order_look(store);
+        ck_assert_uint_gt(work(), 0);
+}
+END_TEST
+
+START_TEST(death_before_the_write) {
+        kvd_ref there = seal(a, KVD_ROOT, 1, 1), never, behind, other;
+        shm_u32 *pins = pins_of(b);
+        bool more;
+
+        never = seal(a, there, 1, 2);
+        behind = seal(b, never, 0, 0);
+        other = seal(b, there, 0, 0);
+        *word_of(a, 1) = 1;
+        pins[kvd_ref_id(behind)]++;
+        attachment_orphan(a);
+        ck_assert_uint_eq(*word_of(a, 1), 1); /* its GPU work may go on */
+        ck_assert(!is_poisoned(never));
+        attachment_free(a, true);
+
+        ck_assert(!is_poisoned(there) && is_poisoned(never) && is_poisoned(behind) && !is_poisoned(other));
+        ck_assert_uint_ge(space->order[order_slot_of(0, 0) - 1], 2); /* whoever waits goes on */
+        ck_assert_uint_eq(space->ix->n_pending, 0);
+        ck_assert(space->blocks[kvd_ref_id(there)].indexed && !space->blocks[kvd_ref_id(never)].indexed &&
+                  !space->blocks[kvd_ref_id(behind)].indexed);
+        ck_assert_uint_eq(space->blocks[kvd_ref_id(never)].state, KVD_SEALED); /* somebody holds its child */
+        check_clean(space);
+        idle();
+        check_clean(space);
+        pins[kvd_ref_id(behind)]--;
+        store_order_look(store);
+        ck_assert(!store_order_look(store));
+        ck_assert_uint_eq(space->blocks[kvd_ref_id(never)].state, KVD_FREE);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_POISONED), 2);
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 2);
+}
+END_TEST
+
+START_TEST(nothing_behind_poison) {
+        kvd_ref never = seal(a, KVD_ROOT, 1, 1), ret;
+
+        pins_of(b)[kvd_ref_id(never)]++;
+        attachment_free(a, true);
+        ck_assert_int_eq(seal_n(b, never, 1, 0, 0, &ret), -ESTALE);
+        pins_of(b)[kvd_ref_id(never)]--;
+        store_order_look(store);
+}
+END_TEST
+
+/* A chain of 16 has a run, which must not be found either. */
+START_TEST(poison_in_the_middle_of_a_run) {
+        kvd_ref refs[16], tail[8];
+
+        ck_assert_int_eq(seal_n(b, KVD_ROOT, 4, 0, 0, refs), 0);
+        ck_assert_int_eq(seal_n(a, refs[3], 4, 1, 1, refs + 4), 0);
+        ck_assert_int_eq(seal_n(b, refs[7], 8, 0, 0, tail), 0);
+        ck_assert_uint_eq(usage_of(space).runs, 1);
+        attachment_free(a, true);
+        ck_assert_uint_eq(usage_of(space).runs, 0);
+        store_order_look(store); /* parents after their children */
+        ck_assert_uint_eq(usage_of(space).sealed, 4);
+}
+END_TEST
+
+/* Behind the dead one's block hangs one that another's stream is still writing. */
+START_TEST(pending_behind_poison) {
+        kvd_ref never = seal(a, KVD_ROOT, 1, 1), behind = seal(b, never, 5, 1);
+
+        attachment_free(a, true);
+        ck_assert(is_poisoned(behind));
+        ck_assert_uint_eq(space->ix->n_pending, 1);
+        check_clean(space);
+        ck_assert(store_order_look(store));
+        ck_assert_uint_eq(space->blocks[kvd_ref_id(behind)].state, KVD_SEALED); /* it is being written */
+        *word_of(b, 5) = 1;
+        ck_assert(!store_order_look(store));
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+}
+END_TEST
+
+START_TEST(both_die) {
+        kvd_ref never = seal(a, KVD_ROOT, 1, 1), behind = seal(b, never, 5, 1);
+
+        attachment_free(b, true);
+        ck_assert(is_poisoned(behind) && !is_poisoned(never));
+        attachment_free(a, true);
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+        ck_assert_uint_eq(usage_of(space).poisoned + usage_of(space).pending, 0);
+}
+END_TEST
+
+/* Values of a row go on where the one before ended. */
+START_TEST(row_is_used_again) {
+        uint32_t row = attachment_order_row(a);
+        kvd_ref ret;
+
+        seal(a, KVD_ROOT, 1, 41);
+        attachment_free(a, true);
+        idle();
+        a = fixture_attach(space);
+        ck_assert_uint_eq(attachment_order_row(a), row);
+        ck_assert_uint_eq(*word_of(a, 1), 41);
+        ck_assert_uint_eq(desc_of(seal(a, KVD_ROOT, 1, 41))->order_slot, 0);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 42, &ret), 0);
+        ck_assert_uint_eq(space->ix->n_pending, 1);
+}
+END_TEST
+
+START_TEST(row_waits_for_the_wake) {
+        uint32_t row = attachment_order_row(a);
+        struct store_wake wake, again;
+
+        store_set_wakes(store, true);
+        seal(a, KVD_ROOT, 1, 3);
+        seal(a, KVD_ROOT, 64, 4);
+        attachment_free(a, true);
+        idle();
+        a = fixture_attach(space);
+        ck_assert_uint_ne(attachment_order_row(a), row);
+        ck_assert(store_next_wake(store, &wake));
+        ck_assert_uint_eq(wake.n, 2);
+        ck_assert_uint_eq(wake.words[0], row * ORDER_SLOTS);
+        ck_assert_uint_eq(wake.words[1], 3);
+        ck_assert_uint_eq(wake.words[2], row * ORDER_SLOTS + 63);
+        ck_assert_uint_eq(wake.words[3], 4);
+        ck_assert_int_eq(wake.fd, space_order_fd(space));
+        ck_assert(!store_next_wake(store, &again)); /* one at a time */
+        store_wake_done(store, false);
+        ck_assert(store_next_wake(store, &again));
+        store_wake_done(store, true);
+        ck_assert(!store_next_wake(store, &again));
+        idle();
+        b = fixture_attach(space);
+        ck_assert_uint_eq(attachment_order_row(b), row);
+}
+END_TEST
+
+START_TEST(no_wake_where_nobody_waits) {
+        struct store_wake wake;
+
+        store_set_wakes(store, true);
+        seal(a, KVD_ROOT, 1, 3);
+        *word_of(a, 1) = 3;
+        attachment_free(a, true);
+        ck_assert(!store_next_wake(store, &wake));
+        ck_assert_uint_eq(counter(space, KVD_SPACE_POISONED), 0);
+}
+END_TEST
+
+/* Readers' streams wait in a page that outlives the space. */
+START_TEST(space_deleted_meanwhile) {
+        struct space *doomed = ordered_space("doomed");
+        struct space *before = space;
+        struct store_wake wake;
+        uint64_t bytes = 4096;
+        shm_u64 *page;
+        kvd_ref ref;
+
+        page = mmap(NULL, bytes, PROT_READ, MAP_SHARED, space_order_fd(doomed), 0);
+        ck_assert_ptr_ne(page, MAP_FAILED);
+        store_set_wakes(store, true);
+        space = doomed;
+        ref = seal(fixture_attach(doomed), KVD_ROOT, 2, 6);
+        ck_assert_uint_ne(ref, 0);
+        space = before;
+        ck_assert_int_eq(space_delete(doomed, true), 0);
+        idle();
+        ck_assert_uint_eq(page[1], 6);
+        ck_assert(store_next_wake(store, &wake));
+        ck_assert_uint_eq(wake.words[1], 6);
+        store_wake_done(store, true);
+        idle();
+        ck_assert_ptr_null(store->deleted);
+        munmap((void *)page, bytes);
+}
+END_TEST
+
+/* Everything at once, at random, against the invariants. */
+START_TEST(at_random) {
+        struct attachment *all[6] = {a, b};
+        kvd_ref refs[64] = {0};
+        uint64_t value = 1;
+        bool more;
+
+        srandom((unsigned)_i + 1);
+        for (int step = 0; step < 2000; step++) {
+                uint32_t who = (uint32_t)random() % 6, slot = 1 + (uint32_t)random() % 3, k = (uint32_t)random() % 64;
+                kvd_ref parent = k % 3 ? refs[k] : KVD_ROOT, ret = 0;
+
+                if (!all[who]) {
+                        all[who] = fixture_attach(space);
+                        continue;
+                }
+                switch (random() % 8) {
+                case 0:
+                        *word_of(all[who], slot) = value;
+                        break;
+                case 1:
+                        attachment_free(all[who], true);
+                        all[who] = NULL;
+                        break;
+                case 2:
+                        space_evict(space, 1 + k % 4, KVD_ROOT, &more);
+                        break;
+                case 3:
+                        store_order_look(store);
+                        break;
+                default:
+                        if (space->count[KVD_FILLING] + space->count[KVD_SEALED] < 40 &&
+                            seal_n(all[who], parent, 1 + k % 2, random() % 2 ? slot : 0, ++value, &ret) == 0)
+                                refs[k] = ret;
+                }
+                if (step % 50 == 0)
+                        check_clean(space);
+        }
+        for (uint32_t i = 0; i < 6; i++)
+                attachment_free(all[i], true);
+        a = b = NULL;
+        idle();
+        ck_assert(!store_order_look(store));
+        ck_assert_uint_eq(usage_of(space).poisoned + usage_of(space).pending, 0);
+}
+END_TEST
+
+int main(void) {
+        const TTest *const tests[] = {
+                data_arrives, data_that_is_there_at_once, nonsense_is_refused, pending_is_not_evicted,
+                segment_with_pending_stays, pending_is_not_borrowed, worker_gets_it_later, method_turned_on_meanwhile,
+                death_before_the_write, nothing_behind_poison, poison_in_the_middle_of_a_run, pending_behind_poison,
+                both_die, row_is_used_again, row_waits_for_the_wake, no_wake_where_nobody_waits,
+                space_deleted_meanwhile};
+        TCase *tc = tcase_create("order");
+        Suite *s = suite_create("order");
+        SRunner *runner;
+
+        tcase_add_checked_fixture(tc, open_all, close_all);
+        for (size_t i = 0; i < ARRAY_SIZE(tests); i++)
+                tcase_add_test(tc, tests[i]);
+        tcase_add_loop_test(tc, at_random, 0, 20);
+        suite_add_tcase(s, tc);
+        runner = srunner_create(s);
+        srunner_run_all(runner, CK_ENV);
+        return srunner_ntests_failed(runner) != 0;
+}
