@@ -31,6 +31,8 @@ holds restart
 lives restart
 holds fill
 lives fill
+holds order
+lives order
 wrong pins    NO_CFENCE
 wrong pins    NO_DFENCE
 wrong pins    NO_RECHECK
@@ -60,6 +62,18 @@ wrong fill    FREE_AT_EOF
 wrong fill    SEAL_ANY
 wrong fill    SEAL_EARLY
 hangs fill    NEVER_DISCARD
+wrong order   SEAL_FIRST
+wrong order   CLEAR_EARLY
+wrong order   NO_QUARANTINE
+wrong order   NO_POISON
+wrong order   RELEASE_FIRST
+wrong order   NO_WAIT
+wrong order   NO_CHECK
+wrong order   CHECK_FIRST
+wrong order   EVICT_PENDING
+wrong order   UNPIN_EARLY
+hangs order   NO_RELEASE
+hangs order   ROW_EARLY
 wrong lease   NO_WAIT
 hangs lease   LEASE_OUTLIVES_HOLDER
 hangs lease   NO_DEADLINE
