@@ -6,6 +6,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/fakecuda/emulate.h"
+#include "tests/kernels/cuda/mirror.h"
 
 static struct gpu device;
 
@@ -78,13 +79,6 @@ static const struct kvd_cuda emulated = {
 
 /* ---- the device -------------------------------------------------------------------------------------------------- */
 
-/* A GPU sees registered pages where this processor sees them. */
-static void share(void *at, size_t bytes) {
-        fixture_ok_at(gpu_check(&device, device.cuda->cuMemHostRegister(at, bytes, CU_REGISTER_PORTABLE |
-                                                                        CU_REGISTER_MAPPED), "cuMemHostRegister"),
-                      "share");
-}
-
 bool fixture_is_real(void) {
         const char *real = getenv("KVD_TEST_GPU");
 
@@ -95,8 +89,8 @@ struct gpu *fixture_gpu(void) {
         if (device.cuda)
                 return &device;
         if (fixture_is_real()) {
-                buffers_prepare = share;
-                fixture_ok(gpu_open(&device, 0));
+                fixture_ok(gpu_open(&device, getenv("KVD_GPU") ? atoi(getenv("KVD_GPU")) : 0));
+                fixture_ok(mirror_begin(&device));
         } else {
                 device = (struct gpu){.cuda = &emulated, .multiprocessors = 3, .capability = 90, .l2_bytes = 50 << 20,
                                       .shared_bytes = EMULATE_MOST_SHARED};
@@ -106,7 +100,19 @@ struct gpu *fixture_gpu(void) {
 
 void fixture_wait(void) {
         if (fixture_is_real())
-                fixture_ok(gpu_check(&device, device.cuda->cuCtxSynchronize(), "cuCtxSynchronize"));
+                fixture_ok(mirror_pull());
+}
+
+cu_address address_of(const void *at) {
+        cu_address copy = (cu_address)(uintptr_t)at;
+
+        if (fixture_is_real() && at && fixture_gpu() && (copy = mirror_of(at)) == 0)
+                ck_abort_msg("memory for kernels comes from buffer()");
+        return copy;
+}
+
+void *host_of(cu_address at) {
+        return fixture_is_real() ? mirror_host(at) : (void *)(uintptr_t)at;
 }
 
 void fixture_seed(uint64_t n) {
@@ -124,6 +130,8 @@ int fixture_main(const char *name, int timeout, const struct fixture_test *tests
         SRunner *runner = srunner_create(suite);
         int failed;
 
+        if (fixture_is_real())
+                buffers_prepare = mirror_add;
         tcase_set_timeout(all, timeout);
         for (size_t i = 0; i < n; i++)
                 if (tests[i].loops < 0)

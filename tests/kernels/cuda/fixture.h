@@ -5,8 +5,8 @@
 /*
  * A GPU for tests of kernels: gpu_OPERATION(fixture_gpu(), NULL, ...) as any caller does it. Usually it is this
  * processor (tests/fakecuda/emulate.h), and a launch is done when it returns; with KVD_TEST_GPU=1 it is device 0 of the
- * driver. Memory for kernels comes from tests/kernels/buffers.h, in both cases with an end that faults; a result may be
- * looked at after fixture_wait().
+ * driver (or KVD_GPU). Memory for kernels comes from tests/kernels/buffers.h; in the emulation its end
+ * faults. A result may be looked at after fixture_wait().
  */
 
 #include <check.h>
@@ -23,9 +23,9 @@ void fixture_seed(uint64_t n);  /* the order in which blocks and threads run (EM
 #define fixture_ok(launch) fixture_ok_at(launch, #launch)
 void fixture_ok_at(int r, const char *what);
 
-static inline cu_address address_of(const void *at) {
-        return (cu_address)(uintptr_t)at;
-}
+/* A buffer as kernels see it, and back. Elsewhere than in the emulation, these are not the same number (mirror.h). */
+cu_address address_of(const void *at);
+void *host_of(cu_address at);
 
 /* Runs one suite of one case; loops < 0: the test runs once. Returns main's result. */
 struct fixture_test {

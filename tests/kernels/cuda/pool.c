@@ -56,13 +56,13 @@ cu_address room(size_t bytes) {
 cu_address copied(const void *from, size_t bytes) {
         cu_address at = room(bytes);
 
-        memcpy((void *)at, from, bytes);
+        memcpy(host_of(at), from, bytes);
         return at;
 }
 
 const float *floats_of(cu_address at) {
         fixture_wait();
-        return (const float *)at;
+        return host_of(at);
 }
 
 void assert_same_numbers(const float *expected, const float *got, size_t n, const char *what) {
