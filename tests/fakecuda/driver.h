@@ -10,6 +10,7 @@
  *      faults.c     settings, injected faults, log           work.c     copies, writes and waits, host functions
  *      range.c      which addresses there are                event.c    events
  *      vmm.c        handles, reservations, mappings          launch.c   libraries, kernels
+ *      cublas.c     libcublas.so.13, on top of run.h
  *      memory.c     cuMemAlloc, legacy handles, host memory  usage.c    who uses how much memory, over all processes
  *
  * Where the CUDA header promises an error, that error comes. Where it leaves things open, the strict answer does:
@@ -224,6 +225,10 @@ struct work {
                         void (*called)(void *);
                         void *data;
                 } host;
+                struct {
+                        cu_result (*run)(void *);
+                        void *data; /* owned */
+                } own;
                 struct {
                         cu_address at;
                         uint64_t value;

@@ -10,6 +10,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/fakecuda/driver.h"
+#include "tests/fakecuda/run.h"
 
 static void *pointer(cu_address at) {
         return (void *)(uintptr_t)at;
@@ -120,6 +121,25 @@ cu_result cuLaunchHostFunc(cu_stream stream, void (*called)(void *data), void *d
 
         ENTER(cuLaunchHostFunc, NEEDS_CONTEXT);
         return called ? stream_submit(stream, &work, NULL, 0) : CU_INVALID_VALUE;
+}
+
+static cu_result run_own(struct work *work, struct stream *stream) {
+        return work->own.run(work->own.data);
+}
+
+static void free_own(struct work *work) {
+        free(work->own.data);
+}
+
+cu_result fakecuda_run(cu_stream stream, cu_result (*run)(void *data), void *data) {
+        const struct work work = {.kind = WORK_KERNEL, .run = run_own, .done = free_own, .own = {run, data}};
+
+        ENTER(fakecuda_run, NEEDS_CONTEXT);
+        return stream_submit(stream, &work, NULL, 0);
+}
+
+bool fakecuda_allows(cu_address at, size_t bytes, int access) {
+        return allows(at, bytes, access);
 }
 
 /* ---- words that order streams, of any process ----------------------------------------------------------------------- */
