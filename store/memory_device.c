@@ -308,20 +308,29 @@ void device_undrain(struct space *space, struct segment *segment) {
         set_state(pool_of(store), chunk, RETURNED);
 }
 
+/* Whoever has it mapped keeps it: the driver gives it up with the last of them. */
+static void give_up(struct space *space, struct segment *segment) {
+        struct chunk *chunk = segment->chunk;
+
+        leave(chunk);
+        remake(space_store(space), chunk);
+}
+
+/* Clients of a deleted space may write into what they had for some time, and are not asked to unmap it. */
 static void let_go(struct space *space, struct segment *segment) {
+        if (!space->ix->alive) {
+                give_up(space, segment);
+                return;
+        }
         set_state(pool_of(space_store(space)), segment->chunk, DRAINING);
         atomic_fetch_add(&space->ix->drain_epoch, 1);
         device_undrain(space, segment);
 }
 
-/* Whoever has it mapped keeps it: the driver gives it up with the last of them. */
 static bool bury(struct space *space, struct segment *segment) {
-        struct chunk *chunk = segment->chunk;
-
-        if (!chunk)
+        if (!segment->chunk)
                 return false;
-        leave(chunk);
-        remake(space_store(space), chunk);
+        give_up(space, segment);
         return true;
 }
 

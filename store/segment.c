@@ -40,8 +40,10 @@ static void let_go(struct space *space, struct segment *segment) {
 
 /* Gives it up for good, a piece a call; false: it is done. Clients that have it mapped keep what they have mapped. */
 bool segment_bury(struct space *space, struct segment *segment) {
-        if (segment->n_ready)
+        if (segment->n_ready) {
                 let_go(space, segment);
+                return true;
+        }
         return memory_of(space)->bury(space, segment);
 }
 

@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * GPU memory as the store deals with it, over the stand-in driver: chunks, who has them mapped, who gets them next. This
+ * process plays the worker (it says that memory is clear) and the clients (it says what they unmapped). A chunk is known
+ * by the file behind its descriptor.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ipc/base/device.h"
+#include "ipc/base/util.h"
+#include "store/store.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define CHUNKS 16u
+
+static struct store *store;
+static struct domain *domains[2];
+
+static const struct kvd_cuda *load(void) {
+        const char *why = NULL;
+        const struct kvd_cuda *cuda = kvd_cuda_load(&why);
+
+        ck_assert_msg(cuda != NULL, "%s", why);
+        ck_assert_int_eq(cuda->cuInit(0), CU_OK);
+        return cuda;
+}
+
+/* 16 segments of 4 MiB. */
+static int open_pool(void) {
+        struct store_config c = {.pool_bytes = 64 * MIB, .segment_bytes = 64 * MIB, .max_attachments = 8,
+                                 .backend = KVD_BACKEND_VMM, .cuda = load(), .spill_bytes = MIB};
+        int r = store_new(&c, &store);
+
+        for (int i = 0; r == 0 && i < 2; i++) {
+                struct domain_config d = {.client_quota = UINT64_MAX};
+
+                snprintf(d.name, sizeof d.name, "d%d", i);
+                ck_assert_int_eq(store_domain(store, &d, &domains[i]), 0);
+        }
+        return r;
+}
+
+static uint32_t clear_all(void) {
+        int fds[STORE_CLEARS];
+        uint32_t n, all = 0;
+        uint64_t bytes;
+
+        while ((n = store_next_clear(store, fds, &bytes)) > 0) {
+                ck_assert_uint_eq(bytes, 4 * MIB);
+                store_clear_done(store, true);
+                all += n;
+        }
+        return all;
+}
+
+static void setup(void) {
+        ck_assert_msg(open_pool() == 0, "%s", store ? store_why(store) : "");
+        ck_assert_uint_eq(clear_all(), CHUNKS);
+}
+
+static void teardown(void) {
+        store = store_free(store);
+}
+
+static struct space *make(struct domain *domain, const char *name, uint32_t layers) {
+        struct space_spec spec = {.geometry = {.layers = layers, .kv_heads = 4, .head_dim = 128, .block_tokens = 16,
+                                               .dtype = KVD_F16, .vocab = 1000}};
+        struct space *space;
+        bool created;
+
+        snprintf(spec.name, sizeof spec.name, "%s", name);
+        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s", store_why(store));
+        return space;
+}
+
+#define A_MIB 32u /* layers of a block of 1 MiB */
+
+static struct attachment *attach(struct space *space) {
+        struct attachment *a;
+
+        ck_assert_int_eq(attachment_new(space, NULL, NULL, &a), 0);
+        return a;
+}
+
+static void idle(void) {
+        for (int i = 0; i < 1000 && store_idle(store); i++)
+                ;
+}
+
+static void check_clean(struct space *space) {
+        struct check_report report;
+        uint32_t cursor = 0;
+
+        do {
+                space_check(space, &cursor, &report);
+                ck_assert_msg(report.broken == 0, "%s", report.first);
+        } while (cursor);
+}
+
+static uint64_t chunk_of(struct attachment *a, uint32_t segment) {
+        struct stat st;
+        bool writable;
+        int fd = space_segment_fd(a, segment, &writable);
+
+        ck_assert_msg(fd >= 0, "%s", store_why(store));
+        ck_assert_int_eq(fstat(fd, &st), 0);
+        return st.st_ino;
+}
+
+static int fd_of(struct attachment *a, uint32_t segment) {
+        bool writable;
+
+        return space_segment_fd(a, segment, &writable);
+}
+
+static uint32_t take(struct attachment *a, uint32_t n, kvd_ref *refs) {
+        uint32_t got = 0;
+        int r = 1;
+
+        while (got < n && r > 0) {
+                r = space_allocate(a, n - got, refs + got);
+                got += r > 0 ? (uint32_t)r : 0;
+        }
+        return got;
+}
+
+static struct store_clears clears(void) {
+        struct store_clears c;
+
+        store_clears(store, &c);
+        return c;
+}
+
+/* ---- start ------------------------------------------------------------------------------------------------------- */
+
+START_TEST(nobody_gets_what_is_not_clear) {
+        struct attachment *a;
+        kvd_ref ref;
+
+        ck_assert_int_eq(open_pool(), 0);
+        a = attach(make(domains[0], "s", A_MIB));
+        ck_assert_uint_eq(clears().dirty, CHUNKS);
+        ck_assert_int_eq(space_allocate(a, 1, &ref), -ENOBUFS);
+        ck_assert_uint_eq(clear_all(), CHUNKS);
+        ck_assert_int_eq(space_allocate(a, 1, &ref), 1);
+        ck_assert_uint_eq(clears().clean, CHUNKS - 1);
+        check_clean(attachment_space(a));
+}
+END_TEST
+
+START_TEST(a_worker_that_dies_has_cleared_nothing) {
+        int fds[STORE_CLEARS];
+        uint64_t bytes;
+
+        ck_assert_int_eq(open_pool(), 0);
+        ck_assert_uint_eq(store_next_clear(store, fds, &bytes), STORE_CLEARS);
+        store_worker_gone(store);
+        ck_assert_uint_eq(clears().clean, 0);
+        ck_assert_uint_eq(clears().dirty, CHUNKS);
+        ck_assert_uint_eq(store_next_clear(store, fds, &bytes), STORE_CLEARS);
+        store_clear_failed(store);
+        ck_assert(!store_wants_clearing(store));
+        store_make_missing(store);
+        ck_assert(store_wants_clearing(store));
+}
+END_TEST
+
+static const char *const failures[] = {"cuMemCreate:1=2", "cuMemCreate:3=2", "cuMemCreate:16=999"};
+
+START_TEST(what_the_driver_does_not_give_comes_later) {
+        setenv("FAKECUDA_FAIL", failures[_i], 1);
+        ck_assert_int_eq(open_pool(), 0);
+        ck_assert_uint_ge(clears().missing, 1);
+        ck_assert_uint_eq(store_make_missing(store), 0);
+        ck_assert_uint_eq(clear_all(), CHUNKS);
+}
+END_TEST
+
+START_TEST(a_driver_that_gives_nothing_is_refused) {
+        setenv("FAKECUDA_FAIL", "cuMemCreate:1=999", 1);
+        ck_assert_int_lt(open_pool(), 0);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "4 MiB cannot be had"));
+}
+END_TEST
+
+START_TEST(no_descriptor_is_an_error_and_no_loss) {
+        struct attachment *a;
+        struct space *space;
+        kvd_ref ref;
+
+        setenv("FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=999", 1);
+        ck_assert_int_eq(open_pool(), 0);
+        ck_assert_uint_eq(clear_all(), CHUNKS); /* one of them in a second round */
+        space = make(domains[0], "s", A_MIB);
+        a = attach(space);
+        ck_assert_int_eq(space_allocate(a, 1, &ref), 1);
+        ck_assert_int_ge(fd_of(a, 0), 0);
+        ck_assert_int_eq(fd_of(a, 1), -ENOENT);
+}
+END_TEST
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+/* Of 160 KiB: 25 or 26 in 4 MiB, the one between two segments in none. */
+START_TEST(no_block_lies_across_two_segments) {
+        struct space *space = make(domains[0], "s", 5);
+        const struct kvd_index *ix = space_index(space);
+        struct attachment *a = attach(space);
+        kvd_ref refs[500];
+        uint32_t n = take(a, ARRAY_SIZE(refs), refs), most = CHUNKS * 25;
+
+        ck_assert_uint_eq(ix->segment_blocks, 25);
+        ck_assert_uint_ge(n, most - CHUNKS);
+        ck_assert_uint_le(n, most);
+        for (uint32_t i = 0; i < n; i++) {
+                uint64_t at = kvd_ref_id(refs[i]) * ix->block_bytes;
+
+                ck_assert_uint_eq(at / ix->segment_bytes, (at + ix->block_bytes - 1) / ix->segment_bytes);
+        }
+        check_clean(space);
+        ck_assert_uint_eq(space_release(a, refs, n), n);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(blocks_that_do_not_fit_are_refused) {
+        struct space_spec spec = {.name = "s", .geometry = {.layers = 5 * A_MIB, .kv_heads = 4, .head_dim = 128,
+                                                            .dtype = KVD_F16, .vocab = 1000}};
+        struct space *space;
+        bool created;
+
+        ck_assert_int_eq(space_open(domains[0], &spec, true, &space, &created), -E2BIG);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "set segment"));
+}
+END_TEST
+
+/* ---- giving back ------------------------------------------------------------------------------------------------- */
+
+/* A space with n segments of 4 blocks, all of them free again, and two clients that have mapped them. */
+struct drained {
+        struct space *space;
+        struct attachment *a, *b;
+        uint64_t chunk[CHUNKS];
+        kvd_ref refs[CHUNKS * 4];
+};
+
+static void fill_and_free(struct drained *d, struct domain *domain, uint32_t n) {
+        d->space = make(domain, "s", A_MIB);
+        d->a = attach(d->space);
+        d->b = attach(d->space);
+        ck_assert_uint_eq(take(d->a, n * 4, d->refs), n * 4);
+        for (uint32_t i = 0; i < n; i++) {
+                d->chunk[i] = chunk_of(d->a, i);
+                ck_assert_uint_eq(chunk_of(d->b, i), d->chunk[i]);
+        }
+        ck_assert_uint_eq(space_release(d->a, d->refs, n * 4), n * 4);
+}
+
+static void shrink(struct drained *d, const char *to) {
+        ck_assert_int_eq(space_set(d->space, "max_blocks", to), 0);
+        idle();
+}
+
+START_TEST(a_segment_is_free_when_all_have_unmapped_it) {
+        struct drained d;
+        uint32_t wanted[CHUNKS], epoch, n;
+
+        fill_and_free(&d, domains[0], 2);
+        epoch = space_index(d.space)->drain_epoch;
+        ck_assert_uint_eq(attachment_drain(d.a, NULL, 0, wanted, CHUNKS), 0);
+        shrink(&d, "4");
+        ck_assert_uint_eq(space_index(d.space)->drain_epoch, epoch + 1);
+        n = attachment_drain(d.a, NULL, 0, wanted, CHUNKS);
+        ck_assert_uint_eq(n, 1);
+        ck_assert_int_eq(fd_of(d.a, wanted[0]), -ENODATA);
+        ck_assert_uint_eq(attachment_drain(d.b, NULL, 0, wanted, CHUNKS), 1);
+        ck_assert_uint_eq(attachment_drain(d.a, wanted, 1, wanted + 1, 1), 0);
+        idle();
+        ck_assert_uint_eq(clears().dirty, 0);
+        check_clean(d.space);
+        ck_assert_uint_eq(attachment_drain(d.b, wanted, 1, wanted + 1, 1), 0);
+        idle();
+        ck_assert_uint_eq(clears().dirty, 1); /* another chunk: not cleared yet */
+        ck_assert_uint_eq(clear_all(), 1);
+        check_clean(d.space);
+}
+END_TEST
+
+START_TEST(what_nobody_was_asked_about_comes_back_as_it_is) {
+        struct drained d;
+        kvd_ref refs[8];
+        uint32_t segment;
+
+        fill_and_free(&d, domains[0], 2);
+        shrink(&d, "4");
+        ck_assert_int_eq(space_set(d.space, "max_blocks", "60"), 0);
+        ck_assert_uint_eq(take(d.a, 8, refs), 8);
+        for (uint32_t i = 0; i < 8; i++) {
+                segment = kvd_segment_of(space_index(d.space), kvd_ref_id(refs[i]));
+                ck_assert_uint_lt(segment, 2);
+                ck_assert_uint_eq(chunk_of(d.a, segment), d.chunk[segment]);
+        }
+        check_clean(d.space);
+}
+END_TEST
+
+START_TEST(what_somebody_is_about_to_unmap_gets_no_block) {
+        struct drained d;
+        uint32_t wanted;
+        kvd_ref refs[8];
+
+        fill_and_free(&d, domains[0], 2);
+        shrink(&d, "4");
+        ck_assert_uint_eq(attachment_drain(d.a, NULL, 0, &wanted, 1), 1);
+        ck_assert_int_eq(space_set(d.space, "max_blocks", "60"), 0);
+        ck_assert_uint_eq(take(d.a, 8, refs), 8);
+        for (uint32_t i = 0; i < 8; i++)
+                ck_assert_uint_ne(kvd_segment_of(space_index(d.space), kvd_ref_id(refs[i])), wanted);
+        check_clean(d.space);
+        /* Unmapped by the one who was asked, mapped still by the other who was not: it may have blocks again. */
+        ck_assert_uint_eq(attachment_drain(d.a, &wanted, 1, NULL, 0), 0);
+        ck_assert_uint_eq(take(d.a, 4, refs), 4);
+        ck_assert_uint_eq(kvd_segment_of(space_index(d.space), kvd_ref_id(refs[0])), wanted);
+        ck_assert_uint_eq(chunk_of(d.b, wanted), d.chunk[wanted]);
+        check_clean(d.space);
+}
+END_TEST
+
+START_TEST(the_dead_have_nothing_mapped) {
+        struct drained d;
+
+        fill_and_free(&d, domains[0], 2);
+        shrink(&d, "4");
+        attachment_orphan(d.a); /* its process may be there still */
+        attachment_free(d.b, true);
+        idle();
+        ck_assert_uint_eq(clears().dirty, 0);
+        attachment_free(d.a, true);
+        idle();
+        ck_assert_uint_eq(clears().dirty, 1);
+        check_clean(d.space);
+}
+END_TEST
+
+START_TEST(a_worker_unmaps_last) {
+        struct drained d;
+        struct space *space = NULL;
+        uint32_t segment, wanted;
+
+        fill_and_free(&d, domains[0], 2);
+        for (uint32_t i = 0; i < 2; i++)
+                ck_assert_int_ge(space_worker_segment_fd(d.space, i), 0);
+        attachment_free(d.b, false);
+        shrink(&d, "4");
+        ck_assert(!store_next_unmap(store, &space, &segment));
+        ck_assert_uint_eq(attachment_drain(d.a, NULL, 0, &wanted, 1), 1);
+        ck_assert_uint_eq(attachment_drain(d.a, &wanted, 1, NULL, 0), 0);
+        ck_assert(store_next_unmap(store, &space, &segment));
+        ck_assert_ptr_eq(space, d.space);
+        ck_assert_uint_eq(segment, wanted);
+        ck_assert_uint_eq(space_segment_turn(space, segment), 0);
+        idle();
+        ck_assert_uint_eq(clears().dirty, 0);
+        if (_i == 0)
+                space_worker_unmapped(space, segment);
+        else
+                store_worker_gone(store);
+        idle();
+        ck_assert_uint_eq(clears().dirty, 1);
+        check_clean(d.space);
+}
+END_TEST
+
+/* ---- domains ------------------------------------------------------------------------------------------------------ */
+
+/* Takes all it can get from another domain, which unmaps when it is asked. */
+START_TEST(a_chunk_never_changes_domains) {
+        struct drained d;
+        struct attachment *other = attach(make(domains[1], "t", A_MIB));
+        uint32_t wanted[CHUNKS], n, got = 0;
+        kvd_ref refs[CHUNKS * 4];
+
+        fill_and_free(&d, domains[0], CHUNKS);
+        for (int round = 0; round < 100; round++) {
+                got += take(other, ARRAY_SIZE(refs) - got, refs + got);
+                n = attachment_drain(d.a, NULL, 0, wanted, CHUNKS);
+                attachment_drain(d.a, wanted, n, NULL, 0);
+                attachment_drain(d.b, wanted, n, NULL, 0);
+                idle();
+                clear_all();
+        }
+        ck_assert_uint_ge(got, 4 * (CHUNKS / 2 - 1));
+        for (uint32_t i = 0; i < got / 4; i++)
+                for (uint32_t k = 0; k < CHUNKS; k++)
+                        ck_assert_uint_ne(chunk_of(other, i), d.chunk[k]);
+        check_clean(d.space);
+        check_clean(attachment_space(other));
+}
+END_TEST
+
+/* The pool is all of the device's memory: what a client keeps of a deleted space is missing until it lets go. */
+START_TEST(memory_that_is_held_is_missing) {
+        struct drained d;
+        int held;
+
+        setenv("FAKECUDA_MEMORY", "64M", 1);
+        setup();
+        fill_and_free(&d, domains[0], 2);
+        held = dup(fd_of(d.a, 0));
+        ck_assert_int_eq(space_delete(d.space, true), 0);
+        idle();
+        ck_assert_uint_eq(clears().missing, 1);
+        ck_assert_uint_eq(store_make_missing(store), 1);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "OUT_OF_MEMORY"));
+        close(held);
+        ck_assert_uint_eq(store_make_missing(store), 0);
+        ck_assert_uint_eq(clear_all(), 2);
+        ck_assert_uint_eq(clears().clean, CHUNKS);
+}
+END_TEST
+
+/* ---- at random ---------------------------------------------------------------------------------------------------- */
+
+struct client {
+        struct attachment *a;
+        kvd_ref refs[64];
+        uint32_t n;
+        bool mapped[64];
+};
+
+static void client_step(struct client *c, uint32_t what) {
+        uint32_t wanted[64], n;
+        kvd_ref ref;
+
+        if (what < 40 && c->n < 64 && space_allocate(c->a, 1, &ref) == 1) {
+                uint32_t segment = kvd_segment_of(space_index(attachment_space(c->a)), kvd_ref_id(ref));
+
+                c->refs[c->n++] = ref;
+                ck_assert_int_ge(fd_of(c->a, segment), 0);
+                c->mapped[segment] = true;
+        } else if (what < 80 && c->n) {
+                n = what % c->n;
+                ck_assert_uint_eq(space_release(c->a, &c->refs[n], 1), 1);
+                c->refs[n] = c->refs[--c->n];
+        } else if (what < 90) {
+                n = attachment_drain(c->a, NULL, 0, wanted, 64);
+                for (uint32_t i = 0; i < n; i++) {
+                        ck_assert(c->mapped[wanted[i]]);
+                        for (uint32_t k = 0; k < c->n; k++)
+                                ck_assert_uint_ne(kvd_segment_of(space_index(attachment_space(c->a)),
+                                                                 kvd_ref_id(c->refs[k])), wanted[i]);
+                        c->mapped[wanted[i]] = false;
+                }
+                attachment_drain(c->a, wanted, n, NULL, 0);
+        } else if (what < 92) {
+                struct space *space = attachment_space(c->a);
+
+                attachment_free(c->a, true);
+                *c = (struct client){.a = attach(space)};
+        }
+}
+
+START_TEST(at_random) {
+        struct space *spaces[3] = {make(domains[0], "s", A_MIB), make(domains[0], "t", 5), make(domains[1], "s", 24)};
+        struct client clients[6] = {0};
+
+        srand(1 + (unsigned)_i);
+        for (int i = 0; i < 6; i++)
+                clients[i].a = attach(spaces[i / 2]);
+        for (int i = 0; i < 20000; i++) {
+                client_step(&clients[rand() % 6], (uint32_t)rand() % 100);
+                if (rand() % 4 == 0)
+                        store_idle(store);
+                if (rand() % 8 == 0)
+                        clear_all();
+                if (i % 50 == 0)
+                        for (int k = 0; k < 3; k++)
+                                check_clean(spaces[k]);
+        }
+        for (int i = 0; i < 6; i++)
+                attachment_free(clients[i].a, false);
+        for (int k = 0; k < 3; k++)
+                ck_assert_int_eq(space_delete(spaces[k], false), 0);
+        idle();
+        clear_all();
+        ck_assert_uint_eq(clears().clean, CHUNKS);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("device");
+        TCase *alone = tcase_create("alone"), *pool = tcase_create("pool");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_add_checked_fixture(alone, NULL, teardown);
+        tcase_add_test(alone, nobody_gets_what_is_not_clear);
+        tcase_add_test(alone, a_worker_that_dies_has_cleared_nothing);
+        tcase_add_loop_test(alone, what_the_driver_does_not_give_comes_later, 0, 3);
+        tcase_add_test(alone, a_driver_that_gives_nothing_is_refused);
+        tcase_add_test(alone, no_descriptor_is_an_error_and_no_loss);
+        tcase_add_test(alone, memory_that_is_held_is_missing);
+        tcase_add_checked_fixture(pool, setup, teardown);
+        tcase_set_timeout(pool, 60);
+        tcase_add_test(pool, no_block_lies_across_two_segments);
+        tcase_add_test(pool, blocks_that_do_not_fit_are_refused);
+        tcase_add_test(pool, a_segment_is_free_when_all_have_unmapped_it);
+        tcase_add_test(pool, what_nobody_was_asked_about_comes_back_as_it_is);
+        tcase_add_test(pool, what_somebody_is_about_to_unmap_gets_no_block);
+        tcase_add_test(pool, the_dead_have_nothing_mapped);
+        tcase_add_loop_test(pool, a_worker_unmaps_last, 0, 2);
+        tcase_add_test(pool, a_chunk_never_changes_domains);
+        tcase_add_loop_test(pool, at_random, 0, 3);
+        suite_add_tcase(suite, alone);
+        suite_add_tcase(suite, pool);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed ? 1 : 0;
+}
