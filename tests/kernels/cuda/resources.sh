@@ -38,9 +38,9 @@ lines() {
 }
 
 report() {
-        echo "# What ptxas says of every kernel (tests/kernels/cuda/resources.sh): registers a thread for each target, and"
-        echo "# the largest of stack, of spill stores and loads, and of static shared memory, in bytes. Compiled by nvcc"
-        echo "# $("${NVCC:-nvcc}" --version | sed -n 's/.*release [0-9.]*, V//p'); not run on a GPU."
+        echo "# What ptxas says of every kernel (tests/kernels/cuda/resources.sh): registers a thread for each"
+        echo "# target, and the largest of stack, of spill stores and loads, and of static shared memory, in bytes."
+        echo "# Compiled by nvcc $("${NVCC:-nvcc}" --version | sed -n 's/.*release [0-9.]*, V//p'); not run on a GPU."
         lines | awk '
         function most(of, x) { if (x > of[key]) of[key] = x }
         BEGIN {

@@ -32,8 +32,22 @@ static void assert_gathered(const struct gpu_gather *a, const uint8_t *pool, con
         }
 }
 
-static void gather_case(struct gpu *gpu, uint32_t n, size_t offset, size_t bytes) {
-        size_t block_bytes = offset + bytes + 48, pool_bytes = (BLOCKS - 1) * block_bytes + offset + bytes;
+/* by: the kernel, copies of the driver, or what is thought to be faster. */
+enum by { BY_KERNEL, BY_COPIES, BY_EITHER };
+
+static void gather_by(enum by by, const struct gpu_gather *a, const uint32_t *ids) {
+        if (by == BY_KERNEL)
+                fixture_ok(gpu_gather(fixture_gpu(), NULL, a));
+        else if (by == BY_COPIES)
+                fixture_ok(gpu_gather_copies(fixture_gpu(), NULL, a, ids));
+        else
+                fixture_ok(gpu_gather_fastest(fixture_gpu(), NULL, a, ids, random_u32() % 2));
+        fixture_wait();
+}
+
+static void gather_case(enum by by, uint32_t n, size_t offset, size_t bytes) {
+        size_t block_bytes = offset + bytes + (by == BY_KERNEL || random_u32() % 2 ? 48 : 0);
+        size_t pool_bytes = (BLOCKS - 1) * block_bytes + offset + bytes;
         uint32_t *ids = buffer(n * sizeof *ids);
         uint8_t *pool = random_bytes(pool_bytes), *expected = buffer(pool_bytes), *packed = random_bytes(n * bytes);
         struct gpu_gather a = {.blocks = {address_of(pool), block_bytes, address_of(ids)}, .n = n, .offset = offset,
@@ -41,9 +55,8 @@ static void gather_case(struct gpu *gpu, uint32_t n, size_t offset, size_t bytes
 
         memcpy(expected, pool, pool_bytes);
         for (uint32_t i = 0; i < n; i++) /* all different, so that a scatter is defined */
-                ids[i] = i % 4 == 2 ? GPU_NO_BLOCK : (i * 4 + 1) % BLOCKS;
-        fixture_ok(gpu_gather(gpu, NULL, &a));
-        fixture_wait();
+                ids[i] = i % 4 == 2 ? GPU_NO_BLOCK : by == BY_KERNEL ? (i * 4 + 1) % BLOCKS : (i + 5) % BLOCKS;
+        gather_by(by, &a, ids);
         assert_gathered(&a, pool, ids);
         for (size_t i = 0; i < n * bytes; i++)
                 packed[i] = (uint8_t)random_u32();
@@ -51,20 +64,56 @@ static void gather_case(struct gpu *gpu, uint32_t n, size_t offset, size_t bytes
                 if (ids[i] != GPU_NO_BLOCK)
                         memcpy(expected + ids[i] * block_bytes + offset, packed + i * bytes, bytes);
         a.to_blocks = 1;
-        fixture_ok(gpu_gather(gpu, NULL, &a));
-        fixture_wait();
+        gather_by(by, &a, ids);
         ck_assert_mem_eq(pool, expected, pool_bytes);
         buffers_free();
 }
 
 START_TEST(gather_and_scatter_copy_exactly) {
-        struct gpu *gpu = fixture_gpu();
-
+        fixture_gpu();
         fixture_seed((uint64_t)_i);
         for (uint32_t n = 1; n <= BLOCKS; n += 2)
                 for (size_t bytes = 16; bytes <= 70000; bytes += bytes < 100 ? 16 : 13 * bytes / 16 * 16)
                         for (size_t offset = 0; offset < 64; offset += 48)
-                                gather_case(gpu, n, offset, bytes);
+                                gather_case(BY_KERNEL, n, offset, bytes);
+}
+END_TEST
+
+START_TEST(the_drivers_copies_do_the_same) {
+        fixture_gpu();
+        for (uint32_t n = 1; n <= BLOCKS; n++)
+                for (size_t bytes = 1; bytes <= 300000; bytes = bytes * 3 + n)
+                        for (size_t offset = 0; offset < 64; offset += 21) {
+                                gather_case(BY_COPIES, n, offset, bytes);
+                                gather_case(BY_EITHER, n, offset / 16 * 16, ALIGN_UP(bytes, 16));
+                        }
+}
+END_TEST
+
+static void clear_case(uint32_t n, size_t offset, size_t bytes) {
+        size_t block_bytes = offset + bytes + 32, pool_bytes = (BLOCKS - 1) * block_bytes + offset + bytes;
+        uint32_t *ids = buffer(n * sizeof *ids);
+        uint8_t *pool = random_bytes(pool_bytes), *expected = buffer(pool_bytes);
+        struct gpu_clear a = {.blocks = {address_of(pool), block_bytes, address_of(ids)}, .n = n, .offset = offset,
+                              .bytes = bytes};
+
+        memcpy(expected, pool, pool_bytes);
+        for (uint32_t i = 0; i < n; i++) {
+                ids[i] = i % 3 == 1 ? GPU_NO_BLOCK : (i * 4 + 2) % BLOCKS;
+                if (ids[i] != GPU_NO_BLOCK)
+                        memset(expected + ids[i] * block_bytes + offset, 0, bytes);
+        }
+        fixture_ok(gpu_clear(fixture_gpu(), NULL, &a));
+        fixture_wait();
+        ck_assert_mem_eq(pool, expected, pool_bytes);
+        buffers_free();
+}
+
+START_TEST(blocks_are_cleared_and_nothing_else) {
+        fixture_gpu();
+        for (uint32_t n = 1; n <= BLOCKS; n += 2)
+                for (size_t bytes = 16; bytes <= 70000; bytes += bytes < 100 ? 16 : 13 * bytes / 16 * 16)
+                        clear_case(n, bytes % 96 / 16 * 16, bytes);
 }
 END_TEST
 
@@ -82,6 +131,8 @@ END_TEST
 int main(void) {
         const struct fixture_test tests[] = {
                 {gather_and_scatter_copy_exactly, 4},
+                {the_drivers_copies_do_the_same, -1},
+                {blocks_are_cleared_and_nothing_else, -1},
                 {sizes_are_multiples_of_16, -1},
         };
 

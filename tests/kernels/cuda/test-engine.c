@@ -201,7 +201,7 @@ START_TEST(keys_and_values_reach_their_slots) {
 }
 END_TEST
 
-/* ---- feed-forward -------------------------------------------------------------------------------------------------- */
+/* ---- feed-forward ------------------------------------------------------------------------------------------------ */
 
 static void swiglu_case(uint32_t n, uint32_t width, uint32_t number) {
         float *gate_up = random_floats(2 * n * width), *expected = buffer(n * width * sizeof *expected);
