@@ -13,20 +13,41 @@ struct products { /* struct kvd_products, which is C */
         double ab, aa, bb;
 };
 
-/* What a thread's lanes have: numbers from + 0 ... N - 1 of a row, zeros from end on. */
-template <int NUMBER>
-static __device__ __forceinline__ void load_lanes(float *to, const uint8_t *row, uint32_t from, uint32_t end,
-                                                  bool sixteens) {
-        typedef typename element<NUMBER>::type type;
-        const type *numbers = reinterpret_cast<const type *>(row) + from;
+template <int N> struct sums {
+        float ab[N], aa[N], bb[N];
 
-        if (sixteens && from + vector<NUMBER>::N <= end) {
-                vector<NUMBER>::wide(to, load_16(numbers));
-                return;
+        __device__ __forceinline__ void add(int j, float x, float y) {
+                ab[j] = fmaf(x, y, ab[j]);
+                aa[j] = fmaf(x, x, aa[j]);
+                bb[j] = fmaf(y, y, bb[j]);
         }
+};
+
+/* This thread's lanes of sixteen numbers; past the end they are zeros. */
+template <int NUMBER>
+static __device__ __forceinline__ void add_lanes(struct sums<vector<NUMBER>::N> *s, const uint8_t *a, const uint8_t *b,
+                                                 uint32_t from, uint32_t end, bool sixteens) {
+        typedef typename element<NUMBER>::type type;
+        const int N = vector<NUMBER>::N;
+        const type *of_a = reinterpret_cast<const type *>(a) + from, *of_b = reinterpret_cast<const type *>(b) + from;
+
+        if (sixteens && from + N <= end) {
+                float x[N], y[N];
+
+                vector<NUMBER>::wide(x, load_16(of_a));
+                vector<NUMBER>::wide(y, load_16(of_b));
 #pragma unroll
-        for (int j = 0; j < vector<NUMBER>::N; j++)
-                to[j] = from + j < end ? element<NUMBER>::wide(numbers[j]) : 0.0f;
+                for (int j = 0; j < N; j++)
+                        s->add(j, x[j], y[j]);
+        } else {
+#pragma unroll
+                for (int j = 0; j < N; j++) {
+                        bool there = from + j < end;
+
+                        s->add(j, there ? element<NUMBER>::wide(of_a[j]) : 0.0f,
+                               there ? element<NUMBER>::wide(of_b[j]) : 0.0f);
+                }
+        }
 }
 
 /* Lanes j and j + 8, j + 4, j + 2, j + 1: first those of other threads of the team. */
@@ -49,24 +70,13 @@ template <int NUMBER>
 static __device__ void add_piece(struct products *to, const uint8_t *a, const uint8_t *b, uint32_t from, uint32_t end,
                                  bool sixteens) {
         const int N = vector<NUMBER>::N;
-        float ab[N] = {}, aa[N] = {}, bb[N] = {};
+        struct sums<N> s = {};
 
-        for (uint32_t i = from; i < end; i += 16) {
-                uint32_t at = i + (lane_id() % (16 / N)) * N;
-                float x[N], y[N];
-
-                load_lanes<NUMBER>(x, a, at, end, sixteens);
-                load_lanes<NUMBER>(y, b, at, end, sixteens);
-#pragma unroll
-                for (int j = 0; j < N; j++) {
-                        ab[j] = fmaf(x[j], y[j], ab[j]);
-                        aa[j] = fmaf(x[j], x[j], aa[j]);
-                        bb[j] = fmaf(y[j], y[j], bb[j]);
-                }
-        }
-        to->ab += sum_of_team<NUMBER>(ab);
-        to->aa += sum_of_team<NUMBER>(aa);
-        to->bb += sum_of_team<NUMBER>(bb);
+        for (uint32_t i = from; i < end; i += 16)
+                add_lanes<NUMBER>(&s, a, b, i + (lane_id() % (16 / N)) * N, end, sixteens);
+        to->ab += sum_of_team<NUMBER>(s.ab);
+        to->aa += sum_of_team<NUMBER>(s.aa);
+        to->bb += sum_of_team<NUMBER>(s.bb);
 }
 
 static __device__ const uint8_t *block_of(const struct gpu_blocks &blocks, uint32_t i) {
