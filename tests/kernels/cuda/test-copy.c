@@ -81,9 +81,9 @@ END_TEST
 
 START_TEST(the_drivers_copies_do_the_same) {
         fixture_gpu();
-        for (uint32_t n = 1; n <= BLOCKS; n++)
-                for (size_t bytes = 1; bytes <= 300000; bytes = bytes * 3 + n)
-                        for (size_t offset = 0; offset < 64; offset += 21) {
+        for (uint32_t n = 1; n <= BLOCKS; n += 4)
+                for (size_t bytes = 1; bytes <= 300000; bytes = bytes * 6 + n)
+                        for (size_t offset = 0; offset < 64; offset += 35) {
                                 gather_case(BY_COPIES, n, offset, bytes);
                                 gather_case(BY_EITHER, n, offset / 16 * 16, ALIGN_UP(bytes, 16));
                         }
