@@ -41,6 +41,16 @@ static uint64_t attribute(struct stage *s, int which) {
         return s->cuda->cuDeviceGetAttribute(&value, which, s->device) ? 0 : (uint64_t)value;
 }
 
+/* s->device is known. */
+int stage_open(struct stage *s) {
+        cu_result r = s->cuda->cuDevicePrimaryCtxRetain(&s->context, s->device);
+
+        r = r ? r : s->cuda->cuCtxPushCurrent(s->context);
+        for (int i = 0; i < 2 && !r; i++)
+                r = s->cuda->cuStreamCreateWithPriority(&s->streams[i], CU_STREAM_NON_BLOCKING, 0);
+        return r;
+}
+
 static void act_open(struct stage *s, struct note *note) {
         size_t bytes = 0;
         int version = 0;
@@ -48,10 +58,7 @@ static void act_open(struct stage *s, struct note *note) {
         act_init(s, note);
         if (note->result)
                 return;
-        TRY(s->cuda->cuDevicePrimaryCtxRetain(&s->context, s->device));
-        TRY(s->cuda->cuCtxPushCurrent(s->context));
-        for (int i = 0; i < 2; i++)
-                TRY(s->cuda->cuStreamCreateWithPriority(&s->streams[i], CU_STREAM_NON_BLOCKING, 0));
+        TRY(stage_open(s));
         TRY(s->cuda->cuDriverGetVersion(&version));
         TRY(s->cuda->cuDeviceTotalMem(&bytes, s->device));
         note->n[0] = (uint64_t)version;

@@ -19,6 +19,11 @@
 #define PATIENCE_MS 20000
 
 static uid_t user;
+static action_function *const *more_actions;
+
+void actor_more(action_function *const *more) {
+        more_actions = more;
+}
 
 void actor_user(uid_t uid) {
         user = uid;
@@ -135,6 +140,7 @@ static void act(struct stage *s, struct note *note) {
                 function = actions_of_memory[note->action];
                 function = function ? function : actions_of_order[note->action];
                 function = function ? function : actions_of_images[note->action];
+                function = function || !more_actions ? function : more_actions[note->action];
         }
         if (function)
                 function(s, note);

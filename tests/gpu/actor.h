@@ -57,7 +57,13 @@ enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
         ACTION(SPREAD, "most, ms -> mappings of one handle, ns of the last; until it fails") \
         ACTION(IMAGE, "which -> ns to load, words wrong; text: what failed; 0 default, 1 compressed") \
         ACTION(BATCH, "version, n, bytes -> ns, wrong, address of the function; text: what failed") \
-        ACTION(RATE, "bytes, to the device -> bytes a second between registered host memory and the mapping")
+        ACTION(RATE, "bytes, to the device -> bytes a second between registered host memory and the mapping") \
+        ACTION(JOIN, "text: a daemon's socket -> memory, legacy, streams order; opens a space there, and its device") \
+        ACTION(PUT, "seed, blocks, work before it -> blocks sealed, ns of the seal; a stream fills and seals them") \
+        ACTION(FIND, "seed, blocks -> tokens found, ns to look up, to wait, to the end of the first use, words wrong") \
+        ACTION(READ, "seed -> words that differ in what FIND holds; CU_NOT_READY after a while") \
+        ACTION(JUDGE, "-> what kvd_check_pin says of it, as errno") \
+        ACTION(DROP, "-> still held; lets go")
 
 enum action {
 #define ACTION(name, text) name,
@@ -123,6 +129,7 @@ struct stage { /* what an actor has; see ACTIONS */
         uint64_t host_bytes;
         cu_address host_at;      /* its address for the device */
         cu_library library;
+        struct member *member;   /* of a daemon's space; act_pool.c */
         int fd;                  /* came with the note, or goes with the reply */
 };
 
@@ -130,6 +137,10 @@ typedef void action_function(struct stage *s, struct note *note);
 extern action_function *const actions_of_memory[N_ACTIONS], *const actions_of_order[N_ACTIONS],
         *const actions_of_images[N_ACTIONS];
 
+/* Actions beyond these, for actors that are started afterwards. */
+void actor_more(action_function *const *more);
+
+int stage_open(struct stage *s);
 cu_address stage_slot(const struct stage *s, uint64_t where, uint64_t slot);
 int stage_launch(struct stage *s, const char *kernel, const void *arguments);
 

@@ -18,6 +18,12 @@ struct check {
         unsigned seconds;
 };
 
+struct driver;
+
+void check_driver(const struct driver *d);                     /* first of all */
+bool check_run(const struct check *check, unsigned seconds);   /* false: it did not end well (it was said); 0: its own limit */
+bool check_is_wanted(const char *only, const char *name);      /* only: names with commas; NULL: all */
+
 /* The amount of memory that a check may use, at most wanted: less on a stand-in, and where little is free. */
 uint64_t check_bytes(uint64_t wanted);
 unsigned check_rounds(unsigned wanted);
