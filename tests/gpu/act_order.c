@@ -60,6 +60,8 @@ static void act_await(struct stage *s, struct note *note) {
 
         TRY(s->cuda->cuStreamWaitValue64(s->streams[0], stage_slot(s, note->n[0], note->n[1]), note->n[2],
                                          CU_WAIT_GEQ));
+        if (s->cuda->cuStreamQuery(s->streams[0]) == CU_NOT_READY && s->host)
+                __atomic_store_n(s->host + WAITING_SLOT, note->n[2], __ATOMIC_SEQ_CST);
         note->result = spin(s, note->n[3]);
         note->n[0] = now_ns();
         note->n[1] = note->n[0] - begin;

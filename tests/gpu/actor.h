@@ -78,6 +78,9 @@ enum { BY_MEMSET, BY_COPY, BY_KERNEL };
 /* Where a slot is. */
 enum { IN_DEVICE, IN_HOST };
 
+/* A pending AWAIT says so: its value is in this slot of the registered host memory. */
+#define WAITING_SLOT 15
+
 struct note {
         uint32_t action;
         int32_t result;

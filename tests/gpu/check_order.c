@@ -110,12 +110,20 @@ static uint64_t release(struct pair *p, const struct variant *v, uint64_t slot, 
         return *r ? 0 : p->writer.note.n[0];
 }
 
+static void until_it_waits(struct pair *p, uint64_t value) {
+        uint64_t until = now_ns() + 500000000u;
+
+        while (__atomic_load_n(p->page + WAITING_SLOT, __ATOMIC_SEQ_CST) != value && now_ns() < until)
+                ;
+        sleep_ms(1);
+}
+
 /* One wait that is pending when it is released. us until it is seen, or -1. */
 static double wake(struct pair *p, const struct variant *v, uint64_t slot, int *r) {
         uint64_t value = p->next++, when;
 
         tell(&p->waiter, AWAIT, v->where, slot, value, 1000);
-        sleep_ms(1);
+        until_it_waits(p, value);
         when = release(p, v, slot, value, r);
         if (*r)
                 return -1;
