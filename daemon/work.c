@@ -368,6 +368,10 @@ static void process_ended(struct loop_source *source, short revents) {
         if (waitpid(w->pid, &status, WNOHANG) == 0)
                 return;
         log_end(w->pid, status);
+        if (w->asked == KVD_MSG_work_clear) {
+                w->clear_failures++;
+                snprintf(w->clear_why, sizeof w->clear_why, "the worker ended while it was at it; see the log");
+        }
         close_ends(w);
         w->pid = 0;
         forget_all(w);

@@ -63,8 +63,9 @@ void instance_run(struct instance *in, const char *const arguments[], bool ready
 }
 
 void instance_start(struct instance *in, const char *const settings[]) {
-        const char *arguments[60] = {"--private", NULL, "--pool", "64M", "--set", "daemon.segment=1M"};
-        int n = 6;
+        const char *arguments[60] = {"--private", NULL, "--pool", "64M", "--set", "daemon.segment=1M",
+                                     "--backend", "host"};
+        int n = 8;
 
         instance_make_dir(in);
         arguments[1] = in->dir;

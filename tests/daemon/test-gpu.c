@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A daemon whose pool is on a GPU, over the stand-in driver (fresh memory of which is full of 0xa5, never zeros). Clients
+ * are connections of this process that map what they are given, as libkvd would.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ipc/base/device.h"
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/harness.h"
+
+#define MSG(name, ...) ((struct kvd_msg){.number = KVD_MSG_##name, .name = {__VA_ARGS__}})
+#define BLOCK (UINT64_C(1) << 20)
+#define POOL_BLOCKS 64u
+
+static const char *const on_gpu[] = {"daemon.backend=cuda", "domain a.client_quota=1T", "domain b.client_quota=1T", NULL};
+
+static struct instance in;
+
+/* ---- a client -------------------------------------------------------------------------------------------------- */
+
+struct user {
+        struct peer_end *peer;
+        uint32_t handle;
+        const struct kvd_index *ix;
+        struct kvd_device device;
+        cu_address base;
+        bool mapped[KVD_MAX_SEGMENTS];
+        kvd_ref refs[POOL_BLOCKS];
+        uint32_t n;
+};
+
+static struct user *user_open(const char *domain) {
+        struct user *u = calloc(1, sizeof *u);
+        struct cu_uuid uuid;
+        struct kvd_msg reply;
+        void *at;
+
+        u->peer = peer_attach(in.socket);
+        reply = peer_ok(u->peer, MSG(space, .name = kvd_slice_of("s"), .domain = kvd_slice_of(domain), .create = 1,
+                                     .layers = 32, .kv_heads = 4, .head_dim = 128, .dtype = KVD_F16, .vocab = 1000));
+        u->handle = reply.space_reply.space;
+        at = mmap(NULL, reply.space_reply.index_bytes, PROT_READ, MAP_SHARED, u->peer->fds.fd[0], 0);
+        ck_assert_ptr_ne(at, MAP_FAILED);
+        u->ix = at;
+        ck_assert_int_eq(kvd_index_validate(u->ix, reply.space_reply.index_bytes), 0);
+        ck_assert_uint_eq(u->ix->backend, KVD_BACKEND_VMM);
+        ck_assert_uint_eq(u->ix->block_bytes, BLOCK);
+        memcpy(&uuid, u->ix->device, sizeof uuid);
+        ck_assert_msg(kvd_device_open(&u->device, &uuid) == 0, "%s", u->device.why);
+        ck_assert_int_eq(kvd_device_reserve(&u->device, u->ix->max_segments * u->ix->segment_bytes, &u->base), 0);
+        return u;
+}
+
+static cu_address segment_at(const struct user *u, uint32_t segment) {
+        return u->base + segment * u->ix->segment_bytes;
+}
+
+static void unmap(struct user *u, uint32_t segment) {
+        ck_assert(u->mapped[segment]);
+        ck_assert_int_eq(kvd_device_unmap(&u->device, segment_at(u, segment), u->ix->segment_bytes), 0);
+        u->mapped[segment] = false;
+}
+
+static void user_leave(struct user *u) {
+        for (uint32_t i = 0; i < u->ix->max_segments; i++)
+                if (u->mapped[i])
+                        unmap(u, i);
+        kvd_device_unreserve(&u->device, u->base, u->ix->max_segments * u->ix->segment_bytes);
+        kvd_device_close(&u->device);
+        free(u);
+}
+
+static void user_close(struct user *u) {
+        struct peer_end *peer = u->peer;
+        uint32_t handle = u->handle;
+
+        user_leave(u);
+        peer_ok(peer, MSG(detach, handle));
+        peer_close(peer);
+}
+
+static void map_one(struct user *u, uint32_t segment, int fd) {
+        if (u->mapped[segment])
+                return;
+        ck_assert_msg(kvd_device_map(&u->device, segment_at(u, segment), u->ix->segment_bytes, fd, true) == 0, "%s",
+                      u->device.why);
+        u->mapped[segment] = true;
+}
+
+/* All that come with it, too. */
+static void map(struct user *u, uint32_t segment) {
+        struct kvd_msg_segments_reply m;
+        uint32_t fd = 0;
+
+        if (u->mapped[segment])
+                return;
+        m = peer_ok(u->peer, MSG(segments, u->handle, segment)).segments_reply;
+        ck_assert_uint_ge(m.count, 1);
+        ck_assert_uint_eq(m.absent & 1, 0);
+        for (uint32_t i = 0; i < m.count; i++)
+                if (!(m.absent >> i & 1))
+                        map_one(u, segment + i, u->peer->fds.fd[fd++]);
+        ck_assert_uint_eq(fd, u->peer->fds.n);
+}
+
+/* The stand-in's addresses are the process' own. */
+static uint8_t *block(struct user *u, kvd_ref ref) {
+        map(u, kvd_segment_of(u->ix, kvd_ref_id(ref)));
+        return (uint8_t *)(uintptr_t)(u->base + kvd_ref_id(ref) * BLOCK);
+}
+
+/* As many as it gets, up to n in all; each must be full of zeros the first time, and of fill ever after. */
+static uint32_t take(struct user *u, uint32_t n, uint8_t fill) {
+        struct kvd_msg reply;
+        uint32_t got = 0;
+
+        while (u->n < n) {
+                reply = peer_call(u->peer, MSG(allocate, u->handle, n - u->n));
+                if (reply.number == KVD_MSG_error) {
+                        ck_assert_int_eq((int)reply.error.code, ENOBUFS);
+                        break;
+                }
+                memcpy(&u->refs[u->n], reply.allocate_reply.blocks.data, reply.allocate_reply.blocks.size);
+                for (uint32_t left = reply.allocate_reply.blocks.size / 8; left > 0; left--, got++) {
+                        uint8_t *at = block(u, u->refs[u->n++]);
+
+                        ck_assert_msg(at[0] == 0 || at[0] == fill, "somebody else's byte %02x", at[0]);
+                        ck_assert_int_eq(memcmp(at, at + 1, BLOCK - 1), 0);
+                        memset(at, fill, BLOCK);
+                }
+        }
+        return got;
+}
+
+static void give_back(struct user *u) {
+        struct kvd_msg reply = peer_ok(u->peer, MSG(release, u->handle, {u->refs, u->n * 8}));
+
+        ck_assert_uint_eq(reply.release_reply.released, u->n);
+        u->n = 0;
+}
+
+static void drain(struct user *u) {
+        struct kvd_msg reply = peer_ok(u->peer, MSG(drain, u->handle));
+        uint32_t wanted[64], n = reply.drain_reply.wanted.size / 4;
+
+        if (!n)
+                return;
+        ck_assert_uint_le(n, ARRAY_SIZE(wanted));
+        memcpy(wanted, reply.drain_reply.wanted.data, n * 4);
+        for (uint32_t i = 0; i < n; i++)
+                unmap(u, wanted[i]);
+        reply = peer_ok(u->peer, MSG(drain, u->handle, {wanted, n * 4}));
+        ck_assert_uint_eq(reply.drain_reply.wanted.size, 0);
+}
+
+static void check(struct user *u, const char *domain) {
+        struct kvd_msg reply = {0};
+
+        do {
+                reply = peer_ok(u->peer, MSG(check, .space = kvd_slice_of("s"), .domain = kvd_slice_of(domain),
+                                             .cursor = reply.check_reply.next));
+                ck_assert_msg(reply.check_reply.broken == 0, "%.*s", (int)reply.check_reply.first.size,
+                              (const char *)reply.check_reply.first.data);
+        } while (reply.check_reply.next);
+}
+
+static struct kvd_msg info(void) {
+        struct peer_end *p = peer_attach(in.socket);
+        struct kvd_msg reply = peer_ok(p, MSG(daemon_info));
+
+        peer_close(p);
+        return reply;
+}
+
+/* ---- starting -------------------------------------------------------------------------------------------------- */
+
+static bool holds_context(const char *call) {
+        static const char *const calls[] = {"cuDevicePrimaryCtxRetain", "cuCtx", "cuMemAlloc", "cuMemMap", "cuMemcpy",
+                                            "cuMemset", "cuMemHost", "cuStream", "cuEvent", "cuLaunch", "cuLibrary"};
+
+        for (size_t i = 0; i < ARRAY_SIZE(calls); i++)
+                if (strncmp(call, calls[i], strlen(calls[i])) == 0)
+                        return true;
+        return false;
+}
+
+START_TEST(the_owner_has_no_context) {
+        char path[100], call[64];
+        uint32_t mine = 0, others = 0;
+        pid_t owner;
+        struct user *u;
+        FILE *log;
+        int pid;
+
+        snprintf(path, sizeof path, "/tmp/kvd-test-gpu-%d.log", getpid());
+        setenv("FAKECUDA_LOG", path, 1);
+        instance_start(&in, on_gpu);
+        unsetenv("FAKECUDA_LOG");
+        u = user_open("a");
+        ck_assert_uint_eq(take(u, POOL_BLOCKS, 0x5a), POOL_BLOCKS);
+        user_close(u);
+        owner = in.pid;
+        instance_stop(&in);
+        log = fopen(path, "r");
+        ck_assert_ptr_nonnull(log);
+        while (fscanf(log, "%d %63s%*[^\n]", &pid, call) == 2) {
+                mine += pid == owner;
+                others += pid != owner && holds_context(call);
+                ck_assert_msg(pid != owner || !holds_context(call), "%s in the owner", call);
+        }
+        fclose(log);
+        unlink(path);
+        ck_assert_uint_ge(mine, POOL_BLOCKS / 2);
+        ck_assert_uint_ge(others, 3);
+}
+END_TEST
+
+START_TEST(what_it_is_on_is_told) {
+        struct kvd_msg m;
+        char text[256];
+
+        instance_start(&in, on_gpu);
+        m = info();
+        ck_assert(kvd_slice_is(m.daemon_info_reply.backend, "cuda (vmm)"));
+        kvd_slice_copy(m.daemon_info_reply.device, text, sizeof text);
+        ck_assert_ptr_nonnull(strstr(text, "UUID GPU-"));
+        ck_assert(kvd_slice_is(m.daemon_info_reply.pages, "GPU memory"));
+        ck_assert_uint_gt(m.daemon_info_reply.backend_why.size, 0);
+        instance_stop(&in);
+}
+END_TEST
+
+static const struct refusal {
+        const char *environment, *value;
+        const char *arguments;
+        const char *why;
+} refusals[] = {
+        {"FAKECUDA_MEMORY", "1G", "--pool 2G --backend cuda", "pool is 2048 MiB, and Stand-in GPU 0"},
+        {"FAKECUDA_DEVICES", "0", "--backend cuda", "CUDA_ERROR_NO_DEVICE"},
+        {"FAKECUDA_DEVICES", "2", "--backend cuda --device 2", "there is no GPU 2; the driver sees 2"},
+        {"FAKECUDA_VERSION", "11040", "--backend cuda", "the GPU backend cannot be had"},
+        {"LD_LIBRARY_PATH", "/", "--backend cuda", "libcuda.so.1"},
+        {"FAKECUDA_FAIL", "cuMemCreate:1=999", "--backend cuda", "cuMemCreate: CUDA_ERROR_UNKNOWN"},
+        {"FAKECUDA_FAIL", "cuMemCreate:2=999", "--backend cuda --pool 64M", "4 MiB cannot be had from the GPU"},
+        {"FAKECUDA_FAIL", "cuDeviceTotalMem:1=999", "--backend cuda", "cuDeviceTotalMem"},
+        {"FAKECUDA_FAIL", "cuMemsetD8Async:1=700", "--backend cuda --pool 64M --set daemon.quarantine_ms=0",
+         "the GPU's memory cannot be cleared"},
+        {"FAKECUDA_DEVICES", "1", "--backend cuda --set daemon.worker=off", "worker = off"},
+        {"FAKECUDA_DEVICES", "1", "--backend cuda --pool 64M --set daemon.segment=65M", "segment is larger than pool"},
+};
+
+START_TEST(what_cannot_be_had_is_refused_in_a_line) {
+        const struct refusal *r = &refusals[_i];
+        char command[512], line[600], all[2400] = "";
+        FILE *f;
+        int status;
+
+        instance_make_dir(&in);
+        snprintf(command, sizeof command, "%s=%s %s --private %s %s 2>&1", r->environment, r->value, getenv("KVD_BIN"),
+                 in.dir, r->arguments);
+        f = popen(command, "r");
+        while (fgets(line, sizeof line, f))
+                if (strlen(all) + strlen(line) < sizeof all)
+                        strcat(all, line);
+        status = pclose(f);
+        ck_assert_msg(strstr(all, r->why) != NULL, "%s", all);
+        ck_assert_int_ne(WEXITSTATUS(status), 0);
+        ck_assert_int_eq(access(in.socket, F_OK), -1);
+        instance_remove_dir(&in);
+}
+END_TEST
+
+static const struct {
+        const char *environment, *value;
+        const char *backend, *why;
+} choices[] = {
+        {"FAKECUDA_DEVICES", "1", "cuda (vmm)", "descriptors"},
+        {"FAKECUDA_DEVICES", "0", "host", "CUDA_ERROR_NO_DEVICE"},
+        {"LD_LIBRARY_PATH", "/", "host", "libcuda.so.1"},
+        {"FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=801", "host", "cuMemExportToShareableHandle"},
+};
+
+START_TEST(auto_takes_what_works) {
+        const char *const automatic[] = {"daemon.backend=auto", NULL};
+        struct kvd_msg m;
+        char why[256];
+
+        setenv(choices[_i].environment, choices[_i].value, 1);
+        instance_start(&in, automatic);
+        m = info();
+        kvd_slice_copy(m.daemon_info_reply.backend_why, why, sizeof why);
+        ck_assert(kvd_slice_is(m.daemon_info_reply.backend, choices[_i].backend));
+        ck_assert_msg(strstr(why, choices[_i].why) != NULL, "%s", why);
+        instance_stop(&in);
+}
+END_TEST
+
+static void device_name(char text[256]) {
+        struct kvd_msg m = info();
+
+        kvd_slice_copy(m.daemon_info_reply.device, text, 256);
+}
+
+/* The instance's number names the GPU, unless there is one only. */
+START_TEST(an_instance_takes_its_gpu) {
+        const char *arguments[] = {"--private", NULL, "--instance", "1", "--backend", "cuda", "--pool", "64M", NULL};
+        char text[256];
+
+        setenv("FAKECUDA_DEVICES", _i ? "1" : "3", 1);
+        instance_make_dir(&in);
+        arguments[1] = in.dir;
+        instance_run(&in, arguments, true);
+        device_name(text);
+        ck_assert_msg(strstr(text, _i ? "GPU 0" : "GPU 1") != NULL, "%s", text);
+        instance_stop(&in);
+}
+END_TEST
+
+/* ---- domains --------------------------------------------------------------------------------------------------- */
+
+/* All of the pool is a's, then half of it b's: b sees zeros or its own bytes, and so does a when it comes back. */
+START_TEST(two_domains_never_see_each_others_bytes) {
+        struct user *a, *b;
+        uint32_t got;
+
+        instance_start(&in, on_gpu);
+        a = user_open("a");
+        b = user_open("b");
+        ck_assert_uint_eq(take(a, POOL_BLOCKS, 0x5a), POOL_BLOCKS);
+        ck_assert_uint_eq(take(b, 1, 0x5b), 0);
+        give_back(a);
+        for (got = 0; got < POOL_BLOCKS / 2 - 4;) {
+                got += take(b, POOL_BLOCKS, 0x5b);
+                drain(a);
+                usleep(1000);
+        }
+        check(a, "a");
+        check(b, "b");
+        take(a, POOL_BLOCKS / 4, 0x5a);
+        give_back(a);
+        give_back(b);
+        for (int i = 0; i < 200; i++) {
+                take(i % 2 ? a : b, POOL_BLOCKS, i % 2 ? 0x5a : 0x5b);
+                give_back(i % 2 ? a : b);
+                drain(a);
+                drain(b);
+        }
+        check(a, "a");
+        check(b, "b");
+        user_close(a);
+        user_close(b);
+        instance_stop(&in);
+}
+END_TEST
+
+/* Bytes that nobody was asked to unmap: the client that held them ends. */
+START_TEST(the_memory_of_the_dead_is_cleared) {
+        struct user *b;
+        uint32_t got = 0;
+        pid_t child;
+
+        instance_start(&in, on_gpu);
+        child = fork();
+        if (child == 0) {
+                struct user *a = user_open("a");
+
+                take(a, POOL_BLOCKS, 0x5a);
+                raise(SIGKILL);
+        }
+        waitpid(child, NULL, 0);
+        b = user_open("b");
+        for (int i = 0; i < 5000 && got < POOL_BLOCKS / 2 - 4; i++) {
+                got += take(b, POOL_BLOCKS, 0x5b);
+                usleep(1000);
+        }
+        ck_assert_uint_ge(got, POOL_BLOCKS / 2 - 4);
+        check(b, "b");
+        user_close(b);
+        instance_stop(&in);
+}
+END_TEST
+
+/* ---- the worker -------------------------------------------------------------------------------------------------- */
+
+static pid_t worker(void) {
+        struct kvd_msg m = info();
+
+        return (pid_t)m.daemon_info_reply.worker;
+}
+
+START_TEST(a_worker_killed_while_it_clears_is_replaced) {
+        const char *const settings[] = {"daemon.backend=cuda", "daemon.quarantine_ms=50", "domain a.client_quota=1T",
+                                        "domain b.client_quota=1T", NULL};
+        struct user *a, *b;
+        pid_t first;
+
+        setenv("FAKECUDA_SLOW", "set:20", 1);
+        instance_start(&in, settings);
+        unsetenv("FAKECUDA_SLOW");
+        a = user_open("a");
+        b = user_open("b");
+        first = worker();
+        ck_assert_int_gt(first, 0);
+        take(a, POOL_BLOCKS, 0x5a);
+        give_back(a);
+        for (uint32_t got = 0, kills = 0; got < POOL_BLOCKS / 2 - 4;) {
+                uint32_t now = take(b, POOL_BLOCKS, 0x5b);
+                pid_t pid = worker();
+
+                got += now;
+                drain(a);
+                usleep(5000);
+                if (kills < 3 && pid > 0 && kill(pid, SIGKILL) == 0)
+                        kills++;
+        }
+        ck_assert_int_ne(worker(), first);
+        check(a, "a");
+        check(b, "b");
+        user_close(a);
+        user_close(b);
+        instance_stop(&in);
+}
+END_TEST
+
+/* The kernel has closed the other end. */
+static bool peer_gone(struct peer_end *p) {
+        char byte;
+
+        return recv(p->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+/* ---- the owner --------------------------------------------------------------------------------------------------- */
+
+/* All of the device is the pool. The old memory is the clients' until they let go. */
+START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
+        const char *arguments[] = {"--private", NULL, "--backend", "cuda", "--pool", "64M", "--set",
+                                   "daemon.segment=1M", "--set", "domain a.client_quota=1T", NULL};
+        char group[32];
+        struct user *old, *new;
+        uint32_t got = 0;
+
+        snprintf(group, sizeof group, "t%d", getpid());
+        setenv("FAKECUDA_GROUP", group, 1);
+        setenv("FAKECUDA_MEMORY", "66M", 1);
+        instance_make_dir(&in);
+        arguments[1] = in.dir;
+        instance_run(&in, arguments, true);
+        old = user_open("a");
+        ck_assert_uint_eq(take(old, POOL_BLOCKS / 2, 0x5a), POOL_BLOCKS / 2);
+        kill(in.pid, SIGKILL);
+        wait_status(in.pid);
+        WAIT_UNTIL(peer_gone(old->peer));
+        instance_run(&in, arguments, true);
+        new = user_open("a");
+        got = take(new, POOL_BLOCKS, 0x5b);
+        ck_assert_uint_le(got, POOL_BLOCKS / 2 + 2);
+        for (uint32_t i = 0; i < old->n; i++)
+                ck_assert_int_eq(block(old, old->refs[i])[i], 0x5a);
+        peer_close(old->peer);
+        user_leave(old);
+        for (int i = 0; i < 5000 && new->n < POOL_BLOCKS; i++) {
+                take(new, POOL_BLOCKS, 0x5b);
+                usleep(1000);
+        }
+        ck_assert_uint_eq(new->n, POOL_BLOCKS);
+        check(new, "a");
+        user_close(new);
+        instance_stop(&in);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("gpu");
+        TCase *t = tcase_create("gpu");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_set_timeout(t, 60);
+        tcase_add_test(t, the_owner_has_no_context);
+        tcase_add_test(t, what_it_is_on_is_told);
+        tcase_add_loop_test(t, what_cannot_be_had_is_refused_in_a_line, 0, ARRAY_SIZE(refusals));
+        tcase_add_loop_test(t, auto_takes_what_works, 0, ARRAY_SIZE(choices));
+        tcase_add_loop_test(t, an_instance_takes_its_gpu, 0, 2);
+        tcase_add_test(t, two_domains_never_see_each_others_bytes);
+        tcase_add_test(t, the_memory_of_the_dead_is_cleared);
+        tcase_add_test(t, a_worker_killed_while_it_clears_is_replaced);
+        tcase_add_test(t, the_next_daemon_gets_what_the_clients_of_the_last_let_go);
+        suite_add_tcase(suite, t);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed ? 1 : 0;
+}
