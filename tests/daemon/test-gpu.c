@@ -448,12 +448,9 @@ static bool peer_gone(struct peer_end *p) {
 START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
         const char *arguments[] = {"--private", NULL, "--backend", "cuda", "--pool", "64M", "--set",
                                    "daemon.segment=1M", "--set", "domain a.client_quota=1T", NULL};
-        char group[32];
         struct user *old, *new;
         uint32_t got = 0;
 
-        snprintf(group, sizeof group, "t%d", getpid());
-        setenv("FAKECUDA_GROUP", group, 1);
         setenv("FAKECUDA_MEMORY", "66M", 1);
         instance_make_dir(&in);
         arguments[1] = in.dir;
@@ -482,6 +479,14 @@ START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
 }
 END_TEST
 
+/* Memory that others use is not counted here. */
+static void setup(void) {
+        char group[32];
+
+        snprintf(group, sizeof group, "gpu%d", getpid());
+        setenv("FAKECUDA_GROUP", group, 1);
+}
+
 int main(void) {
         Suite *suite = suite_create("gpu");
         TCase *t = tcase_create("gpu");
@@ -489,6 +494,7 @@ int main(void) {
         int failed;
 
         tcase_set_timeout(t, 60);
+        tcase_add_checked_fixture(t, setup, NULL);
         tcase_add_test(t, the_owner_has_no_context);
         tcase_add_test(t, what_it_is_on_is_told);
         tcase_add_loop_test(t, what_cannot_be_had_is_refused_in_a_line, 0, ARRAY_SIZE(refusals));
