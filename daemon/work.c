@@ -95,6 +95,7 @@ int work_new(const struct config *config, struct loop *loop, struct store *store
                 return r;
         }
         store_on_job(store, job_waits, w);
+        store_set_wakes(store, w->on && store_has_device(store));
         *ret = w;
         return 0;
 }
@@ -316,6 +317,7 @@ static void lose_all(struct work *w) {
         if (w->job_lost)
                 store_job_lost(w->store, w->job.id);
         w->has_job = w->job_lost = false;
+        store_wake_done(w->store, false);
         store_worker_gone(w->store);
         loop_want_idle(w->loop);
 }
@@ -586,6 +588,35 @@ static void not_cleared(struct work *w, const struct kvd_msg_error *error) {
         store_clear_failed(w->store);
 }
 
+/* True: asked. */
+static bool wake_some(struct work *w) {
+        struct kvd_msg msg = {.number = KVD_MSG_work_wake};
+        struct store_wake wake;
+        struct kvd_fds fds;
+
+        if (!store_next_wake(w->store, &wake))
+                return false;
+        fds.fd[0] = wake.fd;
+        fds.n = 1;
+        msg.work_wake.device = (struct kvd_slice){wake.device, sizeof wake.device};
+        msg.work_wake.bytes = wake.bytes;
+        msg.work_wake.words = (struct kvd_slice){wake.words, 2 * wake.n * (uint32_t)sizeof *wake.words};
+        if (ask(w, &msg, &fds) < 0)
+                end_worker(w, "takes no messages");
+        return true;
+}
+
+/* Where a stream cannot, the store's own write has to do. */
+static void woken(struct work *w, const struct kvd_msg *m) {
+        char why[160];
+
+        if (m->number == KVD_MSG_error)
+                log_limited(LOG_WARNING, "worker %d cannot wake streams that wait for a dead client: %s", w->pid,
+                            kvd_slice_copy(m->error.text, why, sizeof why));
+        store_wake_done(w->store, true);
+        loop_want_idle(w->loop);
+}
+
 static bool take_job(struct work *w) {
         if (!w->has_job) {
                 w->has_job = store_next_job(w->store, w->arguments, &w->job);
@@ -597,7 +628,8 @@ static bool take_job(struct work *w) {
 
 /* Asks the next question; a job that nothing can be asked about has failed. */
 static void go_on(struct work *w) {
-        while (!w->asked && w->socket.loop && !forget_one(w) && !unmap_one(w) && !clear_some(w) && take_job(w)) {
+        while (!w->asked && w->socket.loop && !forget_one(w) && !unmap_one(w) && !wake_some(w) && !clear_some(w) &&
+               take_job(w)) {
                 struct space *space = find_space(w, w->job_space);
                 int r = space ? ask_next(w, space) : -ESTALE;
 
@@ -617,7 +649,8 @@ static void look_now(struct loop_timer *timer) {
                 refuse_jobs(w);
         else if (w->pid)
                 go_on(w);
-        else if ((store_jobs_waiting(w->store) || store_wants_clearing(w->store)) && !w->retry.link)
+        else if ((store_jobs_waiting(w->store) || store_wants_clearing(w->store) || store_wants_wake(w->store)) &&
+                 !w->retry.link)
                 loop_timer_set(w->loop, &w->retry, 0);
 }
 
@@ -642,6 +675,8 @@ static void take_answer(struct work *w, const struct kvd_msg *m) {
         loop_timer_stop(&w->deadline);
         if (m->number == KVD_MSG_error && asked == KVD_MSG_work_clear)
                 not_cleared(w, &m->error);
+        else if (asked == KVD_MSG_work_wake)
+                woken(w, m);
         else if (m->number == KVD_MSG_error)
                 cannot_map(w, asked, m);
         else if (asked == KVD_MSG_work_clear)

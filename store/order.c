@@ -285,14 +285,18 @@ static void poison(struct space *space, uint32_t top) {
 
 /* O7. */
 static void release_slot(struct attachment *a, uint32_t slot) {
+        struct store *store = space_store(a->space);
         struct promises *p = a->promises;
         shm_u64 *word = slot_word(a, slot);
 
         if (shm_load(word) >= p->highest[slot])
                 return;
         atomic_store_explicit(word, p->highest[slot], memory_order_seq_cst);
-        if (space_store(a->space)->wakes)
-                p->wakes |= UINT64_C(1) << slot;
+        if (!store->wakes)
+                return;
+        p->wakes |= UINT64_C(1) << slot;
+        if (store->on_job)
+                store->on_job(store->on_job_data);
 }
 
 /* Its GPU work is over, or its space: what has not been reached by now never will be. */
@@ -346,6 +350,10 @@ static struct attachment *find_waking(struct store *store, bool asked) {
         for (struct domain *d = store->domains; !a && d; d = d->next)
                 a = next_waking(d->spaces, asked);
         return a;
+}
+
+bool store_wants_wake(struct store *store) {
+        return store->wakes && (find_waking(store, true) || find_waking(store, false));
 }
 
 bool store_next_wake(struct store *store, struct store_wake *ret) {

@@ -206,6 +206,7 @@ struct store_wake {
         uint64_t words[128];
 };
 void store_set_wakes(struct store *store, bool wakes);
+bool store_wants_wake(struct store *store); /* store_on_job's function was called when the first one came */
 bool store_next_wake(struct store *store, struct store_wake *ret);
 void store_wake_done(struct store *store, bool done);
 

@@ -5,7 +5,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
 #define STAGING_LEAST (UINT64_C(64) << 20)
@@ -106,6 +108,34 @@ int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t b
                         d->broken = true;
         kvd_device_unreserve(&d->device, at, n * bytes);
         return r ?: end;
+}
+
+static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const uint64_t *words, uint32_t n) {
+        cu_address at;
+        int r = kvd_device_register(&d->device, page, bytes, &at), end;
+
+        if (r < 0)
+                return fail(d, r, "%s", d->device.why);
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                r = words[2 * i] < bytes / sizeof *words ?
+                            check(d, d->device.cuda->cuStreamWriteValue64(d->stream, at + words[2 * i] * sizeof *words,
+                                                                          words[2 * i + 1], CU_WRITE_DEFAULT),
+                                  "cuStreamWriteValue64") :
+                            fail(d, -EPROTO, "a slot beyond the order page");
+        end = device_finish(d);
+        kvd_device_unregister(&d->device, page);
+        return r ?: end;
+}
+
+int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t *words, uint32_t n) {
+        void *page = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        int r;
+
+        if (page == MAP_FAILED)
+                return fail(d, -errno, "the order page cannot be mapped: %s", strerror(errno));
+        r = wake_all(d, page, bytes, words, n);
+        munmap(page, bytes);
+        return r;
 }
 
 uint8_t *device_staging(struct worker_device *d, uint64_t bytes) {

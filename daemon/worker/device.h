@@ -27,6 +27,9 @@ void device_close(struct worker_device *d);
 /* Fills whole descriptors' worth of memory with zeros, and has nothing mapped afterwards. */
 int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes);
 
+/* A stream writes each of n values, words[2 * i + 1], into slot words[2 * i] of an order page (ipc/base/order.h). */
+int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t *words, uint32_t n);
+
 /* At least so much staging; what was in it is lost. NULL: there is none (why). */
 uint8_t *device_staging(struct worker_device *d, uint64_t bytes);
 

@@ -100,6 +100,8 @@ static int handle(struct worker *w, const struct kvd_msg *m, const struct kvd_fd
                 return spaces_unmap_segment(&w->spaces, &m->work_unmap);
         case KVD_MSG_work_clear:
                 return spaces_clear(&w->spaces, &m->work_clear, fds);
+        case KVD_MSG_work_wake:
+                return spaces_wake(&w->spaces, &m->work_wake, fds);
         case KVD_MSG_work_forget:
                 return spaces_forget(&w->spaces, m->work_forget.space);
         case KVD_MSG_work:

@@ -251,6 +251,20 @@ int spaces_clear(struct spaces *s, const struct kvd_msg_work_clear *msg, const s
         return r < 0 ? fail(s, r, "%s", s->device.why) : 0;
 }
 
+int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const struct kvd_fds *fds) {
+        uint64_t words[128];
+        int r;
+
+        if (msg->device.size != 16 || fds->n != 1 || msg->words.size % (2 * sizeof *words) ||
+            msg->words.size > sizeof words)
+                return fail(s, -EPROTO, "nothing to wake");
+        memcpy(words, msg->words.data, msg->words.size); /* it may lie anywhere */
+        r = device_use(&s->device, msg->device.data);
+        if (r == 0)
+                r = device_wake(&s->device, fds->fd[0], msg->bytes, words, msg->words.size / (2 * sizeof *words));
+        return r < 0 ? fail(s, r, "%s", s->device.why) : 0;
+}
+
 static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h, uint64_t bytes) {
         const struct kvd_geometry *g = &w->ix->geometry;
         uint64_t floats = (uint64_t)w->summary.layers * g->kv_heads * g->head_dim;

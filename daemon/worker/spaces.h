@@ -55,6 +55,8 @@ int spaces_map_sketch(struct spaces *spaces, const struct kvd_msg_work_sketch *m
 int spaces_unmap_segment(struct spaces *spaces, const struct kvd_msg_work_unmap *msg);
 int spaces_forget(struct spaces *spaces, uint32_t number);
 
+int spaces_wake(struct spaces *spaces, const struct kvd_msg_work_wake *msg, const struct kvd_fds *fds);
+
 /* GPU memory of no space. */
 int spaces_clear(struct spaces *spaces, const struct kvd_msg_work_clear *msg, const struct kvd_fds *fds);
 
