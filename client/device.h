@@ -36,7 +36,7 @@ struct stream_slot {
 
 struct device {
         struct kvd_device gpu;
-        uint32_t drained;          /* drain_epoch that was followed; under kvd.lock */
+        _Atomic uint32_t drained;  /* drain_epoch that was followed; changed under kvd.lock */
 
         pthread_mutex_t lock;      /* of what follows; inside it nothing but the driver is called */
         bool streams;              /* stream memory operations work here */
@@ -51,6 +51,7 @@ struct device {
 };
 
 /* memory_device.c */
+bool device_drain_wanted(const struct view *view);
 void device_drain(struct view *view); /* under kvd.lock: unmaps what the daemon wants back */
 
 /* order.c */

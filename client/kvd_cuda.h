@@ -83,7 +83,10 @@ int kvd_seal_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_bl
 void kvd_unpin_on(kvd_space *space, struct kvd_pin *pin, void *stream);
 void kvd_free_on(kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream);
 
-/* Lets go of what streams have passed since; returns how many such pins and blocks still wait. Never blocks. */
+/*
+ * Lets go of what streams have passed since, and of memory without blocks that the daemon wants for others; returns how
+ * many pins and blocks still wait for a stream. Waits for no stream. For who calls nothing else for long.
+ */
 int kvd_settle(kvd_space *space);
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */

@@ -160,14 +160,19 @@ static void let_go(struct view *view, uint32_t number) {
         unmap(view, number);
 }
 
+bool device_drain_wanted(const struct view *view) {
+        return view->ix->backend == KVD_BACKEND_VMM &&
+               atomic_load((shm_u32 *)&view->ix->drain_epoch) != atomic_load(&view->device->drained);
+}
+
 void device_drain(struct view *view) {
         uint32_t epoch = atomic_load((shm_u32 *)&view->ix->drain_epoch), segments[DRAIN_MAX], n = 0;
 
-        if (likely(epoch == view->device->drained) || view->ix->backend != KVD_BACKEND_VMM)
+        if (likely(!device_drain_wanted(view)))
                 return;
         for (uint32_t i = 0; i < DRAIN_ROUNDS && ask_drain(view, segments, &n) == 0; i++) {
                 if (n == 0) {
-                        view->device->drained = epoch;
+                        atomic_store(&view->device->drained, epoch);
                         return;
                 }
                 for (uint32_t k = 0; k < n; k++)

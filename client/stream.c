@@ -214,6 +214,19 @@ void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, 
                 kvd_settle(space);
 }
 
+/* The daemon wants memory back, and this process may not call anything else for long. */
+static void give_back_memory(struct kvd_space *space) {
+        struct view *view = view_get(space);
+
+        if (view->device && device_drain_wanted(view)) {
+                pthread_mutex_lock(&space->handle->lock);
+                if (view->epoch == space->handle->epoch && conn_is_open(space->handle->conn))
+                        device_drain(view);
+                pthread_mutex_unlock(&space->handle->lock);
+        }
+        view_put(view);
+}
+
 int kvd_settle(struct kvd_space *space) {
         uint32_t waiting = 0;
 
@@ -225,6 +238,7 @@ int kvd_settle(struct kvd_space *space) {
                         waiting += order_settle(view);
                         view_put(view);
                 }
+        give_back_memory(space);
         return (int)waiting;
 }
 
