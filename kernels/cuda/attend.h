@@ -58,8 +58,8 @@ struct gpu_attend {
         cu_address turns;        /* const float *, [dim] each: cosines, then sines; dim is even */
 
         /*
-         * Attention mass, summed over the tokens and the query heads of a KV head, added to what is there: of block b at
-         * block_mass[(s * kv_heads + h) * ld_block_mass + b], of position i likewise.
+         * Attention mass, summed over the tokens and the query heads of a KV head, added to what is there: block b's
+         * at block_mass[(s * kv_heads + h) * ld_block_mass + b], of position i likewise.
          */
         cu_address block_mass, token_mass; /* float * */
         uint64_t ld_block_mass, ld_token_mass;

@@ -8,6 +8,7 @@
  * compares every kernel with its scalar reference that way.
  *
  *      KVD_KERNEL(name, struct arguments, threads) { ... a.member ... }      threads: the largest block
+ *      KVD_KERNEL_ROOMY(...)                       the same, for whom registers matter more than neighbours
  *      KVD_SHARED(type, name)                      dynamic shared memory
  *      __shared__ type name[n];                    static shared memory: of fixed size, at the top of a function
  *
@@ -26,6 +27,8 @@
 
 #define KVD_KERNEL(name, arguments, threads) \
         extern "C" __global__ void __launch_bounds__(threads) kvd_##name(const __grid_constant__ arguments a)
+#define KVD_KERNEL_ROOMY(name, arguments, threads) \
+        extern "C" __global__ void __launch_bounds__(threads, 1) kvd_##name(const __grid_constant__ arguments a)
 #define KVD_SHARED(type, name) \
         extern __shared__ __align__(16) uint8_t kvd_shared_memory[]; \
         type *const name = reinterpret_cast<type *>(kvd_shared_memory)

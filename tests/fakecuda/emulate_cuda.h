@@ -43,6 +43,7 @@
         const struct fake_kernel fake_kernel_##name_ = {"kvd_" #name_, sizeof(arguments_), threads_, \
                                                         kvd_##name_##_run}; \
         static void kvd_##name_(const arguments_ &a)
+#define KVD_KERNEL_ROOMY(name_, arguments_, threads_) KVD_KERNEL(name_, arguments_, threads_)
 #define KVD_SHARED(type, name) type *const name = reinterpret_cast<type *>(emulate_shared())
 
 #define threadIdx emulate_thread
@@ -232,6 +233,13 @@ static inline unsigned __brev(unsigned x) {
 
 static inline unsigned long long __brevll(unsigned long long x) {
         return (unsigned long long)__brev((unsigned)x) << 32 | __brev((unsigned)(x >> 32));
+}
+
+/* Sum of the products of four bytes each. */
+static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+        for (int i = 0; i < 32; i += 8)
+                c += (a >> i & 255) * (b >> i & 255);
+        return c;
 }
 
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Which kernels do an attention, with how many threads, and what lies where in the workspace. */
+
+#include "kernels/cuda/attend.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "ipc/base/util.h"
+#include "kernels/cuda/attend_run.h"
+#include "kernels/ops.h"
+
+enum {
+        SPLIT = 256,          /* columns of a split at least, unless the caller says otherwise */
+        BLOCKS_EACH = 32,     /* of threads for a multiprocessor: the last ones to run are then few of many */
+        MOST_COLUMNS = 1 << 30,
+        MOST_ROWS = 65535,    /* of a grid */
+        MOST_GROUP = 128,
+        MOST_DIM = 256,
+        ALIGNMENT = 256,
+};
+
+struct plan {
+        struct gpu_attend_run run;
+        enum gpu_kernel kernel;
+        struct gpu_grid grid;
+        uint64_t workspace;
+};
+
+/* ---- arguments ---- */
+
+_printf_(2, 3) static int refuse(struct gpu *gpu, const char *why, ...) {
+        va_list list;
+
+        va_start(list, why);
+        vsnprintf(gpu->why, sizeof gpu->why, why, list);
+        va_end(list);
+        return -EINVAL;
+}
+
+static uint32_t size_of(uint32_t number) {
+        return number == KVD_NUMBER_F32 ? 4 : 2;
+}
+
+static bool is_number(uint32_t number) {
+        return number == KVD_NUMBER_F32 || number == KVD_NUMBER_F16 || number == KVD_NUMBER_BF16;
+}
+
+static int check_cache(struct gpu *gpu, const struct gpu_attend *a) {
+        uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset | a->head_stride |
+                          a->token_stride;
+
+        if (!is_number(a->number) || !is_number(a->q_number) || !is_number(a->out_number))
+                return refuse(gpu, "attention: no such types: %u, %u, %u", a->number, a->q_number, a->out_number);
+        if (a->dim == 0 || a->dim > MOST_DIM || a->group == 0 || a->group > MOST_GROUP || a->kv_heads == 0)
+                return refuse(gpu, "attention: %u dimensions, %u KV heads of %u query heads", a->dim, a->kv_heads,
+                              a->group);
+        if (places % size_of(a->number))
+                return refuse(gpu, "attention: places in a block are multiples of an element's size");
+        if (a->block_tokens == 0 || a->block_tokens > MOST_COLUMNS || a->max_length > MOST_COLUMNS ||
+            a->ld_blocks * a->block_tokens < a->max_length)
+                return refuse(gpu, "attention: %u positions, but %llu blocks of %u", a->max_length,
+                              (unsigned long long)a->ld_blocks, a->block_tokens);
+        return 0;
+}
+
+static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
+        if (!a->lengths || !a->q || !a->out || (a->max_length && !a->blocks.ids))
+                return refuse(gpu, "attention: an address is missing");
+        if (!(a->scale > 0.0f))
+                return refuse(gpu, "attention: a scale is above 0");
+        if (a->chosen && (!a->n_chosen || a->ld_chosen < a->max_chosen || a->max_chosen > MOST_COLUMNS))
+                return refuse(gpu, "attention: lists of chosen positions without their lengths, or too long");
+        if (a->turn && (!a->turns || a->dim % 2))
+                return refuse(gpu, "attention: turns of %u dimensions", a->dim);
+        if ((a->block_mass && a->ld_block_mass * a->block_tokens < a->max_length) ||
+            (a->token_mass && a->ld_token_mass < a->max_length))
+                return refuse(gpu, "attention: no room for masses of %u positions", a->max_length);
+        if (a->split % GPU_ATTEND_TILE)
+                return refuse(gpu, "attention: splits of %u columns, not of multiples of %d", a->split,
+                              GPU_ATTEND_TILE);
+        return 0;
+}
+
+/* ---- which kernel ---- */
+
+#define FORMS(image, type, name) \
+        {GPU_KERNEL_##image##_##type##_64##name, GPU_KERNEL_##image##_##type##_128##name, \
+         GPU_KERNEL_##image##_##type##_256##name}
+
+static const enum gpu_kernel narrow[2][3] = {FORMS(attend, f16, _8), FORMS(attend, bf16, _8)},
+                             wide[2][3] = {FORMS(attend, f16, _16), FORMS(attend, bf16, _16)},
+                             many[2][3] = {FORMS(attend_many, f16, ), FORMS(attend_many, bf16, )},
+                             many_plain[2][3] = {FORMS(attend_many, f16, _plain), FORMS(attend_many, bf16, _plain)};
+
+/* The matrix units take 16-bit numbers, and rows are fetched 16 bytes at a time. */
+static bool suits_matrix_units(const struct gpu_attend *a) {
+        uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset | a->head_stride |
+                          a->token_stride | a->dim * 2;
+
+        return a->number != KVD_NUMBER_F32 && places % 16 == 0;
+}
+
+static uint32_t dim_of(const struct gpu_attend *a) {
+        return a->dim <= 64 ? 64 : a->dim <= 128 ? 128 : 256;
+}
+
+/* As many warps as shared memory allows; common: bytes besides those of each warp. 0: not one. */
+static uint32_t warps_in(const struct gpu *gpu, size_t each, size_t common) {
+        return gpu->shared_bytes < common ? 0 : (uint32_t)MIN((gpu->shared_bytes - common) / each, GPU_ATTEND_WARPS);
+}
+
+static bool plan_decode(struct gpu *gpu, struct plan *p) {
+        const struct gpu_attend *a = &p->run.a;
+        enum gpu_attend_form form = a->group <= 8 ? GPU_ATTEND_NARROW : GPU_ATTEND_WIDE;
+        uint32_t dim = dim_of(a), rows = form == GPU_ATTEND_NARROW ? 8 : 16, warps;
+        size_t tiles = (size_t)GPU_ATTEND_STAGES(dim) * GPU_ATTEND_STAGE_BYTES(dim);
+        size_t queries = GPU_ATTEND_QUERY_BYTES(dim, form), ends = GPU_ATTEND_WARPS * (size_t)rows * 8;
+
+        warps = a->turn ? warps_in(gpu, tiles + queries, ends) : warps_in(gpu, tiles, queries + ends);
+        if (!suits_matrix_units(a) || warps == 0)
+                return false;
+        p->kernel = (form == GPU_ATTEND_NARROW ? narrow : wide)[a->number - KVD_NUMBER_F16][dim / 128];
+        p->run.head_tiles = DIV_UP(a->group, rows);
+        p->grid.threads = warps * 32;
+        p->grid.shared = warps * tiles + (a->turn ? warps : 1) * queries + ends;
+        return true;
+}
+
+static bool plan_prefill(struct gpu *gpu, struct plan *p) {
+        const struct gpu_attend *a = &p->run.a;
+        bool plain = a->q_number == a->number && a->out_number != KVD_NUMBER_F32 && !a->turn;
+        uint32_t dim = dim_of(a), warps;
+        size_t each = GPU_ATTEND_PREFILL_STAGES * (size_t)GPU_ATTEND_STAGE_BYTES(dim) +
+                      GPU_ATTEND_QUERY_BYTES(dim, plain ? GPU_ATTEND_PLAIN : GPU_ATTEND_WIDE);
+
+        warps = warps_in(gpu, each, 0);
+        if (!suits_matrix_units(a) || warps == 0)
+                return false;
+        p->kernel = (plain ? many_plain : many)[a->number - KVD_NUMBER_F16][dim / 128];
+        p->run.row_tiles = (uint32_t)DIV_UP((uint64_t)a->max_tokens * a->group, warps * GPU_ATTEND_TILE);
+        p->grid = (struct gpu_grid){a->n_sequences * p->run.row_tiles, a->kv_heads, 1, warps * 32, warps * each};
+        return true;
+}
+
+static void plan_any(struct plan *p) {
+        const struct gpu_attend *a = &p->run.a;
+        uint32_t dim = MAX(dim_of(a), 128), heads = dim > 128 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128;
+
+        p->kernel = dim > 128 ? GPU_KERNEL_attend_any_256 : GPU_KERNEL_attend_any_128;
+        p->run.head_tiles = DIV_UP(a->group, heads);
+        p->grid.threads = GPU_ATTEND_WARPS * 32;
+        p->grid.shared = GPU_ATTEND_WARPS * heads * (dim + 2) * sizeof(float);
+}
+
+/* ---- splits and workspace ---- */
+
+static uint32_t columns_of(const struct gpu_attend *a) {
+        return a->chosen ? a->max_chosen : a->max_length;
+}
+
+static void plan_splits(struct gpu *gpu, struct plan *p) {
+        const struct gpu_attend *a = &p->run.a;
+        uint64_t columns = columns_of(a), heads = (uint64_t)a->n_sequences * a->kv_heads * p->run.head_tiles;
+        uint64_t blocks = (uint64_t)MAX(gpu->multiprocessors, 1) * BLOCKS_EACH;
+        uint64_t split = a->split ? a->split : MAX(DIV_UP(columns * heads, blocks), SPLIT);
+
+        p->run.split = (uint32_t)ALIGN_UP(split, a->split ? GPU_ATTEND_TILE : GPU_ATTEND_TILE * GPU_ATTEND_WARPS);
+        p->run.n_splits = (uint32_t)MAX(DIV_UP(columns, p->run.split), 1);
+        p->grid.x = a->n_sequences * p->run.n_splits;
+        p->grid.y = a->kv_heads * p->run.head_tiles;
+        p->grid.z = 1;
+}
+
+static cu_address take(struct plan *p, uint64_t bytes) {
+        cu_address at = p->run.a.workspace + p->workspace;
+
+        p->workspace += ALIGN_UP(bytes, ALIGNMENT);
+        return at;
+}
+
+static void lay_out(struct plan *p) {
+        struct gpu_attend_run *r = &p->run;
+        uint64_t heads = (uint64_t)r->a.n_sequences * r->a.kv_heads, rows = heads * r->a.group * r->tokens;
+
+        r->ld_scores = ALIGN_UP((uint64_t)columns_of(&r->a), 32);
+        if (r->n_splits > 1) {
+                r->sums = take(p, rows * r->n_splits * r->a.dim * sizeof(float));
+                r->stats = take(p, rows * r->n_splits * 2 * sizeof(float));
+        }
+        if (!r->a.block_mass && !r->a.token_mass)
+                return;
+        r->totals = take(p, rows * 2 * sizeof(float));
+        r->weights = take(p, heads * r->ld_scores * sizeof(float));
+        if (!r->a.starts)
+                r->scores = take(p, rows * r->ld_scores * sizeof(float));
+}
+
+static struct plan plan_for(struct gpu *gpu, const struct gpu_attend *a) {
+        struct plan p = {.run = {.a = *a, .n_splits = 1, .tokens = a->starts ? a->max_tokens : 1}};
+
+        p.run.exponent = a->scale * (float)M_LOG2E;
+        if (a->starts) {
+                p.run.split = MAX(columns_of(a), 1);
+                if (!plan_prefill(gpu, &p)) {
+                        plan_any(&p);
+                        p.grid.x = a->n_sequences * a->max_tokens;
+                        p.grid.y = a->kv_heads * p.run.head_tiles;
+                        p.grid.z = 1;
+                }
+        } else {
+                if (!plan_decode(gpu, &p))
+                        plan_any(&p);
+                plan_splits(gpu, &p);
+        }
+        lay_out(&p);
+        return p;
+}
+
+uint64_t gpu_attend_workspace(struct gpu *gpu, const struct gpu_attend *a) {
+        struct gpu_attend sizes = *a;
+
+        if (check_cache(gpu, a) < 0)
+                return 0;
+        sizes.workspace = 0;
+        return plan_for(gpu, &sizes).workspace;
+}
+
+/* ---- launches ---- */
+
+static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p) {
+        const struct gpu_attend *a = &p->run.a;
+        uint32_t columns = columns_of(a), threads = GPU_ATTEND_MASS_THREADS, each = threads / 32 * 4;
+        struct gpu_grid over = {DIV_UP(columns, threads), a->n_sequences * a->kv_heads, 1, threads, 0};
+        struct gpu_grid over_tiles = {DIV_UP(columns, each), over.y, 1, threads, 0};
+        int r;
+
+        if (!p->run.totals || columns == 0)
+                return 0;
+        if (a->starts)
+                r = gpu_launch(gpu, a->dim > 128 ? GPU_KERNEL_attend_weigh_256 : GPU_KERNEL_attend_weigh_128,
+                               over_tiles, stream, &p->run);
+        else
+                r = gpu_launch(gpu, GPU_KERNEL_attend_weigh, over, stream, &p->run);
+        return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_attend_spread, over, stream, &p->run);
+}
+
+static int launch(struct gpu *gpu, cu_stream stream, const struct plan *p) {
+        const struct gpu_attend *a = &p->run.a;
+        struct gpu_grid rows = {a->n_sequences * a->kv_heads * a->group, 1, 1, 128, 0};
+        int r;
+
+        if (p->grid.y > MOST_ROWS || (p->run.totals && (uint64_t)a->n_sequences * a->kv_heads > MOST_ROWS))
+                return refuse(gpu, "attention: too many heads for one call: %u of %u sequences", a->kv_heads,
+                              a->n_sequences);
+        if (p->workspace > a->workspace_bytes || (p->workspace && (!a->workspace || a->workspace % ALIGNMENT))) {
+                refuse(gpu, "attention: a workspace of %llu bytes is wanted, aligned to %d",
+                       (unsigned long long)p->workspace, ALIGNMENT);
+                return -ENOBUFS;
+        }
+        r = gpu_launch(gpu, p->kernel, p->grid, stream, &p->run);
+        if (r == 0 && p->run.n_splits > 1)
+                r = gpu_launch(gpu, GPU_KERNEL_attend_sum, rows, stream, &p->run);
+        return r < 0 ? r : launch_masses(gpu, stream, p);
+}
+
+static int attend(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a) {
+        struct plan p;
+        int r = check_cache(gpu, a);
+
+        if (r == 0)
+                r = check_options(gpu, a);
+        if (r < 0 || a->n_sequences == 0)
+                return r;
+        p = plan_for(gpu, a);
+        return launch(gpu, stream, &p);
+}
+
+int gpu_attend_decode(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a) {
+        if (a->starts)
+                return refuse(gpu, "attention: a decode has one token a sequence");
+        return attend(gpu, stream, a);
+}
+
+int gpu_attend_prefill(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a) {
+        if (!a->starts)
+                return refuse(gpu, "attention: where do the tokens of a sequence start?");
+        return a->max_tokens == 0 ? 0 : attend(gpu, stream, a);
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Attention of any type, dimension and alignment, without matrix units: one token and a few query heads to a block of
+ * threads. A warp does four columns at a time. Lane i holds the elements i, i + 32, ... of queries, keys and values;
+ * the scores of four columns and the heads are summed crosswise, so that each lane ends up with one of them: of 8 heads
+ * lane 8 c + g has column c and head g; of 4 heads, lanes 4 c + g and 16 + 4 c + g.
+ *
+ * Here, too, are the kernels that make masses of scores and totals.
+ */
+
+#include "kernels/cuda/attend_join.cuh"
+
+#define COLUMNS 4
+#define HEADS (N > 4 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128) /* of N numbers of a row to a lane */
+
+template <int N> struct any_state {
+        float q[HEADS][N], sums[HEADS][N];
+        uint32_t turn;          /* that q has */
+        float largest, weights; /* of the lane's head; weights of the lane's columns */
+};
+
+/* The four columns that a warp is at. */
+struct any_columns {
+        const uint8_t *at[COLUMNS];
+        uint32_t position, turn; /* of the lane's column */
+};
+
+template <int N>
+ATTEND struct any_columns columns_at(const struct gpu_attend_run &r, const struct head &h, uint32_t from, uint32_t to) {
+        struct place mine = place_of(r, h, from + lane_id() / HEADS % COLUMNS, to);
+        struct any_columns c;
+
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++)
+                c.at[i] = reinterpret_cast<const uint8_t *>(warp_from(reinterpret_cast<uint64_t>(mine.at), i * HEADS));
+        c.position = mine.position;
+        c.turn = mine.turn;
+        return c;
+}
+
+template <int NUMBER, int N>
+ATTEND void load_typed(const struct gpu_attend_run &r, const struct any_columns &c, uint64_t plane,
+                       float to[COLUMNS][N]) {
+        typedef element<NUMBER> number;
+
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+                const typename number::type *from = reinterpret_cast<const typename number::type *>(c.at[i] + plane);
+
+#pragma unroll
+                for (uint32_t j = 0; j < N; j++) {
+                        uint32_t d = 32 * j + lane_id();
+
+                        to[i][j] = c.at[i] && d < r.a.dim ? number::wide(from[d]) : 0.0f;
+                }
+        }
+}
+
+template <int N>
+ATTEND void load_rows(const struct gpu_attend_run &r, const struct any_columns &c, uint64_t plane,
+                      float to[COLUMNS][N]) {
+        if (r.a.number == NUMBER_F32)
+                load_typed<NUMBER_F32>(r, c, plane, to);
+        else if (r.a.number == NUMBER_F16)
+                load_typed<NUMBER_F16>(r, c, plane, to);
+        else
+                load_typed<NUMBER_BF16>(r, c, plane, to);
+}
+
+template <int N>
+ATTEND void load_heads(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
+                       uint32_t turn, float q[HEADS][N]) {
+#pragma unroll
+        for (uint32_t g = 0; g < HEADS; g++) {
+                bool there = first_head + g < r.a.group;
+
+#pragma unroll
+                for (uint32_t j = 0; j < N; j++)
+                        q[g][j] = there ? load_query(r, query_at(r, h, token, first_head + g), 32 * j + lane_id(),
+                                                     turn) : 0.0f;
+        }
+}
+
+/* ---- scores ---- */
+
+/* Each step halves the sums that a lane has a part of; after five it has all of one. */
+template <int HALF> ATTEND void sum_crosswise(float x[32]) {
+        bool upper = lane_id() & HALF;
+
+#pragma unroll
+        for (int i = 0; i < HALF; i++) {
+                float other = warp_xor(upper ? x[i] : x[i + HALF], HALF);
+
+                x[i] = (upper ? x[i + HALF] : x[i]) + other;
+        }
+}
+
+template <int N> ATTEND float products(const float q[HEADS][N], const float k[COLUMNS][N]) {
+        float x[32];
+
+#pragma unroll
+        for (int i = 0; i < COLUMNS * HEADS; i++) {
+                x[i] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < N; j++)
+                        x[i] = fmaf(q[i % HEADS][j], k[i / HEADS][j], x[i]);
+        }
+        if (COLUMNS * HEADS == 32)
+                sum_crosswise<16>(x);
+        sum_crosswise<8>(x);
+        sum_crosswise<4>(x);
+        sum_crosswise<2>(x);
+        sum_crosswise<1>(x);
+        return COLUMNS * HEADS == 32 ? x[0] : x[0] + warp_xor(x[0], 16);
+}
+
+/* The lane's score, as an exponent of two; the columns are done once for each turn that they have. */
+template <int N>
+ATTEND float score(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
+                   uint32_t limit, struct any_state<N> &w, const struct any_columns &c, const float k[COLUMNS][N]) {
+        uint32_t todo = warp_ballot(c.position < limit);
+        float x = -INFINITY, part;
+
+        while (todo) {
+                uint32_t turn = warp_from(c.turn, __ffs((int)todo) - 1);
+
+                if (turn != w.turn)
+                        load_heads(r, h, token, first_head, turn, w.q);
+                w.turn = turn;
+                part = products(w.q, k);
+                if (c.turn == turn && c.position < limit)
+                        x = part * r.exponent;
+                todo &= ~warp_ballot(c.turn == turn);
+        }
+        return x;
+}
+
+/* ---- softmax and values ---- */
+
+/* The lane's score becomes its weight. */
+template <int N> ATTEND float weigh(struct any_state<N> &w, float x) {
+        float most = fmaxf(x, warp_xor(x, HEADS)), by;
+        bool more;
+
+        most = fmaxf(fmaxf(most, warp_xor(most, 2 * HEADS)), w.largest);
+        more = most > w.largest;
+        by = shrink(w.largest, most);
+        w.largest = most;
+        x = x == -INFINITY ? 0.0f : exp2f(x - most);
+        w.weights = w.weights * by + x;
+        if (!warp_ballot(more))
+                return x;
+#pragma unroll
+        for (int g = 0; g < HEADS; g++) {
+                float head_by = warp_from(by, g);
+
+                for (int j = 0; j < N; j++)
+                        w.sums[g][j] *= head_by;
+        }
+        return x;
+}
+
+template <int N> ATTEND void mix(struct any_state<N> &w, float x, const float v[COLUMNS][N]) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++)
+#pragma unroll
+                for (int g = 0; g < HEADS; g++) {
+                        float weight = warp_from(x, i * HEADS + g);
+
+#pragma unroll
+                        for (int j = 0; j < N; j++)
+                                w.sums[g][j] = fmaf(weight, v[i][j], w.sums[g][j]);
+                }
+}
+
+template <int N>
+ATTEND void keep_score(const struct gpu_attend_run &r, const struct head &h, uint32_t first_head, uint32_t column,
+                       uint32_t to, float x) {
+        uint32_t g = first_head + lane_id() % HEADS, c = column + lane_id() / HEADS % COLUMNS;
+
+        if (r.scores && g < r.a.group && c < to)
+                reinterpret_cast<float *>(r.scores)[row_of(r, h, 0, g) * r.ld_scores + c] = x;
+}
+
+template <int N>
+ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
+                 struct any_state<N> &w, uint32_t from, uint32_t to) {
+        uint32_t limit = limit_of(r, h, token), step = COLUMNS * (blockDim.x / 32);
+        float k[COLUMNS][N], v[COLUMNS][N], x;
+
+        for (from += threadIdx.x / 32 * COLUMNS; from < to; from += step) {
+                struct any_columns c = columns_at<N>(r, h, from, to);
+
+                load_rows(r, c, r.a.k_offset, k);
+                load_rows(r, c, r.a.v_offset, v);
+                x = score(r, h, token, first_head, limit, w, c, k);
+                keep_score<N>(r, h, first_head, from, to, x);
+                x = weigh(w, x);
+                mix(w, x, v);
+        }
+}
+
+/* ---- the kernels ---- */
+
+template <int N> ATTEND void leave(const struct any_state<N> &w, float *sums, float *ends) {
+        uint32_t lane = lane_id(), warp = threadIdx.x / 32;
+        float weights = w.weights + warp_xor(w.weights, HEADS);
+
+        weights += warp_xor(weights, 2 * HEADS);
+#pragma unroll
+        for (int g = 0; g < HEADS; g++)
+                for (int j = 0; j < N; j++)
+                        sums[(warp * HEADS + g) * N * 32 + j * 32 + lane] = w.sums[g][j];
+        if (lane < HEADS) {
+                ends[(warp * HEADS + lane) * 2] = w.largest;
+                ends[(warp * HEADS + lane) * 2 + 1] = weights;
+        }
+}
+
+/* Columns of a token: those of its sequence's last, as far as it can see them. */
+template <int N> ATTEND void attend_any(const struct gpu_attend_run &r, float *shared) {
+        uint32_t split = blockIdx.x % r.n_splits, token = blockIdx.x / r.n_splits % r.tokens;
+        uint32_t first_head = blockIdx.y % r.head_tiles * HEADS, from = split * r.split, to;
+        struct head h = head_of(r, blockIdx.x / r.n_splits / r.tokens, blockIdx.y / r.head_tiles);
+        float *ends = shared + blockDim.x / 32 * HEADS * N * 32;
+        struct any_state<N> w;
+
+        if (token >= h.tokens || (split > 0 && from >= h.columns))
+                return;
+        to = min(h.columns, from + r.split);
+        if (!r.a.chosen)
+                to = min(to, limit_of(r, h, token));
+        w.turn = NOWHERE;
+        w.largest = -INFINITY;
+        w.weights = 0.0f;
+#pragma unroll
+        for (int g = 0; g < HEADS; g++)
+                for (int j = 0; j < N; j++)
+                        w.sums[g][j] = w.q[g][j] = 0.0f;
+        walk(r, h, token, first_head, w, from, to);
+        leave(w, shared, ends);
+        __syncthreads();
+        join<N * 32, HEADS>(r, h, token, first_head, split, shared, ends);
+}
+
+KVD_KERNEL_ROOMY(attend_any_128, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) {
+        KVD_SHARED(float, shared);
+
+        attend_any<4>(a, shared);
+}
+
+KVD_KERNEL_ROOMY(attend_any_256, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) {
+        KVD_SHARED(float, shared);
+
+        attend_any<8>(a, shared);
+}
+
+/* ---- masses: the weights of columns ---- */
+
+/* Of one token's scores. */
+KVD_KERNEL(attend_weigh, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+        struct head h = head_of(a, blockIdx.y / a.a.kv_heads, blockIdx.y % a.a.kv_heads);
+        const float *totals = reinterpret_cast<const float *>(a.totals) + 2 * row_of(a, h, 0, 0);
+        const float *scores = reinterpret_cast<const float *>(a.scores) + row_of(a, h, 0, 0) * a.ld_scores;
+        float *weights = reinterpret_cast<float *>(a.weights) + blockIdx.y * a.ld_scores;
+
+        for (uint32_t c = blockIdx.x * blockDim.x + threadIdx.x; c < h.columns; c += gridDim.x * blockDim.x) {
+                float sum = 0.0f;
+
+                for (uint32_t g = 0; g < a.a.group; g++)
+                        if (totals[2 * g + 1] != 0.0f)
+                                sum += shrink(scores[g * a.ld_scores + c], totals[2 * g]) / totals[2 * g + 1];
+                weights[c] = sum;
+        }
+}
+
+/* Of many tokens: their scores are made again, four columns to a warp. */
+template <int N>
+ATTEND float weigh_rows(const struct gpu_attend_run &r, const struct head &h, const struct any_columns &c,
+                        const float k[COLUMNS][N], uint32_t first_head) {
+        uint32_t g = first_head + lane_id() % HEADS;
+        struct any_state<N> w;
+        float sum = 0.0f;
+
+        for (uint32_t token = 0; token < h.tokens; token++) {
+                const float *total = reinterpret_cast<const float *>(r.totals) + 2 * row_of(r, h, token, g);
+                float x;
+
+                w.turn = NOWHERE;
+                x = score(r, h, token, first_head, limit_of(r, h, token), w, c, k);
+                if (g < r.a.group && total[1] != 0.0f)
+                        sum += shrink(x, total[0]) / total[1];
+        }
+        return sum;
+}
+
+template <int N> ATTEND void weigh_many(const struct gpu_attend_run &r) {
+        struct head h = head_of(r, blockIdx.y / r.a.kv_heads, blockIdx.y % r.a.kv_heads);
+        uint32_t column = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * COLUMNS, lane = lane_id();
+        float k[COLUMNS][N], sum = 0.0f;
+        struct any_columns c;
+
+        if (column >= h.columns)
+                return;
+        c = columns_at<N>(r, h, column, h.columns);
+        load_rows(r, c, r.a.k_offset, k);
+        for (uint32_t first_head = 0; first_head < r.a.group; first_head += HEADS)
+                sum += weigh_rows(r, h, c, k, first_head);
+        for (int mask = HEADS / 2; mask; mask /= 2)
+                sum += warp_xor(sum, mask);
+        column += lane / HEADS;
+        if (lane % HEADS == 0 && lane < COLUMNS * HEADS && column < h.columns)
+                reinterpret_cast<float *>(r.weights)[blockIdx.y * r.ld_scores + column] = sum;
+}
+
+KVD_KERNEL(attend_weigh_128, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+        weigh_many<4>(a);
+}
+
+KVD_KERNEL(attend_weigh_256, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+        weigh_many<8>(a);
+}
+
+/* ---- masses: to blocks and positions ---- */
+
+/* The first column whose position is not below. */
+ATTEND uint32_t column_of(const struct gpu_attend_run &r, const struct head &h, uint32_t position) {
+        uint32_t low = 0, high = h.columns;
+
+        if (!r.a.chosen)
+                return min(position, h.columns);
+        while (low < high) {
+                uint32_t middle = low + (high - low) / 2;
+
+                if (position_of(r, h, middle) < position)
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low;
+}
+
+KVD_KERNEL(attend_spread, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+        struct head h = head_of(a, blockIdx.y / a.a.kv_heads, blockIdx.y % a.a.kv_heads);
+        const float *weights = reinterpret_cast<const float *>(a.weights) + blockIdx.y * a.ld_scores;
+        float *blocks = reinterpret_cast<float *>(a.a.block_mass) + blockIdx.y * a.a.ld_block_mass;
+        float *tokens = reinterpret_cast<float *>(a.a.token_mass) + blockIdx.y * a.a.ld_token_mass;
+        uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+
+        for (uint32_t c = first; a.a.token_mass && c < h.columns; c += step) {
+                uint32_t position = position_of(a, h, c);
+
+                if (position < h.length)
+                        tokens[position] += weights[c];
+        }
+        for (uint32_t b = first; a.a.block_mass && b * a.a.block_tokens < h.length; b += step) {
+                uint32_t end = column_of(a, h, min((b + 1) * a.a.block_tokens, h.length));
+                float sum = 0.0f;
+
+                for (uint32_t c = column_of(a, h, b * a.a.block_tokens); c < end; c++)
+                        sum += weights[c];
+                blocks[b] += sum;
+        }
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Many tokens, keys and values of 16 bits. The tokens of a sequence and the query heads of a KV head are rows, head by
+ * head of token by token; each warp has 16 of them. The warps of a block of threads fetch keys and values together, a
+ * tile each, and all go over all of it, while the next are on their way. What no row of the block may see is not
+ * fetched; what no row of a warp may see it passes over.
+ */
+
+#include "kernels/cuda/attend_warp.cuh"
+
+/* A warp's rows. */
+struct warp_rows {
+        uint32_t first, limit; /* no row sees more */
+};
+
+template <int NUMBER, int DIM, int FORM>
+ATTEND struct warp_rows name_rows(const struct gpu_attend_run &r, const struct head &h, uint32_t first,
+                                  struct warp_state<NUMBER, DIM, FORM> &w) {
+        uint32_t n = h.tokens * r.a.group, last = min(first + GPU_ATTEND_TILE, n);
+        struct warp_rows rows = {first, first < n ? limit_of(r, h, (last - 1) / r.a.group) : 0};
+
+        for (int i = 0; i < w.ROWS; i++) {
+                uint32_t row = first + 8 * i + lane_id() / 4;
+
+                w.rows[i].there = row < n;
+                w.rows[i].at = row < n ? query_at(r, h, row / r.a.group, row % r.a.group) : 0;
+                w.rows[i].limit = row < n ? limit_of(r, h, row / r.a.group) : 0;
+        }
+        return rows;
+}
+
+/* Columns [0, to). at: two stages of a tile for each warp. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
+                 const struct warp_rows &rows, uint8_t *at, uint32_t to) {
+        uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, column = warp * GPU_ATTEND_TILE;
+        uint32_t step = warps * GPU_ATTEND_TILE, row = lane_id() % GPU_ATTEND_TILE;
+        struct stage<DIM> tile;
+        float x[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+
+        tile.at = at + warp * tile.BYTES;
+        copy_tile(r, tile, place_of(r, h, column + row, to));
+        copy_commit();
+        for (uint32_t from = 0, i = 0; from < to; from += step, i ^= 1) {
+                tile.at = at + ((i ^ 1) * warps + warp) * tile.BYTES;
+                if (from + step < to)
+                        copy_tile(r, tile, place_of(r, h, from + step + column + row, to));
+                copy_commit();
+                copy_wait<1>();
+                __syncthreads();
+                for (uint32_t j = 0; j < warps; j++) {
+                        if (!r.a.chosen && from + j * GPU_ATTEND_TILE >= rows.limit)
+                                break;
+                        tile.at = at + (i * warps + j) * tile.BYTES;
+                        score_tile(r, w, tile, x);
+                        weigh_tile(w, x);
+                        mix_tile(w, tile, x);
+                }
+                __syncthreads();
+        }
+        copy_wait<0>();
+}
+
+template <int NUMBER, int DIM, int FORM>
+ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, const struct warp_state<NUMBER, DIM, FORM> &w,
+                    const struct warp_rows &rows) {
+        uint32_t g = lane_id() / 4, t = lane_id() % 4;
+        float x[16];
+
+#pragma unroll
+        for (int i = 0; i < w.ROWS; i++) {
+                uint32_t row = rows.first + 8 * i + g, token = row / r.a.group, head = row % r.a.group;
+                float weights = sum_quad(w.weights[i]);
+
+#pragma unroll
+                for (uint32_t part = 0; part < DIM / 64; part++) {
+                        sums_of(w, part, i, x);
+                        for (uint32_t j = 0; j < 16; j++)
+                                if (w.rows[i].there && 64 * part + 16 * t + j < r.a.dim)
+                                        store_number(r.a.out,
+                                                     result_at(r, h, token, head) + 64 * part + 16 * t + j,
+                                                     r.a.out_number, weights == 0.0f ? 0.0f : x[j] / weights);
+                }
+                if (w.rows[i].there && t == 0)
+                        store_total(r, row_of(r, h, token, head), w.largest[i], weights);
+        }
+}
+
+/* The last rows, which see most, come first. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
+        const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, rows = warps * GPU_ATTEND_TILE;
+        const uint32_t stages = GPU_ATTEND_PREFILL_STAGES * warps * stage<DIM>::BYTES;
+        struct head h = head_of(r, blockIdx.x / r.row_tiles, blockIdx.y);
+        uint32_t first = (r.row_tiles - 1 - blockIdx.x % r.row_tiles) * rows, n = h.tokens * r.a.group;
+        uint32_t to = h.columns;
+        struct warp_state<NUMBER, DIM, FORM> w;
+        struct warp_rows mine;
+
+        if (first >= n)
+                return;
+        if (!r.a.chosen)
+                to = min(to, limit_of(r, h, (min(first + rows, n) - 1) / r.a.group));
+        clear_state(w);
+        w.q = reinterpret_cast<uint4 *>(shared + stages + warp * GPU_ATTEND_QUERY_BYTES(DIM, FORM));
+        mine = name_rows(r, h, first + warp * GPU_ATTEND_TILE, w);
+        if (r.a.dim < DIM)
+                clear_shared(shared, stages);
+        if (!r.a.turn)
+                load_queries(r, w, 0);
+        walk(r, h, w, mine, shared, to);
+        deliver(r, h, w, mine);
+}
+
+#define PREFILL(type, dim, name, number, form) \
+        KVD_KERNEL_ROOMY(attend_many_##type##_##dim##name, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) { \
+                KVD_SHARED(uint8_t, shared); \
+\
+                prefill<number, dim, form>(a, shared); \
+        }
+#define PREFILLS(type, number) \
+        PREFILL(type, 64, _plain, number, GPU_ATTEND_PLAIN) \
+        PREFILL(type, 64, , number, GPU_ATTEND_WIDE) \
+        PREFILL(type, 128, _plain, number, GPU_ATTEND_PLAIN) \
+        PREFILL(type, 128, , number, GPU_ATTEND_WIDE) \
+        PREFILL(type, 256, _plain, number, GPU_ATTEND_PLAIN) \
+        PREFILL(type, 256, , number, GPU_ATTEND_WIDE)
+
+PREFILLS(f16, NUMBER_F16)
+PREFILLS(bf16, NUMBER_BF16)

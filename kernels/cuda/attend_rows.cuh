@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_CUDA_ATTEND_ROWS_CUH
+#define KVD_KERNELS_CUDA_ATTEND_ROWS_CUH
+
+/* Where keys, values and queries lie, and what a row may see. */
+
+#include "kernels/cuda/attend_run.h"
+#include "kernels/cuda/device.cuh"
+
+#define NOWHERE 0xffffffffu /* the position of what is masked: beyond every limit */
+#define ATTEND static __device__ __forceinline__
+
+/* A key and its value. */
+struct place {
+        const uint8_t *at; /* of the block, at the head's slot, without the planes' offsets; nullptr: masked */
+        uint32_t position, turn;
+};
+
+/* A sequence's KV head. */
+struct head {
+        uint32_t s, h;
+        uint32_t length;  /* positions */
+        uint32_t columns;
+        uint32_t tokens;  /* of this call */
+        uint32_t start;   /* the first of them */
+};
+
+ATTEND struct head head_of(const struct gpu_attend_run &r, uint32_t s, uint32_t h) {
+        const uint32_t *starts = reinterpret_cast<const uint32_t *>(r.a.starts);
+        const uint32_t *n_chosen = reinterpret_cast<const uint32_t *>(r.a.n_chosen);
+        struct head to;
+
+        to.s = s;
+        to.h = h;
+        to.length = min(reinterpret_cast<const uint32_t *>(r.a.lengths)[s], r.a.max_length);
+        to.columns = to.length;
+        if (r.a.chosen)
+                to.columns = min(n_chosen[s * r.a.kv_heads + h], r.a.max_chosen);
+        to.start = starts ? starts[s] : s;
+        to.tokens = starts ? min(starts[s + 1] - to.start, r.a.max_tokens) : 1;
+        return to;
+}
+
+/* A token sees the positions below. */
+ATTEND uint32_t limit_of(const struct gpu_attend_run &r, const struct head &h, uint32_t token) {
+        uint32_t later = h.tokens - 1 - token;
+
+        return r.a.bidirectional ? h.length : h.length > later ? h.length - later : 0;
+}
+
+ATTEND uint32_t position_of(const struct gpu_attend_run &r, const struct head &h, uint32_t column) {
+        if (!r.a.chosen)
+                return column;
+        return reinterpret_cast<const uint32_t *>(r.a.chosen)[(h.s * r.a.kv_heads + h.h) * r.a.ld_chosen + column];
+}
+
+/* Columns from to on are nowhere. */
+ATTEND struct place place_of(const struct gpu_attend_run &r, const struct head &h, uint32_t column, uint32_t to) {
+        const uint32_t *ids = reinterpret_cast<const uint32_t *>(r.a.blocks.ids) + h.s * r.a.ld_blocks;
+        struct place p = {nullptr, NOWHERE, 0};
+        uint32_t position, block, id;
+
+        if (column >= to)
+                return p;
+        position = position_of(r, h, column);
+        if (position >= h.length)
+                return p;
+        block = position / r.a.block_tokens;
+        id = ids[block];
+        if (id == GPU_NO_BLOCK)
+                return p;
+        p.at = reinterpret_cast<const uint8_t *>(r.a.blocks.base + id * r.a.blocks.block_bytes +
+                                                 h.h * r.a.head_stride +
+                                                 (position - block * r.a.block_tokens) * r.a.token_stride);
+        p.position = position;
+        if (r.a.turn)
+                p.turn = reinterpret_cast<const uint32_t *>(r.a.turn)[h.s * r.a.ld_blocks + block];
+        return p;
+}
+
+/* ---- queries and results ---- */
+
+ATTEND float load_number(cu_address at, uint64_t i, uint32_t number) {
+        if (number == NUMBER_F32)
+                return reinterpret_cast<const float *>(at)[i];
+        if (number == NUMBER_F16)
+                return f16_to_float(reinterpret_cast<const uint16_t *>(at)[i]);
+        return bf16_to_float(reinterpret_cast<const uint16_t *>(at)[i]);
+}
+
+ATTEND void store_number(cu_address at, uint64_t i, uint32_t number, float x) {
+        if (number == NUMBER_F32)
+                reinterpret_cast<float *>(at)[i] = x;
+        else if (number == NUMBER_F16)
+                reinterpret_cast<uint16_t *>(at)[i] = float_to_f16(x);
+        else
+                reinterpret_cast<uint16_t *>(at)[i] = float_to_bf16(x);
+}
+
+/* Element d of the query at, turned. */
+ATTEND float load_query(const struct gpu_attend_run &r, uint64_t at, uint32_t d, uint32_t turn) {
+        uint32_t half = r.a.dim / 2, pair = d < half ? d : d - half;
+        const float *angles;
+        float x;
+
+        if (d >= r.a.dim)
+                return 0.0f;
+        x = load_number(r.a.q, at + d, r.a.q_number);
+        if (turn == 0)
+                return x;
+        angles = reinterpret_cast<const float *>(r.a.turns) + (uint64_t)(turn - 1) * r.a.dim + pair;
+        if (d < half)
+                return x * angles[0] - load_number(r.a.q, at + d + half, r.a.q_number) * angles[half];
+        return x * angles[0] + load_number(r.a.q, at + pair, r.a.q_number) * angles[half];
+}
+
+ATTEND uint64_t query_at(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g) {
+        return (h.start + token) * r.a.q_token + (h.h * r.a.group + g) * r.a.q_head;
+}
+
+ATTEND uint64_t result_at(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g) {
+        return (h.start + token) * r.a.out_token + (h.h * r.a.group + g) * r.a.out_head;
+}
+
+/* The number of a row in sums, stats and totals. */
+ATTEND uint64_t row_of(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g) {
+        return ((uint64_t)h.s * r.tokens + token) * r.a.kv_heads * r.a.group + h.h * r.a.group + g;
+}
+
+/* ---- softmax in parts ---- */
+
+/* What weights of a part must be multiplied with: both are largest scores, -inf if nothing was seen. */
+ATTEND float shrink(float from, float to) {
+        return from == -INFINITY ? 0.0f : exp2f(from - to);
+}
+
+/* A row that is whole: its result was summed, its largest score and sum of weights are kept for the masses. */
+ATTEND void store_total(const struct gpu_attend_run &r, uint64_t row, float largest, float sum) {
+        float *to = reinterpret_cast<float *>(r.totals) + 2 * row;
+
+        if (r.totals) {
+                to[0] = largest;
+                to[1] = sum;
+        }
+}
+
+#endif

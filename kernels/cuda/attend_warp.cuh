@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_CUDA_ATTEND_WARP_CUH
+#define KVD_KERNELS_CUDA_ATTEND_WARP_CUH
+
+/*
+ * A warp, up to 16 rows of queries and tiles of 16 columns that lie in shared memory: scores, softmax as far as it is
+ * known, and the weighted sum of values, on the matrix units. With g = lane / 4 and t = lane % 4, a lane holds rows g
+ * and (not NARROW) g + 8.
+ *
+ * Order within a product is ours to choose, so that every load from shared memory is one of 16 bytes: in a step of 32
+ * dimensions lane t takes the eight from 8 t; of 64 dimensions of a value, column g of eight products is the eight from
+ * 8 g. Rows of keys and values are rotated by exclusive or against bank conflicts.
+ */
+
+#include "kernels/cuda/attend_rows.cuh"
+
+/* A stage of a warp in shared memory. */
+template <int DIM> struct stage {
+        static const int ROW = DIM * 2, PLANE = GPU_ATTEND_TILE * ROW, BYTES = GPU_ATTEND_STAGE_BYTES(DIM);
+        uint8_t *at;
+
+        __device__ __forceinline__ uint8_t *key(uint32_t row, uint32_t chunk) const {
+                return at + row * ROW + ((chunk ^ (row & 1) << 2) << 4);
+        }
+        __device__ __forceinline__ uint8_t *value(uint32_t row, uint32_t chunk) const {
+                return at + PLANE + row * ROW + ((chunk ^ (row >> 1 & 3) << 1) << 4);
+        }
+        __device__ __forceinline__ uint32_t *positions() const {
+                return reinterpret_cast<uint32_t *>(at + 2 * PLANE);
+        }
+        __device__ __forceinline__ uint32_t *turns() const {
+                return positions() + GPU_ATTEND_TILE;
+        }
+};
+
+/* What lies beyond the head's dimension is 0 from here on. */
+ATTEND void clear_shared(uint8_t *at, uint32_t bytes) {
+        for (uint32_t i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
+                *reinterpret_cast<uint4 *>(at + i) = make_uint4(0, 0, 0, 0);
+        __syncthreads();
+}
+
+/* Starts to copy a tile; lanes r and r + 16 know its row r. What is masked becomes 0: not NaN. */
+template <int DIM> ATTEND void copy_tile(const struct gpu_attend_run &r, const struct stage<DIM> &to, struct place p) {
+        const uint32_t chunks = DIM / 8, lane = lane_id();
+        uint64_t mine = reinterpret_cast<uint64_t>(p.at);
+
+        if (lane < GPU_ATTEND_TILE) {
+                to.positions()[lane] = p.position;
+                to.turns()[lane] = p.turn;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < GPU_ATTEND_TILE * chunks / 32; i++) {
+                uint32_t row = (i * 32 + lane) / chunks, chunk = (i * 32 + lane) % chunks;
+                const uint8_t *from = reinterpret_cast<const uint8_t *>(warp_from(mine, (int)row));
+
+                if (chunk * 8 >= r.a.dim)
+                        continue;
+                if (from) {
+                        copy_16(to.key(row, chunk), from + r.a.k_offset + chunk * 16);
+                        copy_16(to.value(row, chunk), from + r.a.v_offset + chunk * 16);
+                } else {
+                        *reinterpret_cast<uint4 *>(to.key(row, chunk)) = make_uint4(0, 0, 0, 0);
+                        *reinterpret_cast<uint4 *>(to.value(row, chunk)) = make_uint4(0, 0, 0, 0);
+                }
+        }
+}
+
+/* ---- 16-bit numbers in pairs ---- */
+
+template <int NUMBER> ATTEND void multiply(float d[4], const uint32_t a[4], const uint32_t b[2]) {
+        if (NUMBER == NUMBER_F16)
+                mma_f16(d, a, b);
+        else
+                mma_bf16(d, a, b);
+}
+
+/* x and y rounded, and what rounding left of them. */
+template <int NUMBER> ATTEND void split_pair(float x, float y, uint32_t *high, uint32_t *low) {
+        typedef element<NUMBER> number;
+        uint16_t hx = number::narrow(x), hy = number::narrow(y);
+
+        *high = hx | (uint32_t)hy << 16;
+        *low = number::narrow(x - number::wide(hx)) | (uint32_t)number::narrow(y - number::wide(hy)) << 16;
+}
+
+ATTEND uint32_t low_halves(uint32_t x, uint32_t y) {
+        return __byte_perm(x, y, 0x5410);
+}
+
+ATTEND uint32_t high_halves(uint32_t x, uint32_t y) {
+        return __byte_perm(x, y, 0x7632);
+}
+
+/* A lane's rows. */
+struct lane_row {
+        uint64_t at;    /* its query, in elements */
+        uint32_t limit; /* it sees the positions below */
+        bool there;
+};
+
+/* ---- the warp ---- */
+
+template <int NUMBER, int DIM, int FORM> struct warp_state {
+        static const int ROWS = FORM == GPU_ATTEND_NARROW ? 1 : 2, PARTS = FORM == GPU_ATTEND_WIDE ? 2 : 1;
+
+        struct lane_row rows[ROWS];
+        uint4 *q;                    /* [PARTS][DIM / 16][32], in shared memory: what each lane multiplies with */
+        uint32_t turn;               /* that they have; q is then the warp's own */
+        float sums[DIM / 8][4];      /* of values; [8 j + i]: product i of dimensions from 64 j on */
+        float largest[ROWS];         /* of the scores that were seen */
+        float weights[ROWS];         /* their sum, of this lane's columns */
+};
+
+template <int NUMBER, int DIM, int FORM>
+ATTEND void clear_state(struct warp_state<NUMBER, DIM, FORM> &w) {
+        w.turn = NOWHERE;
+#pragma unroll
+        for (int i = 0; i < DIM / 8; i++)
+                for (int j = 0; j < 4; j++)
+                        w.sums[i][j] = 0.0f;
+        for (int i = 0; i < w.ROWS; i++) {
+                w.largest[i] = -INFINITY;
+                w.weights[i] = 0.0f;
+        }
+}
+
+/* Four numbers of each of the lane's rows, from dimension d on. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void load_step(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w, int step, uint32_t d,
+                      uint32_t turn) {
+        uint32_t high[4], low[4];
+        float x[4];
+
+#pragma unroll
+        for (int row = 0; row < w.ROWS; row++) {
+                for (int i = 0; i < 4; i++)
+                        x[i] = w.rows[row].there ? load_query(r, w.rows[row].at, d + i, turn) : 0.0f;
+                split_pair<NUMBER>(x[0], x[1], &high[row], &low[row]);
+                split_pair<NUMBER>(x[2], x[3], &high[row + 2], &low[row + 2]);
+        }
+        if (FORM == GPU_ATTEND_NARROW) {
+                high[1] = low[0];
+                high[3] = low[2];
+        }
+        w.q[step * 32 + lane_id()] = make_uint4(high[0], high[1], high[2], high[3]);
+        if (FORM == GPU_ATTEND_WIDE)
+                w.q[(DIM / 16 + step) * 32 + lane_id()] = make_uint4(low[0], low[1], low[2], low[3]);
+}
+
+template <int NUMBER, int DIM, int FORM>
+ATTEND void load_queries(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w, uint32_t turn) {
+        uint32_t t = lane_id() % 4;
+
+        __syncwarp();
+#pragma unroll 1
+        for (int step = 0; step < DIM / 16; step++)
+                load_step(r, w, step, step / 2 * 32 + t * 8 + step % 2 * 4, turn);
+        __syncwarp();
+        w.turn = turn;
+}
+
+/* ---- scores ---- */
+
+/* Both halves of a tile: columns 0 to 7 with b, 8 to 15 with c. */
+template <int NUMBER>
+ATTEND void multiply_step(float d[2][4], uint4 q, uint32_t b0, uint32_t b1, uint32_t c0, uint32_t c1) {
+        const uint32_t a[4] = {q.x, q.y, q.z, q.w}, b[2] = {b0, b1}, c[2] = {c0, c1};
+
+        multiply<NUMBER>(d[0], a, b);
+        multiply<NUMBER>(d[1], a, c);
+}
+
+/* to[row][2 * half + i]: of column 8 * half + 2 t + i. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w, const struct stage<DIM> &from,
+                          float to[2][4]) {
+        uint32_t lane = lane_id(), g = lane / 4, t = lane % 4;
+        float d[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step += 2) {
+                uint4 k[2];
+
+                for (int half = 0; half < 2; half++)
+                        k[half] = *reinterpret_cast<const uint4 *>(from.key(8 * half + g, 2 * step + t));
+#pragma unroll
+                for (int part = 0; part < w.PARTS; part++) {
+                        const uint4 *q = w.q + (part * DIM / 16 + step) * 32 + lane;
+
+                        multiply_step<NUMBER>(d, q[0], k[0].x, k[0].y, k[1].x, k[1].y);
+                        multiply_step<NUMBER>(d, q[32], k[0].z, k[0].w, k[1].z, k[1].w);
+                }
+        }
+        for (int half = 0; half < 2; half++)
+                for (int i = 0; i < 2; i++)
+                        if (FORM == GPU_ATTEND_NARROW) {
+                                to[0][2 * half + i] = d[half][i] + d[half][i + 2];
+                        } else {
+                                to[0][2 * half + i] = d[half][i];
+                                to[1][2 * half + i] = d[half][i + 2];
+                        }
+}
+
+/* With turns a tile is done once for each that its columns have. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void multiply_turned(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w,
+                            const struct stage<DIM> &from, float to[2][4]) {
+        uint32_t lane = lane_id(), t = lane % 4, mine = from.turns()[lane % GPU_ATTEND_TILE];
+        uint32_t todo = warp_ballot(lane < GPU_ATTEND_TILE && from.positions()[lane] != NOWHERE);
+        float part[2][4];
+
+        for (int i = 0; i < 4; i++)
+                to[0][i] = to[1][i] = 0.0f;
+        while (todo) {
+                uint32_t turn = warp_from(mine, __ffs((int)todo) - 1);
+
+                if (turn != w.turn)
+                        load_queries(r, w, turn);
+                multiply_keys(w, from, part);
+                for (int i = 0; i < 4; i++)
+                        for (int row = 0; row < w.ROWS; row++)
+                                if (from.turns()[i / 2 * 8 + 2 * t + i % 2] == turn)
+                                        to[row][i] = part[row][i];
+                todo &= ~warp_ballot(mine == turn);
+        }
+}
+
+/* As exponents of two; -inf for what a row does not see. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void score_tile(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w,
+                       const struct stage<DIM> &from, float to[2][4]) {
+        uint32_t t = lane_id() % 4;
+
+        if (r.a.turn)
+                multiply_turned(r, w, from, to);
+        else
+                multiply_keys(w, from, to);
+        for (int i = 0; i < 4; i++) {
+                uint32_t position = from.positions()[i / 2 * 8 + 2 * t + i % 2];
+
+                for (int row = 0; row < w.ROWS; row++)
+                        to[row][i] = position < w.rows[row].limit ? to[row][i] * r.exponent : -INFINITY;
+        }
+}
+
+/* ---- softmax ---- */
+
+template <int NUMBER, int DIM, int FORM>
+ATTEND void shrink_sums(struct warp_state<NUMBER, DIM, FORM> &w, const float by[2]) {
+#pragma unroll
+        for (int i = 0; i < DIM / 8; i++)
+                for (int j = 0; j < 4; j++)
+                        w.sums[i][j] *= by[j / 2 % w.ROWS];
+}
+
+/* Scores become weights. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void weigh_tile(struct warp_state<NUMBER, DIM, FORM> &w, float x[2][4]) {
+        float by[2] = {1.0f, 1.0f};
+        bool more = false;
+
+#pragma unroll
+        for (int row = 0; row < w.ROWS; row++) {
+                float most = fmaxf(fmaxf(x[row][0], x[row][1]), fmaxf(x[row][2], x[row][3]));
+
+                most = fmaxf(most, warp_xor(most, 1));
+                most = fmaxf(most, warp_xor(most, 2));
+                most = fmaxf(most, w.largest[row]);
+                by[row] = shrink(w.largest[row], most);
+                more = more || most > w.largest[row];
+                w.largest[row] = most;
+                w.weights[row] *= by[row];
+                for (int i = 0; i < 4; i++) {
+                        x[row][i] = x[row][i] == -INFINITY ? 0.0f : exp2f(x[row][i] - most);
+                        w.weights[row] += x[row][i];
+                }
+        }
+        if (warp_ballot(more))
+                shrink_sums(w, by);
+}
+
+/* ---- values ---- */
+
+/* Rows 2 t and 2 t + 1, 2 t + 8 and 2 t + 9 of the 64 dimensions of a part: eight products. */
+template <int NUMBER, int DIM, int PARTS>
+ATTEND void multiply_values(float sums[8][4], const struct stage<DIM> &from, uint32_t part,
+                            const uint32_t a[PARTS][4]) {
+        uint32_t g = lane_id() / 4, t = lane_id() % 4, b[2], word[4][4];
+
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+                uint4 v = *reinterpret_cast<const uint4 *>(from.value(i / 2 * 8 + 2 * t + i % 2, 8 * part + g));
+
+                word[i][0] = v.x;
+                word[i][1] = v.y;
+                word[i][2] = v.z;
+                word[i][3] = v.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+                for (int j = 0; j < 2; j++)
+                        b[j] = i % 2 ? high_halves(word[2 * j][i / 2], word[2 * j + 1][i / 2]) :
+                                       low_halves(word[2 * j][i / 2], word[2 * j + 1][i / 2]);
+                for (int p = 0; p < PARTS; p++)
+                        multiply<NUMBER>(sums[i], a[p], b);
+        }
+}
+
+/* The weights of a tile are in the place where the next product wants its first factor. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void mix_tile(struct warp_state<NUMBER, DIM, FORM> &w, const struct stage<DIM> &from, const float x[2][4]) {
+        uint32_t a[2][4], low[4];
+
+#pragma unroll
+        for (int row = 0; row < w.ROWS; row++) {
+                split_pair<NUMBER>(x[row][0], x[row][1], &a[0][row], &low[row]);
+                split_pair<NUMBER>(x[row][2], x[row][3], &a[0][row + 2], &low[row + 2]);
+        }
+        if (FORM == GPU_ATTEND_NARROW) {
+                a[0][1] = low[0];
+                a[0][3] = low[2];
+        }
+        for (int i = 0; i < 4 && FORM == GPU_ATTEND_WIDE; i++)
+                a[1][i] = low[i];
+#pragma unroll
+        for (int part = 0; part < DIM / 64; part++)
+                multiply_values<NUMBER, DIM, FORM == GPU_ATTEND_WIDE ? 2 : 1>(w.sums + 8 * part, from, part, a);
+}
+
+/* ---- what comes out ---- */
+
+/* The lane's share of a sum over columns, of all of them. */
+ATTEND float sum_quad(float x) {
+        x += warp_xor(x, 1);
+        return x + warp_xor(x, 2);
+}
+
+/* The sum of row (0: g, 1: g + 8) at 16 neighbouring dimensions, from 64 * part + 16 t on. */
+template <int NUMBER, int DIM, int FORM>
+ATTEND void sums_of(const struct warp_state<NUMBER, DIM, FORM> &w, int part, int row, float to[16]) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+                const float *d = w.sums[8 * part + i % 8];
+
+                to[i] = FORM == GPU_ATTEND_NARROW ? d[i / 8] + d[i / 8 + 2] : d[2 * row + i / 8];
+        }
+}
+
+#endif

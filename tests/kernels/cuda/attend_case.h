@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KERNELS_CUDA_ATTEND_CASE_H
+#define KVD_TESTS_KERNELS_CUDA_ATTEND_CASE_H
+
+/* One attention on a device, and the same by kernels/attend.h. Members that are 0 are as the comment says. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct attend_case {
+        uint32_t number, q_number, out_number; /* 0: F32 */
+        uint32_t dim, group;
+        uint32_t kv_heads;     /* 0: 2 */
+        uint32_t block_tokens; /* 0: 16 */
+        uint32_t pad;          /* elements between a slot's row and the next */
+        bool nhd;
+        uint32_t n;            /* sequences; 0: 3 */
+        const uint32_t *lengths;
+        uint32_t tokens;       /* prefill: of the first sequence; the others have fewer. 0: decode */
+        bool bidirectional;
+        uint32_t absent;       /* every so-manieth block is not resident; 0: none */
+        uint32_t turns;        /* that blocks have; 0: none */
+        uint32_t chosen;       /* one of so many positions; 0: all */
+        uint32_t split;
+        bool mass;
+        float sharp;           /* queries times that; 0: 4 */
+        size_t shared_bytes;   /* that the device may seem to have; 0: what it has */
+};
+
+/* Results and masses agree within the tolerances of the reference; twice the same bits. */
+void attend_check(struct attend_case c);
+
+#endif
