@@ -87,6 +87,7 @@ struct kvd_space {
         struct kvd_space_options options;
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)]; /* of ended views, and our own */
+        _Atomic uint32_t tensors; /* that are not deleted yet */
 };
 
 enum counter { /* places in struct kvd_counters that libkvd counts itself */

@@ -101,14 +101,20 @@ struct kvd_layer_view {
 };
 int kvd_layer_view(kvd_space *space, uint32_t layer, struct kvd_layer_view *ret);
 
-struct DLManagedTensor; /* dlpack.h, version 0.8 */
+/*
+ * Tensors of other libraries, by DLPack (https://dmlc.github.io/dlpack, version 0.8), without a copy, of the space's
+ * dtype. Each is deleted by its own deleter, from any thread, once, before the space is closed. On a GPU the caller has
+ * his stream wait for the data (kvd_wait_on) as for any other use.
+ */
+struct DLManagedTensor;
 
 /*
- * One block as a DLPack tensor of the space's dtype, shape [layers of the group, 2 (K, V), heads, tokens, dim] in HND
- * order or [layers, 2, tokens, heads, dim] in NHD, without a copy. pin must hold the block; the tensor holds a pin of its
- * own, which its deleter lets go (from any thread). -EINVAL: the block is not in the pin's chain.
+ * One block, shape [layers of the group, 2 (K, V), heads, tokens, dim] in HND order or [layers, 2, tokens, heads, dim] in
+ * NHD. pin must hold the block; the tensor holds a pin of its own, which its deleter lets go: on a GPU when the legacy
+ * default stream has passed, or the one named by kvd_dlpack_release_on. -EINVAL: the block is not in the pin's chain.
  */
 int kvd_dlpack_block(kvd_space *space, const struct kvd_pin *pin, uint32_t block, struct DLManagedTensor **ret);
+void kvd_dlpack_release_on(struct DLManagedTensor *block, void *stream);
 
 /* A block that the caller fills, likewise; it stays the caller's, and must outlive the tensor. */
 int kvd_dlpack_filling(kvd_space *space, const struct kvd_block *block, struct DLManagedTensor **ret);
@@ -116,9 +122,15 @@ int kvd_dlpack_filling(kvd_space *space, const struct kvd_block *block, struct D
 /*
  * A layer's K (values: 0) or V (1) plane over all blocks that are mapped at present, as
  * [blocks, heads, tokens, dim] (HND) or [blocks, tokens, heads, dim] (NHD), strided: index it with a block table. Holds
- * the mapping, pins nothing.
+ * the mapping, pins nothing: there is memory where blocks are held, and elsewhere there may be none.
  */
 int kvd_dlpack_layer(kvd_space *space, uint32_t layer, uint32_t values, struct DLManagedTensor **ret);
+
+/* Tensors of the space that are not deleted yet. */
+uint32_t kvd_dlpack_live(kvd_space *space);
+
+/* For PyCapsule_New(tensor, "dltensor", kvd_dlpack_capsule_free): deletes a tensor that nobody took. */
+void kvd_dlpack_capsule_free(void *capsule);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

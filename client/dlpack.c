@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's owner in it: a pin, or
+ * a reference to the mapping. What deletes it may be any thread of any library, at any time until the space is closed.
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+
+#include "client/device.h"
+#include "client/dlpack.h"
+#include "ipc/base/sys.h"
+
+#define DIMENSIONS 5
+
+struct owner {
+        struct DLManagedTensor managed;
+        int64_t shape[DIMENSIONS], strides[DIMENSIONS];
+        struct kvd_space *space;
+        struct view *view; /* with a reference */
+        kvd_ref pinned;    /* with a pin; KVD_ROOT: nothing */
+        void *stream;      /* behind which the pin is let go of; NULL: the legacy default stream */
+};
+
+/* ---- letting go ------------------------------------------------------------------------------------------------- */
+
+/* What reads the block on a GPU may still be under way. */
+static void let_go(struct owner *o) {
+        struct view *view = o->view;
+        struct promise until;
+
+        if (o->pinned == KVD_ROOT)
+                return;
+        if (view->device && order_promise(view, o->stream, &until) == 0) {
+                order_settle(view);
+                order_defer(view, until, o->pinned, true);
+        } else {
+                unpin_block(view, kvd_ref_id(o->pinned));
+        }
+}
+
+static void delete(struct DLManagedTensor *managed) {
+        struct owner *o = managed->owner;
+
+        if (!forked(o->space->handle)) {
+                let_go(o);
+                view_put(o->view);
+                atomic_fetch_sub(&o->space->tensors, 1);
+        }
+        free(o);
+}
+
+uint32_t kvd_dlpack_live(struct kvd_space *space) {
+        return atomic_load(&space->tensors);
+}
+
+void kvd_dlpack_release_on(struct DLManagedTensor *managed, void *stream) {
+        struct owner *o = managed->owner;
+
+        o->stream = stream;
+}
+
+/*
+ * Python's functions are looked for in the process that calls this, and so are there. A capsule that somebody took the
+ * tensor out of has another name by then.
+ */
+void kvd_dlpack_capsule_free(void *capsule) {
+        int (*is_valid)(void *capsule, const char *name);
+        void *(*get_pointer)(void *capsule, const char *name);
+        struct DLManagedTensor *managed;
+
+        *(void **)&is_valid = dlsym(RTLD_DEFAULT, "PyCapsule_IsValid");
+        *(void **)&get_pointer = dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer");
+        if (!is_valid || !get_pointer || !is_valid(capsule, "dltensor"))
+                return;
+        managed = get_pointer(capsule, "dltensor");
+        managed->deleter(managed);
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------- */
+
+static struct DLDataType type_of(const struct kvd_geometry *g) {
+        uint8_t code = g->dtype == KVD_I8 ? DLPACK_INT : g->dtype == KVD_BF16 ? DLPACK_BFLOAT : DLPACK_FLOAT;
+
+        return (struct DLDataType){code, (uint8_t)(kvd_dtype_bytes(g->dtype) * 8), 1};
+}
+
+/* The last three dimensions: one plane. */
+static void shape_plane(const struct kvd_geometry *g, int64_t *shape, int64_t *strides) {
+        bool hnd = g->order == KVD_HND;
+
+        shape[0] = hnd ? g->kv_heads : g->block_tokens;
+        shape[1] = hnd ? g->block_tokens : g->kv_heads;
+        shape[2] = g->head_dim;
+        strides[0] = shape[1] * shape[2];
+        strides[1] = shape[2];
+        strides[2] = 1;
+}
+
+static void shape_block(struct owner *o) {
+        const struct kvd_geometry *g = &o->view->ix->geometry;
+        int64_t plane = (int64_t)g->kv_heads * g->block_tokens * g->head_dim;
+
+        o->shape[0] = g->layers / g->layer_groups;
+        o->shape[1] = 2;
+        o->strides[0] = 2 * plane;
+        o->strides[1] = plane;
+        shape_plane(g, o->shape + 2, o->strides + 2);
+        o->managed.tensor.ndim = 5;
+}
+
+static void shape_layer(struct owner *o, const struct kvd_layer_view *layer) {
+        o->shape[0] = (int64_t)layer->blocks;
+        o->strides[0] = (int64_t)(layer->block_stride / layer->element);
+        shape_plane(&o->view->ix->geometry, o->shape + 1, o->strides + 1);
+        o->managed.tensor.ndim = 4;
+}
+
+static int make(struct kvd_space *space, struct view *view, void *data, struct owner **ret) {
+        struct owner *o = sys->calloc(1, sizeof *o);
+
+        if (!o)
+                return client_fail(-ENOMEM, "out of memory");
+        o->space = space;
+        o->view = view;
+        o->pinned = KVD_ROOT;
+        o->managed.tensor = (struct DLTensor){
+                .data = data,
+                .device = view->device ? (struct DLDevice){DLPACK_CUDA, view->device->gpu.ordinal} :
+                                         (struct DLDevice){DLPACK_CPU, 0},
+                .dtype = type_of(&view->ix->geometry),
+                .shape = o->shape,
+                .strides = o->strides,
+        };
+        o->managed.owner = o;
+        o->managed.deleter = delete;
+        atomic_fetch_add(&view->refs, 1);
+        atomic_fetch_add(&space->tensors, 1);
+        *ret = o;
+        return 0;
+}
+
+/* ---- the calls ------------------------------------------------------------------------------------------------------ */
+
+static int check_not_forked(const struct kvd_space *space) {
+        return forked(space->handle) ? client_fail(-ECHILD, "this process was forked from the one that opened the space; "
+                                                   "open it anew") : 0;
+}
+
+/* The block's incarnation in the chain; KVD_ROOT: it is not in it. Fixed while the chain is held. */
+static kvd_ref find_in_chain(const struct kvd_pin *pin, uint32_t block) {
+        const struct view *view = pin->view;
+        kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
+
+        for (uint32_t i = 0; i < pin->n_blocks && at != KVD_ROOT && kvd_ref_id(at) < view->ix->capacity; i++) {
+                if (kvd_ref_id(at) == block)
+                        return at;
+                at = shm_get64(&kvd_index_desc(view->ix, kvd_ref_id(at))->parent);
+        }
+        return KVD_ROOT;
+}
+
+/*
+ * The new pin needs no second look: the chain is held by the caller's, and whoever sees that one gone sees ours, too.
+ */
+int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_t block, struct DLManagedTensor **ret) {
+        struct view *view = pin->view;
+        struct owner *o;
+        kvd_ref ref;
+        int r = check_not_forked(space);
+
+        if (r < 0)
+                return r;
+        ref = view ? find_in_chain(pin, block) : KVD_ROOT;
+        if (ref == KVD_ROOT)
+                return client_fail(-EINVAL, "block %u is not in the chain that the pin holds", block);
+        r = make(space, view, kvd_pin_block(pin, block), &o);
+        if (r < 0)
+                return r;
+        shape_block(o);
+        atomic_fetch_add_explicit(&view->pins[block], 1, memory_order_seq_cst);
+        o->pinned = ref;
+        *ret = &o->managed;
+        return 0;
+}
+
+int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block, struct DLManagedTensor **ret) {
+        struct owner *o;
+        int r = check_not_forked(space);
+
+        if (r < 0)
+                return r;
+        if (!block->view || !block->data)
+                return client_fail(-EINVAL, "no block");
+        r = make(space, block->view, block->data, &o);
+        if (r < 0)
+                return r;
+        shape_block(o);
+        *ret = &o->managed;
+        return 0;
+}
+
+/* The view that is current after the layer was laid out may be another one, if the daemon was replaced: then again. */
+static int view_of_layer(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *at, struct view **ret) {
+        for (;;) {
+                struct view *view = view_get(space);
+                int r = kvd_layer_view(space, layer, at);
+
+                if (r == 0 && view_is_current(view)) {
+                        *ret = view;
+                        return 0;
+                }
+                view_put(view);
+                if (r < 0)
+                        return r;
+        }
+}
+
+int kvd_dlpack_layer(struct kvd_space *space, uint32_t layer, uint32_t values, struct DLManagedTensor **ret) {
+        struct kvd_layer_view at;
+        struct view *view = NULL;
+        struct owner *o;
+        int r = check_not_forked(space);
+
+        if (r == 0)
+                r = view_of_layer(space, layer, &at, &view);
+        if (r < 0)
+                return r;
+        r = make(space, view, values ? at.values : at.keys, &o);
+        view_put(view);
+        if (r < 0)
+                return r;
+        shape_layer(o, &at);
+        *ret = &o->managed;
+        return 0;
+}

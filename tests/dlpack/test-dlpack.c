@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tensors of blocks and layers: they lie where the blocks lie, have the shape that the geometry says, and hold what
+ * they should, until their deleter is called, from whichever thread. KVD_TEST_BACKEND is the daemon's: host or cuda.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "client/dlpack.h"
+#include "client/kvd.h"
+#include "client/kvd_cuda.h"
+#include "ipc/base/cuda.h"
+#include "ipc/base/util.h"
+#include "tests/lib/daemon.h"
+
+enum { LAYERS = 4, GROUPS = 2, HEADS = 3, DIM = 8, TOKENS = 16, VOCAB = 1000 };
+
+static struct daemon server;
+static kvd *handle;
+static kvd_space *space;
+static struct kvd_place place;
+
+static void open_space(uint32_t dtype, uint32_t order) {
+        const struct kvd_geometry geometry = {.layers = LAYERS, .kv_heads = HEADS, .head_dim = DIM,
+                                              .block_tokens = TOKENS, .layer_groups = GROUPS, .dtype = dtype,
+                                              .order = order, .vocab = VOCAB};
+
+        ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
+        ck_assert_msg(kvd_space_open(handle, "tensors", &geometry, NULL, &space) == 0, "%s", kvd_error());
+        ck_assert_int_eq(kvd_space_place(space, &place), 0);
+}
+
+static void close_space(void) {
+        ck_assert_uint_eq(kvd_dlpack_live(space), 0);
+        space = kvd_space_close(space);
+        handle = kvd_close(handle);
+}
+
+static void set_up(void) {
+        const char *backend = getenv("KVD_TEST_BACKEND");
+        const char *arguments[] = {"--pool", "8M", "--set", "daemon.segment=2M", "--backend", backend, NULL};
+
+        daemon_start(&server, arguments);
+}
+
+static void tear_down(void) {
+        struct conn *conn = daemon_connect(&server);
+
+        expect_quiet(conn, 5000); /* no pin is left */
+        expect_clean(conn);
+        conn_close(conn);
+        daemon_stop(&server);
+        daemon_sweep(&server);
+}
+
+/* Chain number `number`: no two have a block in common. */
+static void number_tokens(uint32_t number, uint32_t n, uint32_t *tokens) {
+        for (uint32_t i = 0; i < n * TOKENS; i++)
+                tokens[i] = (i == 0 ? number : i == 1 ? number / VOCAB : i) % VOCAB;
+}
+
+static void seal_chain(uint32_t n, uint32_t number, struct kvd_pin *pin, struct kvd_block *blocks) {
+        uint32_t tokens[TOKENS * 8];
+
+        number_tokens(number, n, tokens);
+        for (uint32_t got = 0; got < n;) {
+                int r = kvd_alloc(space, n - got, blocks + got);
+
+                ck_assert_msg(r > 0, "%s", kvd_error());
+                got += (uint32_t)r;
+        }
+        ck_assert_msg(kvd_seal(space, pin, n, blocks, tokens, n * TOKENS) == (int)n, "%s", kvd_error());
+}
+
+static void expect_shape(const struct DLManagedTensor *it, int n, const int64_t *shape, const int64_t *strides) {
+        ck_assert_int_eq(it->tensor.ndim, n);
+        for (int i = 0; i < n; i++) {
+                ck_assert_int_eq(it->tensor.shape[i], shape[i]);
+                ck_assert_int_eq(it->tensor.strides[i], strides[i]);
+        }
+        ck_assert_uint_eq(it->tensor.byte_offset, 0);
+        ck_assert_int_eq(it->tensor.device.type, place.memory == KVD_MEMORY_CUDA ? DLPACK_CUDA : DLPACK_CPU);
+        ck_assert_int_eq(it->tensor.device.id, place.memory == KVD_MEMORY_CUDA ? place.device : 0);
+}
+
+/* ---- shapes -------------------------------------------------------------------------------------------------------- */
+
+START_TEST(shapes_are_the_geometry) {
+        static const struct {
+                uint32_t dtype, order, code, bits;
+        } rows[] = {
+                {KVD_F32, KVD_HND, DLPACK_FLOAT, 32},
+                {KVD_F16, KVD_NHD, DLPACK_FLOAT, 16},
+                {KVD_BF16, KVD_HND, DLPACK_BFLOAT, 16},
+                {KVD_I8, KVD_NHD, DLPACK_INT, 8},
+        };
+        const int64_t a = rows[_i].order == KVD_HND ? HEADS : TOKENS, b = rows[_i].order == KVD_HND ? TOKENS : HEADS;
+        const int64_t plane = HEADS * TOKENS * DIM, block = plane * 2 * LAYERS / GROUPS;
+        struct DLManagedTensor *tensor;
+        struct kvd_layer_view layer;
+        struct kvd_pin pin = {0};
+        struct kvd_block one;
+
+        open_space(rows[_i].dtype, rows[_i].order);
+        ck_assert_int_eq(kvd_alloc(space, 1, &one), 1);
+        ck_assert_int_eq(kvd_dlpack_filling(space, &one, &tensor), 0);
+        ck_assert_ptr_eq(tensor->tensor.data, one.data);
+        ck_assert_uint_eq(tensor->tensor.dtype.code, rows[_i].code);
+        ck_assert_uint_eq(tensor->tensor.dtype.bits, rows[_i].bits);
+        ck_assert_uint_eq(tensor->tensor.dtype.lanes, 1);
+        expect_shape(tensor, 5, (int64_t[]){LAYERS / GROUPS, 2, a, b, DIM},
+                     (int64_t[]){2 * plane, plane, b * DIM, DIM, 1});
+        tensor->deleter(tensor);
+        ck_assert_int_eq(kvd_dlpack_layer(space, 3, 1, &tensor), 0);
+        ck_assert_int_eq(kvd_layer_view(space, 3, &layer), 0);
+        ck_assert_ptr_eq(tensor->tensor.data, layer.values);
+        ck_assert_uint_eq(layer.blocks * (uint64_t)block * rows[_i].bits / 8, layer.blocks * layer.block_stride);
+        expect_shape(tensor, 4, (int64_t[]){(int64_t)layer.blocks, a, b, DIM}, (int64_t[]){block, b * DIM, DIM, 1});
+        ck_assert_int_gt(tensor->tensor.shape[0], one.id);
+        tensor->deleter(tensor);
+        kvd_free(space, 1, &one);
+        kvd_unpin(space, &pin);
+        close_space();
+}
+END_TEST
+
+START_TEST(what_is_refused) {
+        struct DLManagedTensor *tensor;
+        struct kvd_block blocks[2], nothing = {0};
+        struct kvd_pin pin = {0}, empty = {0};
+
+        open_space(KVD_F32, KVD_HND);
+        seal_chain(2, 0, &pin, blocks);
+        ck_assert_int_eq(kvd_dlpack_block(space, &empty, blocks[0].id, &tensor), -EINVAL);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, blocks[1].id + 1 + blocks[0].id, &tensor), -EINVAL);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, UINT32_MAX, &tensor), -EINVAL);
+        ck_assert_int_eq(kvd_dlpack_filling(space, &nothing, &tensor), -EINVAL);
+        ck_assert_int_eq(kvd_dlpack_layer(space, LAYERS, 0, &tensor), -EINVAL);
+        kvd_unpin(space, &pin);
+        close_space();
+}
+END_TEST
+
+/* ---- what tensors hold ----------------------------------------------------------------------------------------------- */
+
+/* More other blocks than the pool has, so that everything that is not held goes. */
+static void fill_pool(uint32_t number) {
+        for (uint32_t n = 0; n < 500; n++) {
+                struct kvd_block blocks[4];
+                struct kvd_pin pin = {0};
+
+                seal_chain(4, number * 500 + n, &pin, blocks);
+                kvd_unpin(space, &pin);
+        }
+}
+
+static bool is_found(uint32_t number, uint32_t n, uint32_t *ids) {
+        uint32_t tokens[TOKENS * 8];
+        struct kvd_pin pin = {0};
+        int64_t found;
+
+        number_tokens(number, n, tokens);
+        found = kvd_lookup(space, 0, tokens, n * TOKENS, ids, 8, &pin);
+        kvd_unpin(space, &pin);
+        return found == (int64_t)n * TOKENS;
+}
+
+static void *delete_it(void *tensor) {
+        ((struct DLManagedTensor *)tensor)->deleter(tensor);
+        return NULL;
+}
+
+/*
+ * A tensor of the second of three blocks keeps that block and its parent after the caller let go, whatever else comes
+ * into the pool; the third goes. When it is deleted, by another thread, they may go, too.
+ */
+START_TEST(a_tensor_holds_its_block) {
+        struct DLManagedTensor *tensor;
+        struct kvd_block blocks[3];
+        struct kvd_pin pin = {0};
+        uint32_t ids[8], id;
+        pthread_t thread;
+
+        open_space(KVD_F32, KVD_HND);
+        seal_chain(3, 7, &pin, blocks);
+        id = blocks[1].id;
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, id, &tensor), 0);
+        ck_assert_ptr_eq(tensor->tensor.data, kvd_pin_block(&pin, id));
+        ck_assert_uint_eq(kvd_dlpack_live(space), 1);
+        kvd_unpin(space, &pin);
+        fill_pool(1);
+        ck_assert(!is_found(7, 3, ids));
+        ck_assert(is_found(7, 2, ids));
+        ck_assert_uint_eq(ids[1], id);
+        pthread_create(&thread, NULL, delete_it, tensor);
+        pthread_join(thread, NULL);
+        ck_assert_uint_eq(kvd_dlpack_live(space), 0);
+        fill_pool(2);
+        ck_assert(!is_found(7, 2, ids));
+        close_space();
+}
+END_TEST
+
+/* The daemon is replaced, the space attaches anew; what tensors of the old memory show stays until they are deleted. */
+START_TEST(a_tensor_outlives_the_daemon) {
+        const char *arguments[] = {"--pool", "8M", "--set", "daemon.segment=2M", "--backend",
+                                   getenv("KVD_TEST_BACKEND"), NULL};
+        struct DLManagedTensor *block, *layer;
+        struct kvd_block blocks[2], again;
+        struct kvd_pin pin = {0};
+
+        open_space(KVD_F32, KVD_HND);
+        seal_chain(2, 0, &pin, blocks);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, blocks[0].id, &block), 0);
+        ck_assert_int_eq(kvd_dlpack_layer(space, 0, 0, &layer), 0);
+        kvd_unpin(space, &pin);
+        *(volatile uint32_t *)block->tensor.data = 4711; /* on the stand-in, the device's addresses are ours */
+        daemon_kill(&server);
+        daemon_again(&server, arguments);
+        for (int i = 0; kvd_alloc(space, 1, &again) != 1; i++)
+                ck_assert_int_lt(i, 10);
+        kvd_free(space, 1, &again);
+        ck_assert_uint_eq(*(volatile uint32_t *)block->tensor.data, 4711);
+        ck_assert_int_eq(((volatile uint8_t *)layer->tensor.data)[(size_t)blocks[0].id * 4 *
+                                                                  (size_t)layer->tensor.strides[0]], 4711 & 255);
+        ck_assert_uint_eq(kvd_dlpack_live(space), 2);
+        block->deleter(block);
+        layer->deleter(layer);
+        close_space();
+}
+END_TEST
+
+/* In a child nothing of the space is there; deleting an inherited tensor touches nothing. */
+START_TEST(a_forked_child_may_delete) {
+        struct DLManagedTensor *tensor, *none;
+        struct kvd_block one;
+        struct kvd_pin pin = {0};
+        pid_t pid;
+        int status;
+
+        open_space(KVD_F32, KVD_HND);
+        seal_chain(1, 0, &pin, &one);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, one.id, &tensor), 0);
+        pid = fork();
+        if (pid == 0) {
+                tensor->deleter(tensor);
+                _exit(kvd_dlpack_block(space, &pin, one.id, &none) == -ECHILD ? 0 : 1);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        tensor->deleter(tensor);
+        kvd_unpin(space, &pin);
+        close_space();
+}
+END_TEST
+
+/* ---- on a GPU: a stream still reads when the tensor is deleted --------------------------------------------------------- */
+
+struct gate {
+        _Atomic int open;
+};
+
+static void pass_gate(void *data) {
+        while (!((struct gate *)data)->open)
+                usleep(1000);
+}
+
+START_TEST(a_deleted_tensor_waits_for_its_stream) {
+        const struct kvd_cuda *cuda = kvd_cuda_load(NULL);
+        struct DLManagedTensor *tensor;
+        struct gate gate = {0};
+        struct kvd_block one;
+        struct kvd_pin pin = {0};
+        cu_context context;
+        cu_stream stream = NULL;
+
+        open_space(KVD_F32, KVD_HND);
+        if (place.memory != KVD_MEMORY_CUDA) {
+                close_space();
+                return;
+        }
+        ck_assert_int_eq(cuda->cuDevicePrimaryCtxRetain(&context, place.device), CU_OK);
+        ck_assert_int_eq(cuda->cuCtxPushCurrent(context), CU_OK);
+        if (_i)
+                ck_assert_int_eq(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CU_OK);
+        seal_chain(1, 0, &pin, &one);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, one.id, &tensor), 0);
+        if (_i)
+                kvd_dlpack_release_on(tensor, stream);
+        kvd_unpin(space, &pin);
+        ck_assert_int_eq(cuda->cuLaunchHostFunc(stream, pass_gate, &gate), CU_OK);
+        tensor->deleter(tensor);
+        ck_assert_uint_eq(kvd_dlpack_live(space), 0);
+        ck_assert_int_eq(kvd_settle(space), 1); /* still pinned */
+        gate.open = 1;
+        ck_assert_int_eq(cuda->cuCtxSynchronize(), CU_OK);
+        ck_assert_int_eq(kvd_settle(space), 0);
+        close_space();
+        ck_assert_int_eq(cuda->cuDevicePrimaryCtxRelease(place.device), CU_OK);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("dlpack");
+        TCase *c = tcase_create(getenv("KVD_TEST_BACKEND"));
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_add_checked_fixture(c, set_up, tear_down);
+        tcase_add_loop_test(c, shapes_are_the_geometry, 0, 4);
+        tcase_add_test(c, what_is_refused);
+        tcase_add_test(c, a_tensor_holds_its_block);
+        tcase_add_test(c, a_tensor_outlives_the_daemon);
+        tcase_add_test(c, a_forked_child_may_delete);
+        tcase_add_loop_test(c, a_deleted_tensor_waits_for_its_stream, 0, 2);
+        tcase_set_timeout(c, 60);
+        suite_add_tcase(suite, c);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
