@@ -360,21 +360,30 @@ struct emulate_fragments {
         uint32_t a[4], b[2];
 };
 
-/* Element (row, k) of A and (k, column) of B, by where mma.m16n8k16 keeps them. */
+/*
+ * The rows g and g + 8 of A and the columns 2t and 2t + 1 of B, from where mma.m16n8k16 keeps them, and their products.
+ */
 template <float WIDE(uint16_t)>
 static inline void emulate_multiply(float d[4], const uint32_t a[4], const uint32_t b[2], int at) {
         emulate_fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
         const uint8_t(*slots)[EMULATE_SLOT] = emulate_exchange(&mine, sizeof mine, emulate_mma, at);
         unsigned g = lane_id() / 4, t = lane_id() % 4;
+        float rows[2][16], columns[2][16];
 
-        for (unsigned i = 0; i < 4; i++)
-                for (unsigned k = 0; k < 16; k++) {
-                        unsigned column = 2 * t + i % 2, half = k / 8, pair = k % 8 / 2, shift = k % 2 * 16;
-                        uint32_t x = emulate_slot<emulate_fragments>(slots, 4 * g + pair).a[2 * half + i / 2];
-                        uint32_t y = emulate_slot<emulate_fragments>(slots, 4 * column + pair).b[half];
+        for (unsigned k = 0; k < 16; k++) {
+                unsigned pair = k % 8 / 2, half = k / 8, shift = k % 2 * 16;
+                emulate_fragments of_a = emulate_slot<emulate_fragments>(slots, 4 * g + pair);
 
-                        d[i] += WIDE((uint16_t)(x >> shift)) * WIDE((uint16_t)(y >> shift));
+                for (unsigned i = 0; i < 2; i++) {
+                        emulate_fragments of_b = emulate_slot<emulate_fragments>(slots, 4 * (2 * t + i) + pair);
+
+                        rows[i][k] = WIDE((uint16_t)(of_a.a[2 * half + i] >> shift));
+                        columns[i][k] = WIDE((uint16_t)(of_b.b[half] >> shift));
                 }
+        }
+        for (unsigned i = 0; i < 4; i++)
+                for (unsigned k = 0; k < 16; k++)
+                        d[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 
 static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], int at = __builtin_LINE()) {
