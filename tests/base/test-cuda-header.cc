@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Our own declarations of the CUDA driver against the toolkit's. All of it is decided by the compiler; running it says
- * how much was compared. C++, because its templates can take a function's type apart.
+ * Our own declarations of the CUDA driver against the toolkit's, decided by the compiler, in C++, because its templates
+ * can take a function's type apart. Then, where a libcuda.so.1 is found (in the suite, the stand-in): does it have every
+ * function under the name that a program compiled with cuda.h would link to?
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+
+#include <dlfcn.h>
+#include <string.h>
 
 namespace ours {
 #include "ipc/base/cuda.h"
@@ -195,10 +199,35 @@ static_assert(STRINGS_EQUAL(TEXT(CU_STREAM_PER_THREAD), "((CUstream)0x2)"), "the
         static_assert(sizeof(ours::mine::member) == sizeof(theirs::other), #mine "." #member);
 MEMBERS(MEMBER)
 
+/* ---- names ----------------------------------------------------------------------------------------------------- */
+
+/* Functions that cuda.h has in a newer version than we ask for: another signature, under another name. */
+static bool is_newer(const char *symbol) {
+        return strcmp(symbol, "cuEventElapsedTime_v2") == 0 || strcmp(symbol, "cuCtxSynchronize_v2") == 0;
+}
+
+static int missing(void *library, const char *symbol) {
+        if (is_newer(symbol) || dlsym(library, symbol))
+                return 0;
+        printf("libcuda.so.1 has no %s\n", symbol);
+        return 1;
+}
+
+static int missing_names() {
+        void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+        int n = 0;
+
+        if (!library)
+                printf("no driver: names were not looked for\n");
+#define NAME(name, version, parameters) n += library ? missing(library, TEXT(name)) : 0;
+        KVD_CUDA_CALLS(NAME)
+        return n;
+}
+
 #define ONE(...) +1
 
 int main() {
         printf("%d functions, %d numbers, %d members are those of CUDA %d.%d\n", 0 KVD_CUDA_CALLS(ONE), 0 NUMBERS(ONE),
                0 MEMBERS(ONE), CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10);
-        return 0;
+        return missing_names() ? 1 : 0;
 }

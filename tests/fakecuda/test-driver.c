@@ -405,6 +405,38 @@ START_TEST(without_descriptors) {
 }
 END_TEST
 
+/* Each has its own; no device maps the other's. */
+START_TEST(memory_of_two_devices) {
+        const struct cu_access on[] = {{{CU_LOCATION_DEVICE, 0}, CU_ACCESS_READ}, {{CU_LOCATION_DEVICE, 1}, CU_ACCESS_READ}};
+        struct cu_allocation there = shareable;
+        size_t before[2], now[2], total;
+        cu_context context[2];
+        cu_memory memory, imported;
+        cu_address at;
+
+        setenv("FAKECUDA_DEVICES", "2", 1);
+        start();
+        there.location.id = 1;
+        for (int i = 0; i < 2; i++) {
+                OK(cuDevicePrimaryCtxRetain(&context[i], i));
+                OK(cuCtxPushCurrent(context[i]));
+                OK(cuMemGetInfo(&before[i], &total));
+        }
+        OK(cuMemCreate(&memory, SEGMENT, &there, 0));
+        imported = import(export(memory));
+        OK(cuMemAddressReserve(&at, SEGMENT, 0, 0, 0));
+        OK(cuMemMap(at, SEGMENT, 0, imported, 0));
+        FAILS(CU_INVALID_DEVICE, cuMemSetAccess(at, SEGMENT, &on[0], 1));
+        OK(cuMemSetAccess(at, SEGMENT, &on[1], 1));
+        for (int i = 1; i >= 0; i--) {
+                OK(cuMemGetInfo(&now[i], &total));
+                OK(cuCtxPopCurrent(NULL));
+        }
+        ck_assert_uint_eq(before[0], now[0]);
+        ck_assert_uint_eq(before[1] - now[1], SEGMENT);
+}
+END_TEST
+
 /* ---- cuMemAlloc and host memory ------------------------------------------------------------------------------------------ */
 
 START_TEST(allocations) {
@@ -426,6 +458,17 @@ START_TEST(allocations) {
         FAILS(CU_INVALID_VALUE, cuIpcGetMemHandle(&handle, vmm));
         FAILS(CU_INVALID_VALUE, cuMemFree(vmm));
         FAILS(CU_INVALID_VALUE, cuIpcCloseMemHandle(vmm));
+}
+END_TEST
+
+START_TEST(without_legacy_handles) {
+        struct cu_ipc_handle handle;
+        cu_address at;
+
+        setenv("FAKECUDA_LEGACY", "0", 1);
+        start();
+        OK(cuMemAlloc(&at, 1000));
+        FAILS(CU_NOT_SUPPORTED, cuIpcGetMemHandle(&handle, at));
 }
 END_TEST
 
@@ -521,6 +564,8 @@ int main(void) {
         tcase_add_test(c, memory_ends);
         tcase_add_test(c, without_descriptors);
         tcase_add_test(c, allocations);
+        tcase_add_test(c, without_legacy_handles);
+        tcase_add_test(c, memory_of_two_devices);
         tcase_add_test(c, host_memory);
         tcase_add_test(c, the_nth_call_fails);
         tcase_add_test(c, the_log_shows_who_made_a_context);

@@ -2,6 +2,7 @@
 
 /* One process: what streams do in which order, and how a context breaks. Each test is a process of its own. */
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,6 +219,73 @@ START_TEST(no_calls_in_host_functions) {
         OK(cuCtxSynchronize());
         ck_assert_int_eq(error, CU_NOT_PERMITTED);
         FAILS(CU_INVALID_VALUE, cuLaunchHostFunc(NULL, NULL, NULL));
+}
+END_TEST
+
+/* ---- many at once ---------------------------------------------------------------------------------------------------- */
+
+enum { THREADS = 8, TURNS = 60 };
+
+struct worker {
+        cu_context context;
+        cu_function store;
+        uint64_t number;
+};
+
+/* Memory, two streams and an event of its own; the second stream copies what the first one's kernel has written. */
+static void turn(struct worker *w, uint64_t *host, cu_stream a, cu_stream b, uint64_t i) {
+        uint64_t first = w->number * 1000000 + i * 100;
+        cu_event written;
+        cu_address at;
+
+        OK(cuMemAlloc(&at, 100 * 8));
+        OK(cuEventCreate(&written, CU_EVENT_DISABLE_TIMING));
+        launch_store(w->store, i % 3 ? a : CU_PER_THREAD_STREAM, at, first, 100);
+        OK(cuEventRecord(written, i % 3 ? a : CU_PER_THREAD_STREAM));
+        OK(cuStreamWaitEvent(b, written, 0));
+        OK(cuMemcpyDtoHAsync(host, at, 100 * 8, b));
+        OK(cuStreamSynchronize(b));
+        for (uint64_t j = 0; j < 100; j++)
+                ck_assert_uint_eq(host[j], first + j);
+        OK(cuEventDestroy(written));
+        OK(cuMemFree(at));
+}
+
+static void *work(void *data) {
+        struct worker *w = data;
+        cu_stream a, b;
+        uint64_t *host;
+
+        OK(cuCtxPushCurrent(w->context));
+        OK(cuMemHostAlloc((void **)&host, 100 * 8, 0));
+        for (uint64_t i = 0; i < TURNS; i++) {
+                a = new_stream();
+                b = new_stream();
+                turn(w, host, a, b, i);
+                OK(cuStreamDestroy(a));
+                OK(cuStreamDestroy(b));
+        }
+        OK(cuMemFreeHost(host));
+        return NULL;
+}
+
+START_TEST(many_threads) {
+        struct worker workers[THREADS];
+        pthread_t threads[THREADS];
+        size_t before, after, total;
+
+        start();
+        OK(cuMemGetInfo(&before, &total));
+        for (uint64_t i = 0; i < THREADS; i++) {
+                workers[i] = (struct worker){.store = store_kernel(), .number = i};
+                OK(cuCtxGetCurrent(&workers[i].context));
+                ck_assert_int_eq(pthread_create(&threads[i], NULL, work, &workers[i]), 0);
+        }
+        for (int i = 0; i < THREADS; i++)
+                pthread_join(threads[i], NULL);
+        OK(cuCtxSynchronize());
+        OK(cuMemGetInfo(&after, &total));
+        ck_assert_uint_eq(before, after);
 }
 END_TEST
 
@@ -549,6 +617,7 @@ int main(void) {
         tcase_add_test(c, events);
         tcase_add_test(c, a_destroyed_stream);
         tcase_add_test(c, no_calls_in_host_functions);
+        tcase_add_test(c, many_threads);
         tcase_add_test(c, pageable_and_pinned);
         tcase_add_test(c, addresses_of_nothing);
         tcase_add_test(c, neighbouring_segments_are_one_range);
