@@ -205,8 +205,6 @@ int order_promise(struct view *view, void *stream, struct promise *ret) {
         }
         if (error == CU_OK)
                 return 0;
-        if (error != CU_NOT_SUPPORTED)
-                return stream_fail(d, error, "the stream takes no write");
         r = wait_for_stream(d, stream);
         return r < 0 ? r : -ENOTSUP;
 }
