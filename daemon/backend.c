@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/hold.h"
 #include "ipc/base/util.h"
 
 /*
@@ -130,6 +131,28 @@ static int take_vmm(struct backend *b) {
         return refuse(b, 0, "memory can be made, and given to other processes as descriptors");
 }
 
+/* Needs a context, and so a process of its own. because: descriptors were not to be had. */
+static int take_legacy(struct backend *b, const struct config *config, const char *because) {
+        char why[160], first[80];
+        int r = hold_probe(config->worker_program, b->uuid.bytes, why, sizeof why);
+
+        snprintf(first, sizeof first, "%s", because);
+        if (r < 0)
+                return refuse(b, r, "%s%s%s", first, first[0] ? "; " : "", why);
+        b->backend = KVD_BACKEND_LEGACY;
+        return refuse(b, 0, "%s%sa holder can make memory, and give it to other processes as legacy handles", first,
+                      first[0] ? "; " : "");
+}
+
+static int take_gpu(struct backend *b, const struct config *config) {
+        int r;
+
+        if (config->backend == CONFIG_BACKEND_LEGACY)
+                return take_legacy(b, config, "backend = cuda-legacy");
+        r = take_vmm(b);
+        return r < 0 ? take_legacy(b, config, b->why) : r;
+}
+
 static void take_host(struct backend *b, const char *because) {
         char why[BACKEND_WHY];
 
@@ -148,7 +171,7 @@ int backend_choose(const struct config *config, struct backend *ret) {
         }
         r = find(ret, config);
         if (r == 0)
-                r = take_vmm(ret);
+                r = take_gpu(ret, config);
         if (r < 0 && config->backend == CONFIG_BACKEND_AUTO) {
                 take_host(ret, ret->why);
                 return 0;

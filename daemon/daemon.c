@@ -152,9 +152,10 @@ int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMO
 static int prepare_memory(struct daemon *d, char why[static DAEMON_WHY]) {
         int r;
 
-        if (d->backend.backend != KVD_BACKEND_VMM)
+        if (d->backend.backend == KVD_BACKEND_HOST)
                 return 0;
-        d->warm = (struct warm){.loop = d->loop, .store = d->store, .work = d->server->work};
+        d->warm = (struct warm){.loop = d->loop, .store = d->store, .work = d->server->work,
+                                .hold = d->server->hold};
         r = warm_up(&d->warm, why);
         return d->ending ? 0 : r;
 }

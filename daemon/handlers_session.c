@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "daemon/log.h"
+#include "ipc/base/device.h"
 #include "ipc/base/util.h"
 
 /* ---- attach ---------------------------------------------------------------------------------------------------- */
@@ -196,6 +197,19 @@ int handle_detach(struct client *c, const struct kvd_msg *request, struct reply 
 
 /* ---- segments -------------------------------------------------------------------------------------------------- */
 
+/* The space's one segment. */
+static int put_handle(struct attachment *attachment, struct kvd_msg_segments_reply *m) {
+        const uint8_t *handle = space_segment_handle(attachment_space(attachment), 0);
+
+        if (m->first || !atomic_load(&space_index(attachment_space(attachment))->n_segments))
+                return 0;
+        m->count = m->writable = 1;
+        m->absent = !handle;
+        if (handle)
+                m->handles = (struct kvd_slice){handle, CU_IPC_HANDLE_BYTES};
+        return 0;
+}
+
 int handle_segments(struct client *c, const struct kvd_msg *request, struct reply *reply) {
         struct kvd_msg_segments_reply *m = &reply->msg.segments_reply;
         struct attachment *attachment;
@@ -206,6 +220,8 @@ int handle_segments(struct client *c, const struct kvd_msg *request, struct repl
         if (r < 0)
                 return r;
         m->first = request->segments.first;
+        if (space_index(attachment_space(attachment))->backend == KVD_BACKEND_LEGACY)
+                return put_handle(attachment, m);
         for (m->count = 0; m->count < KVD_FRAME_FDS; m->count++) {
                 r = space_segment_fd(attachment, m->first + m->count, &writable);
                 if (r < 0 && r != -ENODATA)

@@ -9,6 +9,7 @@
 
 #include "daemon/client.h"
 #include "daemon/log.h"
+#include "daemon/hold.h"
 #include "daemon/work.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -23,7 +24,7 @@ static uint32_t n_slots(const struct config *config) {
 }
 
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * n_slots(config) + 1 + WORK_SOURCES;
+        return 2 * n_slots(config) + 1 + WORK_SOURCES + HOLD_SOURCES;
 }
 
 static int make_instance(struct server *server) {
@@ -61,6 +62,8 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         if (server->spare < 0)
                 return -errno;
         r = work_new(config, loop, store, &server->work);
+        if (r == 0 && store_has_holder(store))
+                r = hold_new(config, loop, store, server->work, &server->hold);
         if (r < 0)
                 return r;
         *ret = STEAL(server);
@@ -83,6 +86,7 @@ struct server *server_free(struct server *server) {
                 return NULL;
         server_shut(server);
         closep(&server->spare);
+        server->hold = hold_free(server->hold);
         server->work = work_free(server->work);
         kvd_decoder_free(server->decoder);
         free(server->scratch);

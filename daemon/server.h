@@ -22,6 +22,7 @@
 
 struct client;
 struct backend;
+struct hold;
 struct work;
 
 /* Room for what one request carries, copied from its frame to where it is aligned, and for its answer. */
@@ -49,6 +50,7 @@ struct server {
         struct kvd_decoder *decoder; /* owned */
         struct scratch *scratch;     /* owned */
         struct work *work;           /* owned */
+        struct hold *hold;           /* owned; NULL: the pool has no holder */
 
         struct loop_source listening;
         struct loop_timer retry;     /* accept failed: try again then */

@@ -21,7 +21,12 @@ static void look_for_missing(struct loop_timer *timer) {
 
         if (n)
                 log_limited(LOG_WARNING, "%u segments of the pool have no memory: %s", n, store_why(w->store));
+        hold_look(w->hold);
         loop_timer_set(w->loop, timer, sys_now_ns() + MISSING_NS);
+}
+
+static uint32_t failures(const struct warm *w) {
+        return w->hold ? hold_failures(w->hold) : work_clear_failures(w->work);
 }
 
 static void look(struct loop_timer *timer) {
@@ -29,7 +34,7 @@ static void look(struct loop_timer *timer) {
         struct store_clears clears;
 
         store_clears(w->store, &clears);
-        if (clears.dirty && work_clear_failures(w->work) < MOST_FAILURES)
+        if (clears.dirty && failures(w) < MOST_FAILURES)
                 loop_timer_set(w->loop, timer, sys_now_ns() + LOOK_NS);
         else
                 loop_quit(w->loop);
@@ -49,6 +54,7 @@ static int run(struct warm *w) {
         loop_timer_set(w->loop, &w->missing, sys_now_ns() + MISSING_NS);
         loop_timer_set(w->loop, &w->deadline, sys_now_ns() + DEADLINE_NS);
         work_look(w->work);
+        hold_look(w->hold);
         r = loop_run(w->loop);
         loop_timer_stop(&w->look);
         loop_timer_stop(&w->deadline);
@@ -65,8 +71,8 @@ int warm_up(struct warm *w, char why[static DAEMON_WHY]) {
                 return r;
         }
         if (clears.dirty && !clears.clean) {
-                snprintf(why, DAEMON_WHY, "the GPU's memory cannot be cleared: %s; see kvd(8), or set backend = host",
-                         work_clear_why(w->work));
+                snprintf(why, DAEMON_WHY, "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set backend = host",
+                         w->hold ? hold_why(w->hold) : work_clear_why(w->work));
                 return -EIO;
         }
         log_info("%u segments of GPU memory are ready, %u are not", clears.clean, clears.dirty + clears.missing);

@@ -10,6 +10,7 @@
  */
 
 #include "daemon/daemon.h"
+#include "daemon/hold.h"
 #include "daemon/loop.h"
 #include "daemon/work.h"
 
@@ -17,6 +18,7 @@ struct warm {
         struct loop *loop;
         struct store *store;
         struct work *work;
+        struct hold *hold; /* NULL: the driver gives descriptors, and the worker clears */
         struct loop_timer look, missing, deadline;
 };
 

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 
 #include "daemon/log.h"
+#include "ipc/base/device.h"
 #include "ipc/base/job.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
@@ -452,11 +453,24 @@ static uint32_t stale_segment(const struct known *k, const struct space *space, 
         return from;
 }
 
+static int tell_handle(struct work *w, struct space *space, struct known *k) {
+        const uint8_t *handle = space_segment_handle(space, 0);
+        struct kvd_msg msg = {.number = KVD_MSG_work_segments,
+                              .work_segments = {k->number, 0, 1, {handle, handle ? CU_IPC_HANDLE_BYTES : 0}}};
+
+        if (!handle)
+                return -ENODATA;
+        k->turns[0] = space_segment_turn(space, 0);
+        return ask(w, &msg, NULL);
+}
+
 /* A run of such segments. */
 static int tell_segments(struct work *w, struct space *space, struct known *k, uint32_t first, uint32_t n) {
-        struct kvd_msg msg = {.number = KVD_MSG_work_segments, .work_segments = {k->number, first, 0}};
+        struct kvd_msg msg = {.number = KVD_MSG_work_segments, .work_segments = {k->number, first, 0, {0}}};
         struct kvd_fds fds = {.n = 0};
 
+        if (space_index(space)->backend == KVD_BACKEND_LEGACY)
+                return tell_handle(w, space, k);
         for (uint32_t i = first; fds.n < KVD_FRAME_FDS && stale_segment(k, space, i, n) == i && i < n; i++) {
                 int fd = space_worker_segment_fd(space, i);
 
@@ -615,6 +629,14 @@ static void woken(struct work *w, const struct kvd_msg *m) {
                             kvd_slice_copy(m->error.text, why, sizeof why));
         store_wake_done(w->store, true);
         loop_want_idle(w->loop);
+}
+
+bool work_forgetting(const struct work *w) {
+        struct known *k = w->known;
+
+        while (k && find_space(w, k->number))
+                k = k->next;
+        return k || w->asked == KVD_MSG_work_forget;
 }
 
 static bool take_job(struct work *w) {

@@ -36,6 +36,9 @@ bool work_is_on(const struct work *work);
 uint32_t work_clear_failures(const struct work *work);
 const char *work_clear_why(const struct work *work);
 
+/* Has a worker a space mapped that is deleted, and was it not heard to have unmapped it? */
+bool work_forgetting(const struct work *work);
+
 pid_t work_pid(const struct work *work); /* 0: none is needed yet, or it is being started */
 uint64_t work_starts(const struct work *work);
 uint64_t work_done(const struct work *work); /* jobs */

@@ -165,11 +165,23 @@ static int cut_host(struct space *space, uint64_t block_bytes, uint64_t max_bloc
         return 0;
 }
 
+/* One segment, which brings its own address. */
+static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_index *ix) {
+        ix->segment_bytes = space_store(space)->config.segment_bytes;
+        ix->segment_blocks = (uint32_t)MIN(ix->segment_bytes / block_bytes, UINT32_MAX);
+        ix->max_segments = 1;
+        if (ix->segment_blocks)
+                return 0;
+        return store_refuse(space_store(space), -E2BIG, "a block of space '%s' has %llu MiB, more than a segment; set "
+                            "segment in kvd.conf", space->name, (unsigned long long)(block_bytes >> 20));
+}
+
 /* Sizes of segments, and block ids. In arenas, segments wait for their writer while others need new ids. */
 static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
         const struct store *store = space_store(space);
-        int r = store->config.backend == KVD_BACKEND_VMM ? cut_device(space, block_bytes, max_blocks, ix) :
-                                                           cut_host(space, block_bytes, max_blocks, ix);
+        int r = store->config.backend == KVD_BACKEND_VMM    ? cut_device(space, block_bytes, max_blocks, ix) :
+                store->config.backend == KVD_BACKEND_LEGACY ? cut_legacy(space, block_bytes, ix) :
+                                                              cut_host(space, block_bytes, max_blocks, ix);
         uint64_t ids;
 
         if (r < 0)

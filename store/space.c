@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/memory.h"
 #include "store/sequence.h"
@@ -230,6 +231,9 @@ int space_delete(struct space *space, bool force) {
 
         if (n && !force)
                 return store_refuse(store, -EBUSY, "%u clients use space '%s'; end them, or force it", n, space->name);
+        if (n && store->config.backend == KVD_BACKEND_LEGACY && !store->holder_gone)
+                return store_refuse(store, -EBUSY, "%u clients use space '%s', and have its memory by legacy CUDA "
+                                    "handles, which cannot be taken from under them; end them", n, space->name);
         end_attachments(space);
         job_withdraw(&space->summarise);
         job_withdraw(&space->score);

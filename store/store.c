@@ -62,7 +62,7 @@ int store_new(const struct store_config *config, struct store **ret) {
         store->ranks = sys->calloc(STORE_RANKS, sizeof *store->ranks);
         if (!store->ranks || jobs_new(store) < 0)
                 return store_refuse(store, -ENOMEM, "out of memory for jobs");
-        if (config->backend == KVD_BACKEND_VMM) {
+        if (config->backend != KVD_BACKEND_HOST) {
                 store->memory = &memory_device;
                 return device_open(store);
         }
@@ -117,6 +117,10 @@ struct domain *store_domain_by_name(struct store *store, const char *name) {
 int store_domain(struct store *store, const struct domain_config *config, struct domain **ret) {
         struct domain *domain = store_domain_by_name(store, config->name);
 
+        if (config->arena && store->config.backend == KVD_BACKEND_LEGACY)
+                return store_refuse(store, -EOPNOTSUPP, "isolation = arena of domain '%s' needs memory that can be "
+                                    "mapped read-only, and legacy CUDA handles cannot; set isolation = shared",
+                                    config->name);
         if (!domain) {
                 domain = sys->calloc(1, sizeof *domain);
                 if (!domain)

@@ -332,6 +332,16 @@ uint32_t store_next_clear(struct store *store, int fds[STORE_CLEARS], uint64_t *
 void store_clear_done(struct store *store, bool cleared);
 void store_clear_failed(struct store *store); /* it cannot be done: not before store_make_missing */
 
+/*
+ * KVD_BACKEND_LEGACY: memory is made, cleared and kept by a holder, one piece of that number for each space. A number
+ * that comes again names memory that nobody uses any more: that is given up first.
+ */
+bool store_has_holder(const struct store *store);
+bool store_next_hold(struct store *store, uint32_t *number, uint64_t *bytes);
+void store_hold_done(struct store *store, uint32_t number, const uint8_t handle[64]);
+void store_holder_gone(struct store *store); /* deletes every space */
+const uint8_t *space_segment_handle(const struct space *space, uint32_t segment); /* 64 bytes; NULL: it has none */
+
 /* A segment that the worker should unmap; false: none. */
 bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment);
 void space_worker_unmapped(struct space *space, uint32_t segment);

@@ -48,6 +48,10 @@ static void unmap_segment(struct worker_space *w, uint32_t segment) {
 static void leave_device(struct worker_space *w) {
         if (!w->device_base)
                 return;
+        if (w->ix->backend == KVD_BACKEND_LEGACY) {
+                kvd_device_close_handle(&w->device->device, w->device_base);
+                return;
+        }
         for (uint32_t i = 0; i < w->ix->max_segments; i++)
                 unmap_segment(w, i);
         kvd_device_unreserve(&w->device->device, w->device_base, w->reserved);
@@ -139,10 +143,12 @@ static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t 
         if (r < 0)
                 return fail(s, r, "%s", s->device.why);
         w->device = &s->device;
+        w->reserved = bytes;
+        if (w->ix->backend == KVD_BACKEND_LEGACY)
+                return 0; /* its segment brings an address */
         r = kvd_device_reserve(&s->device.device, bytes, &w->device_base);
         if (r < 0)
                 return fail(s, r, "%s", s->device.device.why);
-        w->reserved = bytes;
         return 0;
 }
 
@@ -150,7 +156,7 @@ static int reserve(struct spaces *s, struct worker_space *w) {
         uint64_t bytes = w->ix->max_segments * w->ix->segment_bytes;
         void *at;
 
-        if (w->ix->backend == KVD_BACKEND_VMM)
+        if (w->ix->backend != KVD_BACKEND_HOST)
                 return reserve_on_device(s, w, bytes);
         at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED)
@@ -217,10 +223,29 @@ static int map_on_host(struct spaces *s, struct worker_space *w, uint32_t number
         return 0;
 }
 
+static int open_handle(struct spaces *s, struct worker_space *w, const struct kvd_msg_work_segments *msg) {
+        struct cu_ipc_handle handle;
+        int r;
+
+        if (msg->handles.size != sizeof handle || msg->first || msg->count != 1)
+                return fail(s, -EPROTO, "a handle of no segment");
+        memcpy(&handle, msg->handles.data, sizeof handle);
+        if (w->device_base)
+                kvd_device_close_handle(&s->device.device, w->device_base);
+        w->device_base = 0;
+        r = kvd_device_open_handle(&s->device.device, &handle, &w->device_base);
+        if (r < 0)
+                return fail(s, r, "segment 0 cannot be opened: %s", s->device.device.why);
+        w->mapped[0] = 1;
+        return 0;
+}
+
 int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *msg, const struct kvd_fds *fds) {
         struct worker_space *w = spaces_find(s, msg->space);
         int r = 0;
 
+        if (w && w->ix->backend == KVD_BACKEND_LEGACY)
+                return open_handle(s, w, msg);
         if (!w || fds->n != msg->count || (uint64_t)msg->first + fds->n > w->ix->max_segments)
                 return fail(s, -EPROTO, "segments of no space, or beyond its end");
         for (uint32_t i = 0, n = msg->first; r == 0 && i < fds->n; i++, n++) {

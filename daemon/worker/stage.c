@@ -29,7 +29,7 @@ static int64_t place(const struct run *run, kvd_ref ref) {
 }
 
 bool run_on_device(const struct run *run) {
-        return run->space->device_base != 0;
+        return run->space->ix->backend != KVD_BACKEND_HOST;
 }
 
 cu_address run_address(const struct run *run, uint32_t item) {

@@ -25,6 +25,8 @@
 #define BLOCK (UINT64_C(1) << 20)
 #define POOL_BLOCKS 64u
 
+static const char *const by_handle[] = {"daemon.backend=cuda-legacy", "domain a.client_quota=1T",
+                                        "domain b.client_quota=1T", NULL};
 static const char *const on_gpu[] = {"daemon.backend=cuda", "domain a.client_quota=1T", "domain b.client_quota=1T", NULL};
 
 static struct instance in;
@@ -56,11 +58,12 @@ static struct user *user_open(const char *domain) {
         ck_assert_ptr_ne(at, MAP_FAILED);
         u->ix = at;
         ck_assert_int_eq(kvd_index_validate(u->ix, reply.space_reply.index_bytes), 0);
-        ck_assert_uint_eq(u->ix->backend, KVD_BACKEND_VMM);
         ck_assert_uint_eq(u->ix->block_bytes, BLOCK);
         memcpy(&uuid, u->ix->device, sizeof uuid);
         ck_assert_msg(kvd_device_open(&u->device, &uuid) == 0, "%s", u->device.why);
-        ck_assert_int_eq(kvd_device_reserve(&u->device, u->ix->max_segments * u->ix->segment_bytes, &u->base), 0);
+        if (u->ix->backend == KVD_BACKEND_VMM)
+                ck_assert_int_eq(kvd_device_reserve(&u->device, u->ix->max_segments * u->ix->segment_bytes, &u->base),
+                                 0);
         return u;
 }
 
@@ -75,10 +78,13 @@ static void unmap(struct user *u, uint32_t segment) {
 }
 
 static void user_leave(struct user *u) {
-        for (uint32_t i = 0; i < u->ix->max_segments; i++)
+        if (u->ix->backend == KVD_BACKEND_LEGACY && u->base)
+                kvd_device_close_handle(&u->device, u->base);
+        for (uint32_t i = 0; u->ix->backend == KVD_BACKEND_VMM && i < u->ix->max_segments; i++)
                 if (u->mapped[i])
                         unmap(u, i);
-        kvd_device_unreserve(&u->device, u->base, u->ix->max_segments * u->ix->segment_bytes);
+        if (u->ix->backend == KVD_BACKEND_VMM)
+                kvd_device_unreserve(&u->device, u->base, u->ix->max_segments * u->ix->segment_bytes);
         kvd_device_close(&u->device);
         free(u);
 }
@@ -110,6 +116,15 @@ static void map(struct user *u, uint32_t segment) {
         m = peer_ok(u->peer, MSG(segments, u->handle, segment)).segments_reply;
         ck_assert_uint_ge(m.count, 1);
         ck_assert_uint_eq(m.absent & 1, 0);
+        if (m.handles.size) {
+                struct cu_ipc_handle handle;
+
+                ck_assert_uint_eq(m.handles.size, sizeof handle);
+                memcpy(&handle, m.handles.data, sizeof handle);
+                ck_assert_int_eq(kvd_device_open_handle(&u->device, &handle, &u->base), 0);
+                u->mapped[0] = true;
+                return;
+        }
         for (uint32_t i = 0; i < m.count; i++)
                 if (!(m.absent >> i & 1))
                         map_one(u, segment + i, u->peer->fds.fd[fd++]);
@@ -253,11 +268,14 @@ static const struct refusal {
         {"FAKECUDA_DEVICES", "2", "--backend cuda --device 2", "there is no GPU 2; the driver sees 2"},
         {"FAKECUDA_VERSION", "11040", "--backend cuda", "the GPU backend cannot be had"},
         {"LD_LIBRARY_PATH", "/", "--backend cuda", "libcuda.so.1"},
-        {"FAKECUDA_FAIL", "cuMemCreate:1=999", "--backend cuda", "cuMemCreate: CUDA_ERROR_UNKNOWN"},
+        {"FAKECUDA_FAIL", "cuMemCreate:1=999,cuMemAlloc:1=999", "--backend cuda", "cuMemCreate: CUDA_ERROR_UNKNOWN"},
+        {"FAKECUDA_LEGACY", "0", "--backend cuda-legacy", "cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"},
+        {"FAKECUDA_DEVICES", "1", "--backend cuda-legacy --pool 64M --set 'domain a.isolation=arena'",
+         "legacy CUDA handles cannot; set isolation = shared"},
         {"FAKECUDA_FAIL", "cuMemCreate:2=999", "--backend cuda --pool 64M", "4 MiB cannot be had from the GPU"},
         {"FAKECUDA_FAIL", "cuDeviceTotalMem:1=999", "--backend cuda", "cuDeviceTotalMem"},
         {"FAKECUDA_FAIL", "cuMemsetD8Async:1=700", "--backend cuda --pool 64M --set daemon.quarantine_ms=0",
-         "the GPU's memory cannot be cleared"},
+         "the GPU's memory cannot be made and cleared"},
         {"FAKECUDA_DEVICES", "1", "--backend cuda --set daemon.worker=off", "worker = off"},
         {"FAKECUDA_DEVICES", "1", "--backend cuda --pool 64M --set daemon.segment=65M", "segment is larger than pool"},
 };
@@ -290,7 +308,9 @@ static const struct {
         {"FAKECUDA_DEVICES", "1", "cuda (vmm)", "descriptors"},
         {"FAKECUDA_DEVICES", "0", "host", "CUDA_ERROR_NO_DEVICE"},
         {"LD_LIBRARY_PATH", "/", "host", "libcuda.so.1"},
-        {"FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=801", "host", "cuMemExportToShareableHandle"},
+        {"FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=801", "cuda (legacy)", "cuMemExportToShareableHandle"},
+        {"FAKECUDA_VMM", "0", "cuda (legacy)", "legacy handles"},
+        {"FAKECUDA_FAIL", "cuMemCreate:1=801,cuIpcGetMemHandle:1=801", "host", "cuIpcGetMemHandle"},
 };
 
 START_TEST(auto_takes_what_works) {
@@ -479,6 +499,102 @@ START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
 }
 END_TEST
 
+/* ---- legacy handles ------------------------------------------------------------------------------------------------ */
+
+static void delete(struct peer_end *p, const char *domain, uint32_t force, int error) {
+        struct kvd_msg request = MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of(domain),
+                                     .force = force);
+
+        if (error)
+                peer_refused(p, request, error);
+        else
+                peer_ok(p, request);
+}
+
+/* The pool is 8 segments of 8 MiB: the ninth space would have none, and the memory of the first is cleared for it. */
+START_TEST(a_space_has_one_segment_from_the_holder) {
+        struct peer_end *p;
+        struct user *a, *b;
+
+        instance_start(&in, by_handle);
+        p = peer_attach(in.socket);
+        a = user_open("a");
+        b = user_open("b");
+        ck_assert_uint_eq(a->ix->backend, KVD_BACKEND_LEGACY);
+        ck_assert_uint_eq(a->ix->max_segments, 1);
+        for (int i = 0; i < 3; i++) {
+                ck_assert_uint_eq(take(a, POOL_BLOCKS, 0x5a), POOL_BLOCKS / 8);
+                ck_assert_uint_eq(take(b, POOL_BLOCKS, 0x5b), POOL_BLOCKS / 8);
+                check(a, "a");
+                give_back(a);
+                give_back(b);
+        }
+        for (int i = 0; i < 20; i++) {
+                delete(p, "a", 1, -EBUSY);
+                user_close(a);
+                delete(p, "a", 0, 0);
+                a = user_open("a");
+                WAIT_UNTIL(take(a, POOL_BLOCKS, (uint8_t)(1 + i)) > 0);
+        }
+        check(b, "b");
+        user_close(a);
+        user_close(b);
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
+static pid_t child_called(const char *name) {
+        char path[64], text[64];
+        int pid;
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/task/%d/children", in.pid, in.pid);
+        f = fopen(path, "r");
+        while (f && fscanf(f, "%d", &pid) == 1) {
+                FILE *comm;
+
+                snprintf(path, sizeof path, "/proc/%d/comm", pid);
+                comm = fopen(path, "r");
+                if (comm && fscanf(comm, "%63s", text) == 1 && strcmp(text, name) == 0) {
+                        fclose(comm);
+                        fclose(f);
+                        return pid;
+                }
+                if (comm)
+                        fclose(comm);
+        }
+        if (f)
+                fclose(f);
+        return 0;
+}
+
+/* What clients have mapped stays theirs; they begin anew in memory of the next one. */
+START_TEST(a_holder_that_dies_takes_the_spaces_with_it) {
+        struct user *a, *again;
+        pid_t holder;
+
+        instance_start(&in, by_handle);
+        a = user_open("a");
+        ck_assert_uint_eq(take(a, POOL_BLOCKS, 0x5a), POOL_BLOCKS / 8);
+        holder = child_called("kvd-holder");
+        ck_assert_int_gt(holder, 0);
+        ck_assert_int_eq(kill(holder, SIGKILL), 0);
+        WAIT_UNTIL(atomic_load(&a->ix->alive) == 0);
+        peer_refused(a->peer, MSG(allocate, a->handle, 1), -ESTALE);
+        for (uint32_t i = 0; i < a->n; i++)
+                ck_assert_int_eq(block(a, a->refs[i])[i], 0x5a);
+        again = user_open("a");
+        WAIT_UNTIL(take(again, POOL_BLOCKS, 0x5b) > 0);
+        ck_assert_int_ne(child_called("kvd-holder"), holder);
+        check(again, "a");
+        user_close(again);
+        peer_close(a->peer);
+        user_leave(a);
+        instance_stop(&in);
+}
+END_TEST
+
 /* Memory that others use is not counted here. */
 static void setup(void) {
         char group[32];
@@ -504,6 +620,8 @@ int main(void) {
         tcase_add_test(t, the_memory_of_the_dead_is_cleared);
         tcase_add_test(t, a_worker_killed_while_it_clears_is_replaced);
         tcase_add_test(t, the_next_daemon_gets_what_the_clients_of_the_last_let_go);
+        tcase_add_test(t, a_space_has_one_segment_from_the_holder);
+        tcase_add_test(t, a_holder_that_dies_takes_the_spaces_with_it);
         suite_add_tcase(suite, t);
         srunner_run_all(runner, CK_NORMAL);
         failed = srunner_ntests_failed(runner);

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_HOLD_H
+#define KVD_DAEMON_HOLD_H
+
+/*
+ * The owner's side of the holder: a process of the same program (kvd --holder) with a CUDA context that makes the pool's
+ * memory and keeps it, where the driver exports nothing but legacy CUDA IPC handles, which only a context can make and
+ * which end with their process. When it dies, every space is deleted, and clients begin anew with the next one's memory.
+ */
+
+#include <stdint.h>
+
+#include "daemon/config.h"
+#include "daemon/loop.h"
+
+struct hold;
+struct work;
+
+#define HOLD_SOURCES 2u /* descriptors that the loop watches for it */
+
+/* work: whose worker has to let go of a space's memory before it is given up. */
+int hold_new(const struct config *config, struct loop *loop, struct store *store, const struct work *work,
+             struct hold **ret);
+struct hold *hold_free(struct hold *hold);
+
+/* Looks soon whether memory should be made. */
+void hold_look(struct hold *hold);
+
+/* Attempts that failed since the last that worked, and what was said. */
+uint32_t hold_failures(const struct hold *hold);
+const char *hold_why(const struct hold *hold);
+
+/* Does a holder get handles from the driver? Starts one, and waits for it, at most ten seconds. 0, or why. */
+int hold_probe(const char *program, const uint8_t uuid[16], char *why, size_t size);
+
+#endif

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Chunks until somebody has them: made, cleared, made again. */
+
+#include "store/chunk.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+
+void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_state state) {
+        pool->count[chunk->state]--;
+        pool->count[state]++;
+        chunk->state = state;
+}
+
+/* ---- chunks ------------------------------------------------------------------------------------------------------ */
+
+/* Tells who runs the worker that there is something for it. */
+void chunks_want_worker(struct store *store) {
+        if (store->on_job)
+                store->on_job(store->on_job_data);
+}
+
+static int make(struct store *store, struct chunk *chunk) {
+        struct device_pool *pool = pool_of(store);
+        cu_result error = CU_OK;
+        char text[128];
+
+        if (pool->cuda)
+                error = pool->cuda->cuMemCreate(&chunk->memory, pool->bytes, &pool->what, 0);
+        if (error)
+                return store_refuse(store, kvd_cuda_errno(error), "a segment of %llu MiB cannot be had from the GPU: %s",
+                                    (unsigned long long)(pool->bytes >> 20),
+                                    kvd_cuda_why(pool->cuda, error, text, sizeof text));
+        chunk_set_state(pool, chunk, DIRTY);
+        return 0;
+}
+
+void chunk_unmake(struct device_pool *pool, struct chunk *chunk) {
+        if (chunk->state != MISSING && pool->cuda)
+                pool->cuda->cuMemRelease(chunk->memory);
+        closep(&chunk->fd);
+        chunk->fd = -1;
+        chunk->domain = NULL;
+        chunk_set_state(pool, chunk, MISSING);
+}
+
+/* Nothing is lost if it fails: store_make_missing tries again. */
+void chunk_remake(struct store *store, struct chunk *chunk) {
+        chunk_unmake(pool_of(store), chunk);
+        if (make(store, chunk) == 0)
+                chunks_want_worker(store);
+}
+
+uint32_t store_make_missing(struct store *store) {
+        struct device_pool *pool = pool_of(store);
+        bool made = false;
+
+        if (!pool)
+                return 0;
+        pool->clear_failed = false;
+        for (uint32_t i = 0; i < pool->n && pool->count[MISSING]; i++) {
+                if (pool->chunks[i].state != MISSING)
+                        continue;
+                if (make(store, &pool->chunks[i]) < 0)
+                        break;
+                made = true;
+        }
+        if (made || pool->count[DIRTY])
+                chunks_want_worker(store);
+        return pool->count[MISSING];
+}
+
+#define LEGACY_GRANULARITY (UINT64_C(2) << 20)
+#define LEGACY_SEGMENTS 8u /* spaces that there can be: each has one segment */
+
+static int granularity_of(struct store *store, const struct cu_allocation *what, size_t *ret) {
+        const struct kvd_cuda *cuda = store->config.cuda;
+        cu_result error;
+        char text[128];
+
+        *ret = LEGACY_GRANULARITY;
+        if (store->config.backend == KVD_BACKEND_LEGACY)
+                return 0;
+        error = cuda->cuMemGetAllocationGranularity(ret, what, CU_GRANULARITY_RECOMMENDED);
+        if (error == CU_OK && *ret)
+                return 0;
+        return store_refuse(store, error ? kvd_cuda_errno(error) : -EIO, "the GPU does not say how its memory is cut: "
+                            "%s", kvd_cuda_why(cuda, error, text, sizeof text));
+}
+
+static int size_pool(struct store *store, const struct cu_allocation *what) {
+        struct store_config *config = &store->config;
+        size_t granularity;
+        int r = granularity_of(store, what, &granularity);
+
+        if (r < 0)
+                return r;
+        if (config->backend == KVD_BACKEND_LEGACY)
+                config->segment_bytes = MAX(config->segment_bytes, config->pool_bytes / LEGACY_SEGMENTS);
+        else
+                config->segment_bytes = MIN(config->segment_bytes, config->pool_bytes / 16);
+        config->segment_bytes = ALIGN_UP(config->segment_bytes, granularity);
+        config->pool_bytes -= config->pool_bytes % config->segment_bytes;
+        store->page_bytes = granularity;
+        if (config->pool_bytes == 0)
+                return store_refuse(store, -EINVAL, "pool is smaller than one segment of GPU memory, %llu MiB; raise "
+                                    "it", (unsigned long long)(config->segment_bytes >> 20));
+        return 0;
+}
+
+/* As many as can be had; others may be held by clients of a daemon before this one, until they notice. */
+int device_open(struct store *store) {
+        struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+                                     .location = {CU_LOCATION_DEVICE, store->config.device}};
+        struct device_pool *pool;
+        int r = size_pool(store, &what);
+        uint32_t n;
+
+        if (r < 0)
+                return r;
+        n = (uint32_t)(store->config.pool_bytes / store->config.segment_bytes);
+        pool = store->device_pool = sys->calloc(1, sizeof *pool + n * sizeof *pool->chunks);
+        if (!pool)
+                return store_refuse(store, -ENOMEM, "out of memory for a pool of %u segments", n);
+        pool->cuda = store->config.backend == KVD_BACKEND_VMM ? store->config.cuda : NULL;
+        pool->what = what;
+        pool->bytes = store->config.segment_bytes;
+        pool->n = pool->count[MISSING] = n;
+        for (uint32_t i = 0; i < n; i++)
+                pool->chunks[i].fd = -1;
+        for (uint32_t i = 0; i < n && r == 0; i++)
+                r = make(store, &pool->chunks[i]);
+        return r == -ENOMEM || pool->count[DIRTY] ? 0 : r;
+}
+
+/* ---- clearing ---------------------------------------------------------------------------------------------------- */
+
+int chunk_export(struct store *store, struct chunk *chunk) {
+        const struct kvd_cuda *cuda = pool_of(store)->cuda;
+        cu_result error;
+        char text[128];
+
+        if (chunk->fd >= 0)
+                return chunk->fd;
+        error = cuda->cuMemExportToShareableHandle(&chunk->fd, chunk->memory, CU_HANDLE_POSIX_FD, 0);
+        if (error == CU_OK)
+                return chunk->fd;
+        chunk->fd = -1;
+        return store_refuse(store, kvd_cuda_errno(error), "the GPU gives no descriptor for a segment: %s",
+                            kvd_cuda_why(cuda, error, text, sizeof text));
+}
+
+void store_clears(const struct store *store, struct store_clears *ret) {
+        const struct device_pool *pool = pool_of(store);
+
+        *ret = (struct store_clears){0};
+        if (pool)
+                *ret = (struct store_clears){.dirty = pool->count[DIRTY] + pool->count[CLEARING],
+                                             .clean = pool->count[CLEAN], .missing = pool->count[MISSING]};
+}
+
+bool store_has_device(const struct store *store) {
+        return store->config.backend != KVD_BACKEND_HOST;
+}
+
+const uint8_t *store_device(const struct store *store) {
+        return store->config.uuid;
+}
+
+bool store_wants_clearing(const struct store *store) {
+        const struct device_pool *pool = pool_of(store);
+
+        return pool && pool->cuda && pool->count[DIRTY] && !pool->clear_failed;
+}
+
+uint32_t store_next_clear(struct store *store, int fds[STORE_CLEARS], uint64_t *bytes) {
+        struct device_pool *pool = pool_of(store);
+        uint32_t n = 0;
+
+        if (!store_wants_clearing(store))
+                return 0;
+        *bytes = pool->bytes;
+        for (uint32_t i = 0; i < pool->n && n < STORE_CLEARS; i++) {
+                struct chunk *chunk = &pool->chunks[i];
+
+                if (chunk->state != DIRTY || chunk_export(store, chunk) < 0)
+                        continue;
+                chunk_set_state(pool, chunk, CLEARING);
+                fds[n++] = chunk->fd;
+        }
+        pool->clear_failed = n == 0;
+        return n;
+}
+
+void store_clear_done(struct store *store, bool cleared) {
+        struct device_pool *pool = pool_of(store);
+
+        for (uint32_t i = 0; i < pool->n; i++)
+                if (pool->chunks[i].state == CLEARING)
+                        chunk_set_state(pool, &pool->chunks[i], cleared ? CLEAN : DIRTY);
+}
+
+void store_clear_failed(struct store *store) {
+        store_clear_done(store, false);
+        pool_of(store)->clear_failed = true;
+}
+
+/* ---- legacy handles: a holder makes the memory, clear, and keeps it ------------------------------------------------ */
+
+bool store_has_holder(const struct store *store) {
+        return store->config.backend == KVD_BACKEND_LEGACY;
+}
+
+bool store_next_hold(struct store *store, uint32_t *number, uint64_t *bytes) {
+        struct device_pool *pool = pool_of(store);
+
+        if (!pool || pool->cuda || pool->clear_failed)
+                return false;
+        for (uint32_t i = 0; i < pool->n; i++)
+                if (pool->chunks[i].state == DIRTY) {
+                        chunk_set_state(pool, &pool->chunks[i], CLEARING);
+                        *number = i;
+                        *bytes = pool->bytes;
+                        return true;
+                }
+        return false;
+}
+
+void store_hold_done(struct store *store, uint32_t number, const uint8_t handle[CU_IPC_HANDLE_BYTES]) {
+        struct chunk *chunk = &pool_of(store)->chunks[number];
+
+        memcpy(chunk->handle.bytes, handle, sizeof chunk->handle.bytes);
+        chunk_set_state(pool_of(store), chunk, CLEAN);
+}
+
+/* What clients have of it stays theirs, as if their space was deleted. */
+void store_holder_gone(struct store *store) {
+        struct device_pool *pool = pool_of(store);
+        struct space *space;
+
+        store->holder_gone = true;
+        while ((space = store_next_space(store, 0)))
+                space_delete(space, true);
+        store->holder_gone = false;
+        for (uint32_t i = 0; i < pool->n; i++)
+                if (pool->chunks[i].state == CLEARING || pool->chunks[i].state == CLEAN)
+                        chunk_set_state(pool, &pool->chunks[i], DIRTY);
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_CHUNK_H
+#define KVD_STORE_CHUNK_H
+
+/*
+ * A GPU's memory, without a context: the driver makes it and gives descriptors for it after cuInit alone. The pool is
+ * cut into chunks of one size, each of which becomes one segment of one space at a time:
+ *
+ *      MISSING ──made──► DIRTY ──a worker──► CLEARING ──it says so──► CLEAN ──begin──► USED ──let_go──► DRAINING
+ *         ▲                ▲                     │                              ▲                          │
+ *         │                └───it fails, or dies─┘                              └──nobody was told yet─────┤
+ *         └─────────made anew, for any domain────── RETURNED ◄──nobody has it mapped any more──────────────┘
+ *                                                       └──begin, in the same domain──► USED
+ *
+ * Who once had a chunk's descriptor could have kept it, and could map it again, whatever it says: so a chunk never
+ * changes domains. It is given up and another is made, which the driver does when the last mapping and the last
+ * descriptor of the old one are gone, anywhere; until then there is one chunk less. What the driver makes is not known
+ * to be empty, and is cleared before anybody gets it.
+ */
+
+#include "ipc/base/device.h"
+#include "store/memory.h"
+
+enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_STATES };
+
+struct chunk {
+        cu_memory memory;        /* owned; not in MISSING */
+        int fd;                  /* owned; -1: not handed out yet */
+        struct cu_ipc_handle handle; /* legacy, instead of these: from CLEAN on */
+        enum chunk_state state;
+        struct domain *domain;   /* USED to RETURNED: of whoever may have its descriptor */
+        struct space *space;     /* USED, DRAINING: where it is */
+        struct segment *segment;
+};
+
+struct device_pool {
+        const struct kvd_cuda *cuda; /* NULL: a holder makes the memory, and this process only keeps its handles */
+        struct cu_allocation what;
+        uint64_t bytes;          /* of a chunk */
+        uint32_t n;
+        uint32_t count[N_STATES];
+        uint32_t hand;           /* where to look first for a clean one */
+        bool clear_failed;       /* wait until somebody says to try again */
+        struct chunk chunks[];
+};
+
+static inline struct device_pool *pool_of(const struct store *store) {
+        return store->device_pool;
+}
+
+void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_state state);
+void chunk_remake(struct store *store, struct chunk *chunk); /* gives it up, and makes another in its place */
+int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, the chunk's */
+void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
+void chunks_want_worker(struct store *store);                /* there is something for it */
+
+#endif
