@@ -235,7 +235,8 @@ static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p
         const struct gpu_attend *a = &p->run.a;
         uint32_t columns = columns_of(a), threads = GPU_ATTEND_MASS_THREADS, each = threads / 32 * 4;
         struct gpu_grid over = {DIV_UP(columns, threads), a->n_sequences * a->kv_heads, 1, threads, 0};
-        struct gpu_grid over_tiles = {DIV_UP(columns, each), over.y, 1, threads, 0};
+        uint32_t shared = threads / 32 * (a->dim > 128 ? GPU_ATTEND_HEADS_256 * 256 : GPU_ATTEND_HEADS_128 * 128) * 4;
+        struct gpu_grid over_tiles = {DIV_UP(columns, each), over.y, 1, threads, shared};
         int r;
 
         if (!p->run.totals || columns == 0)

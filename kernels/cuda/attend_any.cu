@@ -68,18 +68,23 @@ ATTEND void load_rows(const struct gpu_attend_run &r, const struct any_columns &
                 load_typed<NUMBER_BF16>(r, c, plane, to);
 }
 
+/* By way of the warp's own shared memory, HEADS rows of N * 32: of this loop, one copy is enough. */
 template <int N>
 ATTEND void load_heads(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
-                       uint32_t turn, float q[HEADS][N]) {
-#pragma unroll
-        for (uint32_t g = 0; g < HEADS; g++) {
-                bool there = first_head + g < r.a.group;
+                       uint32_t turn, float *shared, float q[HEADS][N]) {
+        __syncwarp();
+#pragma unroll 1
+        for (uint32_t i = lane_id(); i < HEADS * N * 32; i += 32) {
+                uint32_t g = first_head + i / (N * 32);
 
+                shared[i] = g < r.a.group ? load_query(r, query_at(r, h, token, g), i % (N * 32), turn) : 0.0f;
+        }
+        __syncwarp();
+#pragma unroll
+        for (uint32_t g = 0; g < HEADS; g++)
 #pragma unroll
                 for (uint32_t j = 0; j < N; j++)
-                        q[g][j] = there ? load_query(r, query_at(r, h, token, first_head + g), 32 * j + lane_id(),
-                                                     turn) : 0.0f;
-        }
+                        q[g][j] = shared[(g * N + j) * 32 + lane_id()];
 }
 
 /* ---- scores ---- */
@@ -118,15 +123,17 @@ template <int N> ATTEND float products(const float q[HEADS][N], const float k[CO
 /* The lane's score, as an exponent of two; the columns are done once for each turn that they have. */
 template <int N>
 ATTEND float score(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
-                   uint32_t limit, struct any_state<N> &w, const struct any_columns &c, const float k[COLUMNS][N]) {
+                   uint32_t limit, struct any_state<N> &w, const struct any_columns &c, const float k[COLUMNS][N],
+                   float *shared) {
         uint32_t todo = warp_ballot(c.position < limit);
         float x = -INFINITY, part;
 
+#pragma unroll 1
         while (todo) {
                 uint32_t turn = warp_from(c.turn, __ffs((int)todo) - 1);
 
                 if (turn != w.turn)
-                        load_heads(r, h, token, first_head, turn, w.q);
+                        load_heads<N>(r, h, token, first_head, turn, shared, w.q);
                 w.turn = turn;
                 part = products(w.q, k);
                 if (c.turn == turn && c.position < limit)
@@ -185,16 +192,18 @@ ATTEND void keep_score(const struct gpu_attend_run &r, const struct head &h, uin
 
 template <int N>
 ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
-                 struct any_state<N> &w, uint32_t from, uint32_t to) {
+                 struct any_state<N> &w, uint32_t from, uint32_t to, float *shared) {
         uint32_t limit = limit_of(r, h, token), step = COLUMNS * (blockDim.x / 32);
         float k[COLUMNS][N], v[COLUMNS][N], x;
 
+        shared += threadIdx.x / 32 * HEADS * N * 32;
+#pragma unroll 1
         for (from += threadIdx.x / 32 * COLUMNS; from < to; from += step) {
                 struct any_columns c = columns_at<N>(r, h, from, to);
 
                 load_rows(r, c, r.a.k_offset, k);
                 load_rows(r, c, r.a.v_offset, v);
-                x = score(r, h, token, first_head, limit, w, c, k);
+                x = score(r, h, token, first_head, limit, w, c, k, shared);
                 keep_score<N>(r, h, first_head, from, to, x);
                 x = weigh(w, x);
                 mix(w, x, v);
@@ -238,7 +247,8 @@ template <int N> ATTEND void attend_any(const struct gpu_attend_run &r, float *s
         for (int g = 0; g < HEADS; g++)
                 for (int j = 0; j < N; j++)
                         w.sums[g][j] = w.q[g][j] = 0.0f;
-        walk(r, h, token, first_head, w, from, to);
+        walk(r, h, token, first_head, w, from, to, shared);
+        __syncthreads();
         leave(w, shared, ends);
         __syncthreads();
         join<N * 32, HEADS>(r, h, token, first_head, split, shared, ends);
@@ -278,24 +288,25 @@ KVD_KERNEL(attend_weigh, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
 /* Of many tokens: their scores are made again, four columns to a warp. */
 template <int N>
 ATTEND float weigh_rows(const struct gpu_attend_run &r, const struct head &h, const struct any_columns &c,
-                        const float k[COLUMNS][N], uint32_t first_head) {
+                        const float k[COLUMNS][N], uint32_t first_head, float *shared) {
         uint32_t g = first_head + lane_id() % HEADS;
         struct any_state<N> w;
         float sum = 0.0f;
 
+#pragma unroll 1
         for (uint32_t token = 0; token < h.tokens; token++) {
                 const float *total = reinterpret_cast<const float *>(r.totals) + 2 * row_of(r, h, token, g);
                 float x;
 
                 w.turn = NOWHERE;
-                x = score(r, h, token, first_head, limit_of(r, h, token), w, c, k);
+                x = score(r, h, token, first_head, limit_of(r, h, token), w, c, k, shared);
                 if (g < r.a.group && total[1] != 0.0f)
                         sum += shrink(x, total[0]) / total[1];
         }
         return sum;
 }
 
-template <int N> ATTEND void weigh_many(const struct gpu_attend_run &r) {
+template <int N> ATTEND void weigh_many(const struct gpu_attend_run &r, float *shared) {
         struct head h = head_of(r, blockIdx.y / r.a.kv_heads, blockIdx.y % r.a.kv_heads);
         uint32_t column = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * COLUMNS, lane = lane_id();
         float k[COLUMNS][N], sum = 0.0f;
@@ -305,8 +316,10 @@ template <int N> ATTEND void weigh_many(const struct gpu_attend_run &r) {
                 return;
         c = columns_at<N>(r, h, column, h.columns);
         load_rows(r, c, r.a.k_offset, k);
+        shared += threadIdx.x / 32 * HEADS * N * 32;
+#pragma unroll 1
         for (uint32_t first_head = 0; first_head < r.a.group; first_head += HEADS)
-                sum += weigh_rows(r, h, c, k, first_head);
+                sum += weigh_rows(r, h, c, k, first_head, shared);
         for (int mask = HEADS / 2; mask; mask /= 2)
                 sum += warp_xor(sum, mask);
         column += lane / HEADS;
@@ -315,11 +328,15 @@ template <int N> ATTEND void weigh_many(const struct gpu_attend_run &r) {
 }
 
 KVD_KERNEL(attend_weigh_128, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
-        weigh_many<4>(a);
+        KVD_SHARED(float, shared);
+
+        weigh_many<4>(a, shared);
 }
 
 KVD_KERNEL(attend_weigh_256, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
-        weigh_many<8>(a);
+        KVD_SHARED(float, shared);
+
+        weigh_many<8>(a, shared);
 }
 
 /* ---- masses: to blocks and positions ---- */

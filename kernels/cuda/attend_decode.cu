@@ -47,6 +47,7 @@ ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct wa
         from += threadIdx.x / 32 * GPU_ATTEND_TILE;
         ahead = from;
         next = place_of(r, h, ahead + row, to);
+#pragma unroll 1
         for (int i = 0; i < STAGES - 1; i++) {
                 tile.at = shared + i * tile.BYTES;
                 if (ahead < to)
@@ -55,6 +56,7 @@ ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct wa
                 ahead += step;
                 next = place_of(r, h, ahead + row, to);
         }
+#pragma unroll 1
         for (uint32_t i = 0; from < to; from += step, i = i + 1 < STAGES ? i + 1 : 0) {
                 copy_wait<STAGES - 2>();
                 __syncwarp();
@@ -80,24 +82,16 @@ ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct wa
 template <int NUMBER, int DIM, int FORM>
 ATTEND void leave(const struct warp_state<NUMBER, DIM, FORM> &w, float *sums, float *ends) {
         const uint32_t rows = 8 * w.ROWS;
-        uint32_t g = lane_id() / 4, t = lane_id() % 4, warp = threadIdx.x / 32;
-        float x[16];
 
 #pragma unroll
         for (int row = 0; row < w.ROWS; row++) {
+                uint32_t number = threadIdx.x / 32 * rows + 8 * row + lane_id() / 4;
                 float weights = sum_quad(w.weights[row]);
 
-#pragma unroll
-                for (int part = 0; part < DIM / 64; part++) {
-                        float *to = sums + (warp * rows + 8 * row + g) * DIM + 64 * part + 16 * t;
-
-                        sums_of(w, part, row, x);
-                        for (int i = 0; i < 16; i += 4)
-                                *reinterpret_cast<float4 *>(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-                }
-                if (t == 0) {
-                        ends[(warp * rows + 8 * row + g) * 2] = w.largest[row];
-                        ends[(warp * rows + 8 * row + g) * 2 + 1] = weights;
+                put_sums(w, row, 1.0f, sums + number * DIM);
+                if (lane_id() % 4 == 0) {
+                        ends[number * 2] = w.largest[row];
+                        ends[number * 2 + 1] = weights;
                 }
         }
 }

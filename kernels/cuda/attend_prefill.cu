@@ -62,28 +62,29 @@ ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct wa
         copy_wait<0>();
 }
 
+/* By way of shared memory, 16 rows of DIM, so that a row is written as it lies. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, const struct warp_state<NUMBER, DIM, FORM> &w,
-                    const struct warp_rows &rows) {
-        uint32_t g = lane_id() / 4, t = lane_id() % 4;
-        float x[16];
+                    const struct warp_rows &rows, float *shared) {
+        uint32_t n = h.tokens * r.a.group, lane = lane_id();
 
 #pragma unroll
         for (int i = 0; i < w.ROWS; i++) {
-                uint32_t row = rows.first + 8 * i + g, token = row / r.a.group, head = row % r.a.group;
+                uint32_t place = 8 * i + lane / 4, row = rows.first + place;
                 float weights = sum_quad(w.weights[i]);
 
-#pragma unroll
-                for (uint32_t part = 0; part < DIM / 64; part++) {
-                        sums_of(w, part, i, x);
-                        for (uint32_t j = 0; j < 16; j++)
-                                if (w.rows[i].there && 64 * part + 16 * t + j < r.a.dim)
-                                        store_number(r.a.out,
-                                                     result_at(r, h, token, head) + 64 * part + 16 * t + j,
-                                                     r.a.out_number, weights == 0.0f ? 0.0f : x[j] / weights);
-                }
-                if (w.rows[i].there && t == 0)
-                        store_total(r, row_of(r, h, token, head), w.largest[i], weights);
+                put_sums(w, i, weights == 0.0f ? 0.0f : 1.0f / weights, shared + place * DIM);
+                if (w.rows[i].there && lane % 4 == 0)
+                        store_total(r, row_of(r, h, row / r.a.group, row % r.a.group), w.largest[i], weights);
+        }
+        __syncwarp();
+#pragma unroll 1
+        for (uint32_t i = lane; i < GPU_ATTEND_TILE * DIM; i += 32) {
+                uint32_t row = rows.first + i / DIM, d = i % DIM;
+
+                if (row < n && d < r.a.dim)
+                        store_number(r.a.out, result_at(r, h, row / r.a.group, row % r.a.group) + d, r.a.out_number,
+                                     shared[i]);
         }
 }
 
@@ -110,7 +111,7 @@ ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
         if (!r.a.turn)
                 load_queries(r, w, 0);
         walk(r, h, w, mine, shared, to);
-        deliver(r, h, w, mine);
+        deliver(r, h, w, mine, reinterpret_cast<float *>(shared) + warp * GPU_ATTEND_TILE * DIM);
 }
 
 #define PREFILL(type, dim, name, number, form) \

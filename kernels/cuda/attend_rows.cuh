@@ -99,19 +99,15 @@ ATTEND void store_number(cu_address at, uint64_t i, uint32_t number, float x) {
 
 /* Element d of the query at, turned. */
 ATTEND float load_query(const struct gpu_attend_run &r, uint64_t at, uint32_t d, uint32_t turn) {
-        uint32_t half = r.a.dim / 2, pair = d < half ? d : d - half;
+        uint32_t half = r.a.dim / 2, first = d < half ? d : d - half;
+        float x = d < r.a.dim ? load_number(r.a.q, at + d, r.a.q_number) : 0.0f, other;
         const float *angles;
-        float x;
 
-        if (d >= r.a.dim)
-                return 0.0f;
-        x = load_number(r.a.q, at + d, r.a.q_number);
-        if (turn == 0)
+        if (turn == 0 || d >= r.a.dim)
                 return x;
-        angles = reinterpret_cast<const float *>(r.a.turns) + (uint64_t)(turn - 1) * r.a.dim + pair;
-        if (d < half)
-                return x * angles[0] - load_number(r.a.q, at + d + half, r.a.q_number) * angles[half];
-        return x * angles[0] + load_number(r.a.q, at + pair, r.a.q_number) * angles[half];
+        angles = reinterpret_cast<const float *>(r.a.turns) + (uint64_t)(turn - 1) * r.a.dim + first;
+        other = load_number(r.a.q, at + (d < half ? d + half : first), r.a.q_number);
+        return x * angles[0] + (d < half ? -other : other) * angles[half];
 }
 
 ATTEND uint64_t query_at(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g) {

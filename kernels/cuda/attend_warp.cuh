@@ -125,37 +125,30 @@ ATTEND void clear_state(struct warp_state<NUMBER, DIM, FORM> &w) {
         }
 }
 
-/* Four numbers of each of the lane's rows, from dimension d on. */
-template <int NUMBER, int DIM, int FORM>
-ATTEND void load_step(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w, int step, uint32_t d,
-                      uint32_t turn) {
-        uint32_t high[4], low[4];
-        float x[4];
-
-#pragma unroll
-        for (int row = 0; row < w.ROWS; row++) {
-                for (int i = 0; i < 4; i++)
-                        x[i] = w.rows[row].there ? load_query(r, w.rows[row].at, d + i, turn) : 0.0f;
-                split_pair<NUMBER>(x[0], x[1], &high[row], &low[row]);
-                split_pair<NUMBER>(x[2], x[3], &high[row + 2], &low[row + 2]);
-        }
-        if (FORM == GPU_ATTEND_NARROW) {
-                high[1] = low[0];
-                high[3] = low[2];
-        }
-        w.q[step * 32 + lane_id()] = make_uint4(high[0], high[1], high[2], high[3]);
-        if (FORM == GPU_ATTEND_WIDE)
-                w.q[(DIM / 16 + step) * 32 + lane_id()] = make_uint4(low[0], low[1], low[2], low[3]);
-}
-
+/*
+ * Two numbers of a row at a time go to the word of this lane where a product wants them: word 2 p + row of step's 16
+ * bytes has pair p of the row, in the first part rounded and in the second what rounding left.
+ */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void load_queries(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w, uint32_t turn) {
-        uint32_t t = lane_id() % 4;
+        uint32_t *to = reinterpret_cast<uint32_t *>(w.q) + lane_id() * 4, t = lane_id() % 4, high, low;
 
         __syncwarp();
 #pragma unroll 1
-        for (int step = 0; step < DIM / 16; step++)
-                load_step(r, w, step, step / 2 * 32 + t * 8 + step % 2 * 4, turn);
+        for (uint32_t i = 0; i < DIM / 8 * w.ROWS; i++, to += i % (2 * w.ROWS) ? 0 : 128) {
+                uint32_t step = i / (2 * w.ROWS), pair = i / w.ROWS % 2;
+                uint32_t d = step / 2 * 32 + t * 8 + step % 2 * 4 + 2 * pair;
+                struct lane_row row = i % w.ROWS ? w.rows[w.ROWS - 1] : w.rows[0];
+                float x = row.there ? load_query(r, row.at, d, turn) : 0.0f;
+                float y = row.there ? load_query(r, row.at, d + 1, turn) : 0.0f;
+
+                split_pair<NUMBER>(x, y, &high, &low);
+                to[2 * pair + i % w.ROWS] = high;
+                if (FORM == GPU_ATTEND_NARROW)
+                        to[2 * pair + 1] = low;
+                if (FORM == GPU_ATTEND_WIDE)
+                        to[DIM / 16 * 128 + 2 * pair + i % w.ROWS] = low;
+        }
         __syncwarp();
         w.turn = turn;
 }
@@ -202,45 +195,35 @@ ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w, const s
                         }
 }
 
-/* With turns a tile is done once for each that its columns have. */
-template <int NUMBER, int DIM, int FORM>
-ATTEND void multiply_turned(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w,
-                            const struct stage<DIM> &from, float to[2][4]) {
-        uint32_t lane = lane_id(), t = lane % 4, mine = from.turns()[lane % GPU_ATTEND_TILE];
-        uint32_t todo = warp_ballot(lane < GPU_ATTEND_TILE && from.positions()[lane] != NOWHERE);
-        float part[2][4];
-
-        for (int i = 0; i < 4; i++)
-                to[0][i] = to[1][i] = 0.0f;
-        while (todo) {
-                uint32_t turn = warp_from(mine, __ffs((int)todo) - 1);
-
-                if (turn != w.turn)
-                        load_queries(r, w, turn);
-                multiply_keys(w, from, part);
-                for (int i = 0; i < 4; i++)
-                        for (int row = 0; row < w.ROWS; row++)
-                                if (from.turns()[i / 2 * 8 + 2 * t + i % 2] == turn)
-                                        to[row][i] = part[row][i];
-                todo &= ~warp_ballot(mine == turn);
-        }
-}
-
-/* As exponents of two; -inf for what a row does not see. */
+/* As exponents of two; -inf for what a row does not see. With turns a tile is done once for each that it has. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void score_tile(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w,
                        const struct stage<DIM> &from, float to[2][4]) {
-        uint32_t t = lane_id() % 4;
+        uint32_t lane = lane_id(), t = lane % 4, mine = 0, todo = 1, turn = w.turn;
+        float part[2][4];
 
-        if (r.a.turn)
-                multiply_turned(r, w, from, to);
-        else
-                multiply_keys(w, from, to);
-        for (int i = 0; i < 4; i++) {
-                uint32_t position = from.positions()[i / 2 * 8 + 2 * t + i % 2];
+        if (r.a.turn) {
+                mine = from.turns()[lane % GPU_ATTEND_TILE];
+                todo = warp_ballot(lane < GPU_ATTEND_TILE && from.positions()[lane % GPU_ATTEND_TILE] != NOWHERE);
+        }
+        for (int i = 0; i < 4; i++)
+                to[0][i] = to[1][i] = -INFINITY;
+#pragma unroll 1
+        while (todo) {
+                if (r.a.turn)
+                        turn = warp_from(mine, __ffs((int)todo) - 1);
+                if (turn != w.turn)
+                        load_queries(r, w, turn);
+                multiply_keys(w, from, part);
+                for (int i = 0; i < 4; i++) {
+                        uint32_t column = i / 2 * 8 + 2 * t + i % 2, position = from.positions()[column];
+                        bool same = !r.a.turn || from.turns()[column] == turn;
 
-                for (int row = 0; row < w.ROWS; row++)
-                        to[row][i] = position < w.rows[row].limit ? to[row][i] * r.exponent : -INFINITY;
+                        for (int row = 0; row < w.ROWS; row++)
+                                if (same && position < w.rows[row].limit)
+                                        to[row][i] = part[row][i] * r.exponent;
+                }
+                todo = r.a.turn ? todo & ~warp_ballot(mine == turn) : 0;
         }
 }
 
@@ -336,15 +319,24 @@ ATTEND float sum_quad(float x) {
         return x + warp_xor(x, 2);
 }
 
-/* The sum of row (0: g, 1: g + 8) at 16 neighbouring dimensions, from 64 * part + 16 t on. */
+/* The sums of row (0: g, 1: g + 8), times by, to a row of shared memory. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void sums_of(const struct warp_state<NUMBER, DIM, FORM> &w, int part, int row, float to[16]) {
+ATTEND void put_sums(const struct warp_state<NUMBER, DIM, FORM> &w, int row, float by, float *to) {
+        to += lane_id() % 4 * 16;
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-                const float *d = w.sums[8 * part + i % 8];
+        for (int part = 0; part < DIM / 64; part++)
+#pragma unroll
+                for (int i = 0; i < 16; i += 4) {
+                        float x[4];
 
-                to[i] = FORM == GPU_ATTEND_NARROW ? d[i / 8] + d[i / 8 + 2] : d[2 * row + i / 8];
-        }
+                        for (int j = 0; j < 4; j++) {
+                                const float *d = w.sums[8 * part + (i + j) % 8];
+
+                                x[j] = FORM == GPU_ATTEND_NARROW ? d[i / 8] + d[i / 8 + 2] : d[2 * row + i / 8];
+                        }
+                        *reinterpret_cast<float4 *>(to + 64 * part + i) = make_float4(x[0] * by, x[1] * by, x[2] * by,
+                                                                                      x[3] * by);
+                }
 }
 
 #endif

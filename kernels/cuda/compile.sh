@@ -15,7 +15,7 @@ for target in 80 86 89 90 100 120; do
         targets="$targets -gencode arch=compute_$target,code=sm_$target"
 done
 # shellcheck disable=SC2086 # words
-"$@" -fatbin -O3 -std=c++17 -fmad=false -lineinfo -Xptxas -v $targets -gencode arch=compute_80,code=compute_80 \
+"$@" -fatbin -O3 -std=c++17 -fmad=false -Xptxas -v $targets -gencode arch=compute_80,code=compute_80 \
         -I "$root" -MD -MF "$depfile" -MT "$fatbin" -o "$fatbin" "$in" >"$said" 2>&1 || {
         cat "$said" >&2
         exit 1
