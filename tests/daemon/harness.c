@@ -62,10 +62,14 @@ void instance_run(struct instance *in, const char *const arguments[], bool ready
                 close(ends[0]);
 }
 
+bool instance_on_gpu(void) {
+        return getenv("KVD_TEST_BACKEND") != NULL;
+}
+
 void instance_start(struct instance *in, const char *const settings[]) {
         const char *arguments[60] = {"--private", NULL, "--pool", "64M", "--set", "daemon.segment=1M",
-                                     "--backend", "host"};
-        int n = 8;
+                                     "--backend", getenv("KVD_TEST_BACKEND") ?: "host", "--set", "daemon.quarantine_ms=20"};
+        int n = 10;
 
         instance_make_dir(in);
         arguments[1] = in->dir;
@@ -228,7 +232,7 @@ uint32_t peer_open_space(struct peer_end *p, const char *name) {
                 .number = KVD_MSG_space,
                 .space = {.name = kvd_slice_of(name), .create = 1, .layers = 1, .kv_heads = 1, .head_dim = 8,
                           .block_tokens = 4, .dtype = 2, .vocab = 1000}});
-        ck_assert_uint_eq(p->fds.n, 2);
+        ck_assert_uint_eq(p->fds.n, instance_on_gpu() ? 3 : 2);
         return reply.space_reply.space;
 }
 

@@ -19,6 +19,7 @@ struct instance {
 
 /* settings: "daemon.pool=64M" and so on, NULL behind the last. --private, and waits until it serves. */
 void instance_start(struct instance *in, const char *const settings[]);
+bool instance_on_gpu(void); /* KVD_TEST_BACKEND names another backend than host memory: daemons start with that one */
 /* Runs kvd with exactly these arguments behind the program's name, and waits for readiness only if ready is set. */
 void instance_run(struct instance *in, const char *const arguments[], bool ready);
 void instance_make_dir(struct instance *in);
