@@ -148,7 +148,8 @@ static int ask_drain(struct view *view, uint32_t *segments, uint32_t *n) {
         if (r < 0)
                 return r;
         *n = MIN(reply.wanted.size / (uint32_t)sizeof *segments, DRAIN_MAX);
-        memcpy(segments, reply.wanted.data, *n * sizeof *segments);
+        if (*n)
+                memcpy(segments, reply.wanted.data, *n * sizeof *segments);
         return 0;
 }
 

@@ -129,14 +129,22 @@ static bool outstanding(const struct view *view) {
         return false;
 }
 
-/* What our streams have been given to do is done afterwards, or never will be: their context has failed. */
-static void wait_for_all(struct view *view) {
+/* What our streams have been given to do is done afterwards. False: their context has failed. */
+static bool wait_for_all(struct view *view) {
         struct device *d = view->device;
+        cu_result error;
 
-        if (!outstanding(view) || kvd_device_enter(&d->gpu) < 0)
-                return;
-        d->gpu.cuda->cuCtxSynchronize();
+        if (!outstanding(view))
+                return true;
+        if (kvd_device_enter(&d->gpu) < 0)
+                return false;
+        error = d->gpu.cuda->cuCtxSynchronize();
         kvd_device_leave(&d->gpu);
+        return error == CU_OK;
+}
+
+bool order_quiet(struct view *view) {
+        return wait_for_all(view);
 }
 
 void order_close(struct view *view) {

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/internal.h"
+#include "client/device.h"
 #include "ipc/base/sys.h"
 
 #define REVIVE_PAUSE_NS UINT64_C(100000000)
@@ -54,6 +54,7 @@ struct kvd_space *kvd_space_close(struct kvd_space *space) {
         struct kvd_msg_detach detach;
         struct kvd *handle;
         struct view *view;
+        bool quiet = false;
         uint64_t epoch;
 
         if (!space)
@@ -64,8 +65,10 @@ struct kvd_space *kvd_space_close(struct kvd_space *space) {
         epoch = view->epoch;
         if (forked(handle))
                 view_forget_mappings(space);
+        else
+                quiet = !view->device || order_quiet(view);
         space_free(space);
-        if (forked(handle))
+        if (forked(handle) || !quiet) /* the end of the process is the end of what its GPU does */
                 return NULL;
         pthread_mutex_lock(&handle->lock);
         if (epoch == handle->epoch && conn_is_open(handle->conn))

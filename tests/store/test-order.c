@@ -357,7 +357,7 @@ START_TEST(at_random) {
         srandom((unsigned)_i + 1);
         for (int step = 0; step < 2000; step++) {
                 uint32_t who = (uint32_t)random() % 6, slot = 1 + (uint32_t)random() % 3, k = (uint32_t)random() % 64;
-                kvd_ref parent = k % 3 ? refs[k] : KVD_ROOT, ret = 0;
+                kvd_ref parent = k % 3 ? refs[k] : KVD_ROOT, ret[2] = {0};
 
                 if (!all[who]) {
                         all[who] = fixture_attach(space);
@@ -379,8 +379,8 @@ START_TEST(at_random) {
                         break;
                 default:
                         if (space->count[KVD_FILLING] + space->count[KVD_SEALED] < 40 &&
-                            seal_n(all[who], parent, 1 + k % 2, random() % 2 ? slot : 0, ++value, &ret) == 0)
-                                refs[k] = ret;
+                            seal_n(all[who], parent, 1 + k % 2, random() % 2 ? slot : 0, ++value, ret) == 0)
+                                refs[k] = ret[0];
                 }
                 if (step % 50 == 0)
                         check_clean(space);

@@ -138,6 +138,7 @@ static const struct column client_columns[] = {
         {"name", "NAME", UNIT_NONE},
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
         {"connected", "CONNECTED", UNIT_NONE},
+        {"quarantined", NULL, UNIT_NONE},
         {"spaces", "SPACES", UNIT_COUNT},
         {"filling_blocks", "FILLING", UNIT_COUNT},
         {"pinned_blocks", "PINNED", UNIT_COUNT},
@@ -161,6 +162,7 @@ static void fill_client(struct table *t, const struct kvd_msg_client_info_reply 
         table_text(t, info->name.data, info->name.size);
         table_text(t, info->domain.data, info->domain.size);
         table_flag(t, info->connected);
+        table_flag(t, info->quarantined);
         table_number(t, info->spaces);
         table_number(t, info->filling);
         table_number(t, info->pinned);
