@@ -56,7 +56,7 @@ void device_drain(struct view *view); /* under kvd.lock: unmaps what the daemon 
 
 /* order.c */
 int order_open(struct view *view, int fd, uint32_t row);
-bool order_quiet(struct view *view); /* waits for what our streams still promise. False: nobody knows, the driver fails */
+bool order_quiet(struct view *view); /* waits for what our streams still promise; false: the driver fails */
 void order_close(struct view *view); /* waits likewise */
 /* Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for instead. */
 int order_promise(struct view *view, void *stream, struct promise *ret);

@@ -2,8 +2,8 @@
 
 /*
  * This process' row of the order page (ipc/base/order.h): which stream writes which slot, how far it has come, and what
- * waits for it. A stream gets the first slot that nothing is outstanding on, and keeps it until another stream needs one
- * and nothing is outstanding again: values of a slot come from one stream at a time, so they only grow.
+ * waits for it. A stream gets the first slot that nothing is outstanding on, and keeps it until another stream needs
+ * one and nothing is outstanding again: values of a slot come from one stream at a time, so they only grow.
  *
  * What is let go of behind a stream (deferred) stays pinned, or being filled, as far as the daemon knows; it is let go
  * of by whichever call finds that the slot has reached its value.

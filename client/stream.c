@@ -165,8 +165,8 @@ int kvd_seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct
 /* ---- letting go ------------------------------------------------------------------------------------------------- */
 
 /*
- * When neither a promise can be had nor the stream waited for, its context has failed: whatever it was to do is over, and
- * will never touch the blocks again.
+ * When neither a promise can be had nor the stream waited for, its context has failed: whatever it was to do is over,
+ * and will never touch the blocks again.
  */
 static bool promise_or_wait(struct view *view, void *stream, struct promise *ret) {
         return order_promise(view, stream, ret) == 0;

@@ -416,7 +416,8 @@ void check_order(struct walk *w) {
         }
         for (uint32_t i = 0; i < s->n_attachments; i++)
                 listed += s->attachments[i] ? attachment_pending(s->attachments[i]) : 0;
-        expect(w, pending == s->n_pending && pending == s->ix->n_pending, "O4 blocks that wait for data are miscounted");
+        expect(w, pending == s->n_pending && pending == s->ix->n_pending,
+               "O4 blocks that wait for data are miscounted");
         expect(w, pending == listed, "O5 blocks wait for data of nobody");
         expect(w, poisoned == s->n_poisoned, "O6 poisoned blocks are miscounted");
 }

@@ -186,7 +186,8 @@ static bool write_score_chain(struct ticket *t, struct job *job) {
 
         if (!block_current(space, space->unscored) || space->blocks[kvd_ref_id(space->unscored)].private)
                 return false;
-        for (uint32_t id = kvd_ref_id(space->unscored); id != NONE && n < KVD_JOB_ITEMS; id = space->blocks[id].parent) {
+        for (uint32_t id = kvd_ref_id(space->unscored); id != NONE && n < KVD_JOB_ITEMS;
+             id = space->blocks[id].parent) {
                 if (space->blocks[id].pending || space->blocks[id].poisoned)
                         return false;
                 ids[n++] = id;

@@ -183,12 +183,12 @@ struct seal_request {
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
 
-/* ---- order: spaces on a GPU, see order.c -------------------------------------------------------------------------- */
+/* ---- order: spaces on a GPU, see order.c ---------------------------------------------------------------------- */
 
 int space_order_fd(const struct space *space); /* the order page; -1 in host memory */
 uint32_t attachment_order_row(const struct attachment *attachment);
 
-/* Blocks that it sealed and whose data is not known to be there: only its end, or that of its GPU work, settles them. */
+/* Blocks that it sealed and whose data is not known to be there. */
 uint64_t attachment_pending(const struct attachment *attachment);
 
 /* Finds out whose data has come, and frees what is poisoned and no longer pinned. True: look again in a while. */

@@ -76,7 +76,7 @@ static bool write_summarise(struct ticket *t, struct job *job) {
                 struct kvd_job_item *item;
 
                 if (space->blocks[id].state != KVD_SEALED || block_is_garbage(&space->blocks[id]) ||
-                    space->blocks[id].pending || space->blocks[id].poisoned) /* pending: marked again when it is there */
+                    space->blocks[id].pending || space->blocks[id].poisoned) /* pending: marked again later */
                         continue;
                 item = job_add(job, block_ref(space, id), id);
                 if (!item) {

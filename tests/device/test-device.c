@@ -115,7 +115,7 @@ static void reader_without_streams(void) {
         in_place_with(none);
 }
 
-/* ---- without stream memory operations ------------------------------------------------------------------------------ */
+/* ---- without stream memory operations -------------------------------------------------------------------------- */
 
 static void waits_itself(struct role *role) {
         struct kvd_pin pin = {0};
@@ -409,7 +409,7 @@ static void duplicates_wait(void) {
         end_daemon(&d);
 }
 
-/* ---- memory that changes hands ------------------------------------------------------------------------------------ */
+/* ---- memory that changes hands ----------------------------------------------------------------------------- */
 
 /* Fills the space with chains of one block each, until the daemon has nothing more. Returns how many. */
 static uint32_t fill_pool(struct side *s) {
@@ -516,7 +516,7 @@ static void memory_changes_hands(void) {
         end_daemon(&d);
 }
 
-/* ---- isolation = arena -------------------------------------------------------------------------------------------- */
+/* ---- isolation = arena -------------------------------------------------------------------------------------- */
 
 static void victim(struct role *role) {
         struct kvd_pin pin = {0};
@@ -547,7 +547,7 @@ static void writes_where_it_must_not(struct role *role) {
         sync_stream(&s);
         CHECK(wrong_words(&s, DOC, 2) == 0);
         CHECK(s.cuda->cuMemsetD32Async((cu_address)kvd_pin_block(&pin, ids[0]), 0, 16, s.stream) == CU_OK);
-        CHECK(s.cuda->cuStreamSynchronize(s.stream) == CU_ILLEGAL_ADDRESS); /* its own context is broken, nobody else's */
+        CHECK(s.cuda->cuStreamSynchronize(s.stream) == CU_ILLEGAL_ADDRESS); /* its own context, nobody else's */
         kvd_unpin_on(s.space, &pin, s.stream);
         kvd_space_close(s.space);
         kvd_close(s.kvd);
@@ -669,7 +669,8 @@ static void sees_only_one(struct role *role) {
 
 static void two_daemons_on_two_devices(void) {
         const char *const first[] = {"daemon.device=0", NULL}, *const second[] = {"daemon.device=1", NULL};
-        const char *const turned[] = {"CUDA_VISIBLE_DEVICES=1,0", NULL}, *const one[] = {"CUDA_VISIBLE_DEVICES=0", NULL};
+        const char *const turned[] = {"CUDA_VISIBLE_DEVICES=1,0", NULL};
+        const char *const one[] = {"CUDA_VISIBLE_DEVICES=0", NULL};
         struct daemon d, e;
         struct peer a;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any call of the driver may fail, at any time. libkvd then says so, or does without; it never hangs, and the daemon and
- * its other clients do not notice. Needs the stand-in driver, which fails the n-th call of a function when told to.
+ * Any call of the driver may fail, at any time. libkvd then says so, or does without; it never hangs, and the daemon
+ * and its other clients do not notice. Needs the stand-in driver, which fails the n-th call of a function when told to.
  */
 
 #include <errno.h>
@@ -65,7 +65,8 @@ static void whole_life(struct role *role) {
         }
         must(kvd_space_place(space, &place));
         cuda = kvd_cuda_load(&why);
-        if (cuda->cuDevicePrimaryCtxRetain(&context, place.device) == CU_OK && cuda->cuCtxPushCurrent(context) == CU_OK &&
+        if (cuda->cuDevicePrimaryCtxRetain(&context, place.device) == CU_OK &&
+            cuda->cuCtxPushCurrent(context) == CU_OK &&
             cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK) {
                 use(space, cuda, stream, DOC);
                 use(space, cuda, stream, DOC + 1);

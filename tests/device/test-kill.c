@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client is killed right before or after each of its system calls, with work on its stream, while another reads what
- * it publishes. Whatever it had, the other never reads a wrong byte that is called right, never hangs, and the daemon is
- * clean when the quarantine is over.
+ * A client is killed right before or after each of its system calls, with work on its stream, while another reads
+ * what it publishes. Whatever it had, the other never reads a wrong byte that is called right, never hangs, and the daemon
+ * is clean when the quarantine is over.
  */
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that are sealed before their data is there. The spaces are in host memory, with an order page all the same: the
- * store does not look at the data, and what streams would write there, the test writes.
+ * Blocks that are sealed before their data is there. The spaces are in host memory, with an order page all the same:
+ * the store does not look at the data, and what streams would write there, the test writes.
  */
 
 #include <check.h>
