@@ -117,8 +117,6 @@ ATTEND void decode(const struct gpu_attend_run &r, uint8_t *shared) {
                 w.rows[row].at = query_at(r, h, 0, first_head + 8 * row + g);
                 w.rows[row].limit = h.length;
         }
-        if (r.a.dim < DIM)
-                clear_shared(shared, warps * stages);
         if (!r.a.turn && warp == 0)
                 load_queries(r, w, 0);
         __syncthreads();

@@ -106,8 +106,6 @@ ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
         clear_state(w);
         w.q = reinterpret_cast<uint4 *>(shared + stages + warp * GPU_ATTEND_QUERY_BYTES(DIM, FORM));
         mine = name_rows(r, h, first + warp * GPU_ATTEND_TILE, w);
-        if (r.a.dim < DIM)
-                clear_shared(shared, stages);
         if (!r.a.turn)
                 load_queries(r, w, 0);
         walk(r, h, w, mine, shared, to);

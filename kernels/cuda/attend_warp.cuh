@@ -33,14 +33,7 @@ template <int DIM> struct stage {
         }
 };
 
-/* What lies beyond the head's dimension is 0 from here on. */
-ATTEND void clear_shared(uint8_t *at, uint32_t bytes) {
-        for (uint32_t i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-                *reinterpret_cast<uint4 *>(at + i) = make_uint4(0, 0, 0, 0);
-        __syncthreads();
-}
-
-/* Starts to copy a tile; lanes r and r + 16 know its row r. What is masked becomes 0: not NaN. */
+/* Starts to copy a tile; lanes r and r + 16 know its row r. What is masked, or no dimension, becomes 0: not NaN. */
 template <int DIM> ATTEND void copy_tile(const struct gpu_attend_run &r, const struct stage<DIM> &to, struct place p) {
         const uint32_t chunks = DIM / 8, lane = lane_id();
         uint64_t mine = reinterpret_cast<uint64_t>(p.at);
@@ -49,20 +42,16 @@ template <int DIM> ATTEND void copy_tile(const struct gpu_attend_run &r, const s
                 to.positions()[lane] = p.position;
                 to.turns()[lane] = p.turn;
         }
+        __syncwarp();
 #pragma unroll
         for (uint32_t i = 0; i < GPU_ATTEND_TILE * chunks / 32; i++) {
                 uint32_t row = (i * 32 + lane) / chunks, chunk = (i * 32 + lane) % chunks;
-                const uint8_t *from = reinterpret_cast<const uint8_t *>(warp_from(mine, (int)row));
+                uint64_t from = warp_from(mine, (int)row);
+                bool there = from && chunk * 8 < r.a.dim;
+                const uint8_t *at = reinterpret_cast<const uint8_t *>(there ? from + chunk * 16 : r.a.blocks.base);
 
-                if (chunk * 8 >= r.a.dim)
-                        continue;
-                if (from) {
-                        copy_16(to.key(row, chunk), from + r.a.k_offset + chunk * 16);
-                        copy_16(to.value(row, chunk), from + r.a.v_offset + chunk * 16);
-                } else {
-                        *reinterpret_cast<uint4 *>(to.key(row, chunk)) = make_uint4(0, 0, 0, 0);
-                        *reinterpret_cast<uint4 *>(to.value(row, chunk)) = make_uint4(0, 0, 0, 0);
-                }
+                copy_16_or_zeros(to.key(row, chunk), at + (there ? r.a.k_offset : 0), there);
+                copy_16_or_zeros(to.value(row, chunk), at + (there ? r.a.v_offset : 0), there);
         }
 }
 

@@ -84,6 +84,13 @@ static __device__ __forceinline__ void copy_16(void *shared, const void *global)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
 }
 
+/* The same, or zeros if it is not there: then nothing is read, but global is an address of the device. */
+static __device__ __forceinline__ void copy_16_or_zeros(void *shared, const void *global, bool there) {
+        uint32_t to = (uint32_t)__cvta_generic_to_shared(shared), bytes = there ? 16 : 0;
+
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(global), "r"(bytes) : "memory");
+}
+
 static __device__ __forceinline__ void copy_commit() {
         asm volatile("cp.async.commit_group;" ::: "memory");
 }

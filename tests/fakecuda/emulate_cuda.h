@@ -158,6 +158,11 @@ static inline void store_16(void *to, uint4 v) {
 }
 
 static inline void copy_16(void *shared, const void *global) { emulate_copy(shared, global); }
+static inline void copy_16_or_zeros(void *shared, const void *global, bool there) {
+        static const uint4 zeros = {0, 0, 0, 0};
+
+        emulate_copy(shared, there ? global : &zeros);
+}
 static inline void copy_commit() { emulate_commit(); }
 template <int PENDING> static inline void copy_wait() { emulate_wait(PENDING); }
 template <typename T> static inline T __ldg(const T *from) { return *from; }
