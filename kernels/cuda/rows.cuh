@@ -20,7 +20,7 @@ static __device__ __forceinline__ float infinity() {
 }
 
 /* Elements i to i + n - 1 of a row that ends at end, as load_16 would give them; zeros beyond. */
-template <int NUMBER> static __device__ __forceinline__ uint4 load_some(const uint8_t *row, uint64_t i, uint64_t end) {
+template <int NUMBER> static __device__ __forceinline__ uint4 load_some(const uint8_t *row, uint32_t i, uint32_t end) {
         typedef typename element<NUMBER>::type type;
         const int N = vector<NUMBER>::N;
         const type *from = reinterpret_cast<const type *>(row);
@@ -40,7 +40,7 @@ template <int NUMBER> static __device__ __forceinline__ uint4 load_some(const ui
 
 /* The same; WIDE: the row is aligned, and ends with whole vectors. */
 template <int NUMBER, bool WIDE>
-static __device__ __forceinline__ uint4 load_vector(const uint8_t *row, uint64_t i, uint64_t end) {
+static __device__ __forceinline__ uint4 load_vector(const uint8_t *row, uint32_t i, uint32_t end) {
         if (!WIDE)
                 return load_some<NUMBER>(row, i, end);
         return i < end ? load_16(row + i * sizeof(typename element<NUMBER>::type)) : make_uint4(0, 0, 0, 0);

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/cuda/memshare.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "ipc/base/util.h"
+#include "kernels/memshare.h"
+
+enum { THREADS = 256, CHUNK = 1024, LAYERS_MOST = 16 /* of a step: a plane a lane */, LAYERS_USUAL = 4 };
+
+static int refuse(struct gpu *gpu, const char *why) {
+        snprintf(gpu->why, sizeof gpu->why, "MemShare: %s", why);
+        return -EINVAL;
+}
+
+static uint32_t element_bytes(uint32_t number) {
+        return number == KVD_NUMBER_F32 ? 4 : 2;
+}
+
+static bool is_number(uint32_t number) {
+        return number == KVD_NUMBER_F32 || number == KVD_NUMBER_F16 || number == KVD_NUMBER_BF16;
+}
+
+static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offset,
+                 const struct gpu_memshare_shape *s) {
+        if (!is_number(s->number))
+                return refuse(gpu, "numbers of an unknown type");
+        if (s->order != KVD_MEMSHARE_HND && s->order != KVD_MEMSHARE_NHD)
+                return refuse(gpu, "an unknown order");
+        if (!s->layers || !s->heads || !s->tokens || !s->dim)
+                return refuse(gpu, "no layers, heads, tokens or dimensions");
+        if ((uint64_t)s->heads * s->tokens * s->dim > UINT32_MAX)
+                return refuse(gpu, "planes of 2^32 elements and more");
+        if (!blocks->base || !blocks->ids || (blocks->base | blocks->block_bytes | offset) % element_bytes(s->number))
+                return refuse(gpu, "blocks at no address for their numbers");
+        return 0;
+}
+
+static uint64_t plane_elements(const struct gpu_memshare_shape *s) {
+        return (uint64_t)s->heads * s->tokens * s->dim;
+}
+
+/* ---- distances --------------------------------------------------------------------------------------------------- */
+
+/* Chunks of a plane, and lanes that sum one up: as in squares.cuh. */
+struct work {
+        uint32_t chunks, lanes;
+};
+
+static struct work work_of(const struct gpu_memshare *a, bool turned, uint32_t tokens, uint32_t number) {
+        uint32_t rows = a->shape.heads * tokens, chain = number == KVD_NUMBER_F32 ? 4 : 2;
+        bool norms = a->metric == KVD_MEMSHARE_MEAN_L2;
+        uint32_t together = norms || a->shape.dim >= CHUNK ? 1 : CHUNK / a->shape.dim;
+
+        if (turned)
+                return (struct work){DIV_UP(rows, together), chain};
+        if (norms)
+                return (struct work){rows, 2 * chain};
+        return (struct work){(uint32_t)DIV_UP((uint64_t)rows * a->shape.dim, CHUNK), 4 * chain};
+}
+
+/* So many layers that all threads have something to sum up; more where no limit is looked at. */
+static uint32_t layers_together(const struct gpu_memshare *a, struct work keys) {
+        uint32_t enough = DIV_UP(THREADS, (a->half ? 1 : 2) * keys.chunks * keys.lanes);
+
+        return MIN(MIN(a->shape.layers, LAYERS_MOST), isinf(a->limit) ? MAX(enough, LAYERS_USUAL) : enough);
+}
+
+static size_t room_of(const struct gpu_memshare *a, uint32_t tokens, uint32_t number) {
+        struct work keys = work_of(a, a->half > 0, tokens, number), values = work_of(a, false, tokens, number);
+
+        return (size_t)2 * 2 * a->together * MAX(keys.chunks, values.chunks) * sizeof(float);
+}
+
+static enum gpu_kernel kernel_of(const struct gpu_memshare *a) {
+        uint32_t vector = 16 / element_bytes(a->shape.number);
+
+        if ((a->blocks.base | a->blocks.block_bytes | a->offset) % 16 || a->shape.dim % vector || a->half % vector)
+                return GPU_KERNEL_memshare_narrow;
+        return a->half || a->metric == KVD_MEMSHARE_MEAN_L2 ? GPU_KERNEL_memshare_rows : GPU_KERNEL_memshare_plain;
+}
+
+/* No more blocks of threads than run at once; each takes one pair after the other. */
+static int launch(struct gpu *gpu, cu_stream stream, enum gpu_kernel kernel, const struct gpu_memshare *a,
+                  size_t shared) {
+        uint32_t most;
+
+        if (shared > gpu->shared_bytes)
+                return refuse(gpu, "planes of more chunks than there is shared memory for");
+        most = gpu_resident_blocks(gpu, kernel, THREADS, shared);
+        if (!most)
+                return -ENOSYS;
+        return gpu_launch(gpu, kernel, (struct gpu_grid){MIN(a->n, most), 1, 1, THREADS, shared}, stream, a);
+}
+
+static int check_pairs(struct gpu *gpu, const struct gpu_memshare *a) {
+        if (a->metric < KVD_MEMSHARE_FRO_NORM || a->metric > KVD_MEMSHARE_RELATIVE)
+                return refuse(gpu, "an unknown metric");
+        if (a->metric == KVD_MEMSHARE_RELATIVE && !a->norms)
+                return refuse(gpu, "relative distances need norms");
+        if (a->half && (2 * (uint64_t)a->half > a->shape.dim || !a->angles))
+                return refuse(gpu, "a rotation of more than all dimensions, or without angles");
+        if (!a->pairs || !a->distances || a->distances % sizeof(double))
+                return refuse(gpu, "no pairs, or no distances");
+        return 0;
+}
+
+int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a) {
+        struct gpu_memshare prepared = *a;
+        int r = check(gpu, &a->blocks, a->offset, &a->shape);
+
+        if (r == 0)
+                r = check_pairs(gpu, a);
+        if (r < 0 || a->n == 0)
+                return r;
+        prepared.together = layers_together(a, work_of(a, a->half > 0, a->shape.tokens, a->shape.number));
+        prepared.bounded = a->norms && !isinf(a->limit);
+        if (prepared.bounded)
+                r = launch(gpu, stream, GPU_KERNEL_memshare_bound, &prepared, room_of(&prepared, 1, KVD_NUMBER_F32));
+        return r < 0 ? r : launch(gpu, stream, kernel_of(a), &prepared,
+                                  room_of(&prepared, a->shape.tokens, a->shape.number));
+}
+
+uint64_t gpu_memshare_bytes(const struct gpu_memshare *a) {
+        return (uint64_t)a->n * 2 * 2 * a->shape.layers * plane_elements(&a->shape) * element_bytes(a->shape.number);
+}
+
+/* ---- what is kept ------------------------------------------------------------------------------------------------ */
+
+int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a) {
+        size_t shared = 2 * DIV_UP(plane_elements(&a->shape), CHUNK) * sizeof(float);
+        int r = check(gpu, &a->blocks, a->offset, &a->shape);
+
+        if (r < 0 || a->n == 0)
+                return r;
+        if (!a->to || shared > gpu->shared_bytes || (uint64_t)a->n * a->shape.layers > INT32_MAX)
+                return refuse(gpu, "norms: no room for them, or more than one launch makes");
+        return gpu_launch(gpu, GPU_KERNEL_memshare_norms,
+                          (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared}, stream, a);
+}
+
+/* Each thread one thing after the other. */
+static struct gpu_grid over(uint64_t things) {
+        return (struct gpu_grid){(uint32_t)MIN(DIV_UP(things, THREADS), 65536), 1, 1, THREADS, 0};
+}
+
+int gpu_memshare_means(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a) {
+        int r = check(gpu, &a->blocks, a->offset, &a->shape);
+        uint64_t pieces;
+
+        if (r < 0 || a->n == 0)
+                return r;
+        if (!a->to || 2 * (uint64_t)a->shape.layers * a->shape.heads > UINT32_MAX)
+                return refuse(gpu, "means: no room for them, or too many heads");
+        pieces = DIV_UP(a->shape.dim, 16 / element_bytes(a->shape.number));
+        return gpu_launch(gpu, GPU_KERNEL_memshare_means,
+                          over((uint64_t)a->n * 2 * a->shape.layers * a->shape.heads * pieces), stream, a);
+}
+
+int gpu_memshare_rotate(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_rotate *a) {
+        if (!is_number(a->number) || !a->dim || 2 * (uint64_t)a->half > a->dim || a->ldx < a->dim || a->ldy < a->dim)
+                return refuse(gpu, "rotation: an unknown type, or sizes that do not fit");
+        if (!a->x || !a->y || (a->half && (!a->cosine || !a->sine)))
+                return refuse(gpu, "rotation: an address is missing");
+        if (a->n == 0)
+                return 0;
+        return gpu_launch(gpu, GPU_KERNEL_memshare_rotate, over((uint64_t)a->n * (a->dim - a->half)), stream, a);
+}

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A block of threads takes one pair after the other, and of a pair together layers at a time: all threads sum up
+ * chunks, then the first warp adds these up in fp64 and looks at the limit, while the others are at the next layers
+ * already. So an abandoned pair costs one step more than it must, and no other warp waits for the sums.
+ */
+
+#include "kernels/cuda/memshare.h"
+#include "kernels/cuda/squares.cuh"
+
+#define THREADS 256
+#define WARPS (THREADS / 32)
+
+/* What rounding may have added to a bound, as a share of both norms: as in kernels/memshare.c. */
+#define SLACK 2e-5
+
+enum { FRO_NORM = 1, MEAN_L2 = 2, RELATIVE = 3 };
+
+static __device__ __forceinline__ double positive_infinity() {
+        return (double)infinity();
+}
+
+static __device__ __forceinline__ const uint8_t *block_at(const struct gpu_blocks &b, uint64_t offset, uint32_t index) {
+        uint32_t id = reinterpret_cast<const uint32_t *>(b.ids)[index];
+
+        return id == GPU_NO_BLOCK ? nullptr
+                                  : reinterpret_cast<const uint8_t *>(b.base + id * b.block_bytes + offset);
+}
+
+/* ---- a pair ------------------------------------------------------------------------------------------------------ */
+
+struct pair {
+        const uint8_t *x, *y;
+        const float *norm_a, *norm_b, *mean_a, *mean_b; /* or NULL */
+        const float *cosine, *sine;
+};
+
+static __device__ __forceinline__ const float *kept(cu_address all, uint32_t index, uint64_t of_each) {
+        return all ? reinterpret_cast<const float *>(all) + index * of_each : nullptr;
+}
+
+static __device__ __forceinline__ struct pair pair_of(const struct gpu_memshare &a, uint32_t i) {
+        struct gpu_memshare_pair p = reinterpret_cast<const struct gpu_memshare_pair *>(a.pairs)[i];
+        uint64_t norms = 2 * a.shape.layers, means = norms * a.shape.heads * a.shape.dim;
+        const float *angles = a.half ? kept(a.angles, p.angle, 2 * a.half) : nullptr;
+
+        return {block_at(a.blocks, a.offset, p.a), block_at(a.blocks, a.offset, p.b), kept(a.norms, p.a, norms),
+                kept(a.norms, p.b, norms), kept(a.means, p.a, means), kept(a.means, p.b, means), angles,
+                angles + a.half};
+}
+
+/* What is compared: blocks, or their means, which are blocks of one token. */
+static __device__ __forceinline__ struct squares_of compared(const struct gpu_memshare &a, const struct pair &p,
+                                                             bool means) {
+        uint32_t tokens = means ? 1 : a.shape.tokens, dim = a.shape.dim, rows = a.shape.heads * tokens;
+        bool norms = a.metric == MEAN_L2;
+        const uint8_t *x = means ? reinterpret_cast<const uint8_t *>(p.mean_a) : p.x;
+        const uint8_t *y = means ? reinterpret_cast<const uint8_t *>(p.mean_b) : p.y;
+
+        return {x, y, (uint64_t)rows * dim, rows, dim, p.cosine, p.sine, a.half,
+                norms || dim >= CHUNK ? 1 : CHUNK / dim, norms};
+}
+
+static __device__ __forceinline__ uint32_t layer_at(const struct gpu_memshare &a, uint32_t i) {
+        return a.layer_order ? reinterpret_cast<const uint32_t *>(a.layer_order)[i] : i;
+}
+
+static __device__ __forceinline__ bool is_turned(const struct gpu_memshare &a, uint32_t value) {
+        return a.half > 0 && value == 0;
+}
+
+/* Chunks of a K plane, or of a V plane. */
+template <bool PLAIN>
+static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &a, const struct squares_of &q,
+                                                     uint32_t value) {
+        if (!PLAIN && is_turned(a, value))
+                return chunks_of<TURNED>(q);
+        return !PLAIN && q.norms ? chunks_of<ROWS>(q) : chunks_of<FLAT>(q);
+}
+
+/* sums[plane of the step][chunk] of layers first to first + n - 1, in the order of layers or as they lie. */
+template <bool WIDE, bool PLAIN>
+static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride, const struct gpu_memshare &a,
+                                                  const struct squares_of &q, uint32_t number, uint32_t first,
+                                                  uint32_t n, bool ordered) {
+        auto plane = [&a, first, ordered](uint32_t i) {
+                return 2 * (uint64_t)(ordered ? layer_at(a, first + i / 2) : first + i / 2) + i % 2;
+        };
+        auto keys = [&plane](uint32_t i) { return plane(2 * i); };
+        auto values = [&plane](uint32_t i) { return plane(2 * i + 1); };
+
+        if (PLAIN) {
+                sum_chunks<WIDE, FLAT, true>(sums, stride, q, number, 2 * n, THREADS, plane);
+        } else if (a.half == 0 && (WIDE || q.norms)) { /* WIDE, and no norms: PLAIN */
+                sum_chunks<WIDE, ROWS, true>(sums, stride, q, number, 2 * n, THREADS, plane);
+        } else if (a.half == 0) {
+                sum_chunks<WIDE, FLAT, true>(sums, stride, q, number, 2 * n, THREADS, plane);
+        } else {
+                sum_chunks<WIDE, TURNED, true>(sums, 2 * stride, q, number, n, THREADS, keys);
+                if (q.norms)
+                        sum_chunks<WIDE, ROWS, true>(sums + stride, 2 * stride, q, number, n, THREADS, values);
+                else
+                        sum_chunks<WIDE, FLAT, true>(sums + stride, 2 * stride, q, number, n, THREADS, values);
+        }
+}
+
+static __device__ __forceinline__ double total_of(const float *sums, uint32_t n) {
+        double total = 0.0;
+
+        for (uint32_t i = 0; i < n; i++)
+                total += (double)sums[i];
+        return total;
+}
+
+/* ---- distances --------------------------------------------------------------------------------------------------- */
+
+/* What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its layer. */
+static __device__ __forceinline__ double weigh(const struct gpu_memshare &a, const struct pair &p, uint64_t plane,
+                                               double difference) {
+        if (a.metric != RELATIVE)
+                return difference / (2.0 * a.shape.tokens * a.shape.heads);
+        return difference == 0.0 ? 0.0
+                                 : 0.5 * difference / sqrt((double)p.norm_a[plane] * (double)p.norm_b[plane]);
+}
+
+static __device__ __forceinline__ double plane_distance(const struct gpu_memshare &a, const struct pair &p,
+                                                        uint64_t plane, double total) {
+        return weigh(a, p, plane, a.metric == MEAN_L2 ? total : sqrt(total));
+}
+
+/* total: of the means; looked at if there are any. */
+static __device__ __forceinline__ double plane_bound(const struct gpu_memshare &a, const struct pair &p, uint64_t plane,
+                                                     double total) {
+        double norm_a = (double)p.norm_a[plane], norm_b = (double)p.norm_b[plane], least = fabs(norm_a - norm_b);
+        double slack = SLACK * (norm_a + norm_b), tokens = a.shape.tokens, means;
+
+        if (a.metric == MEAN_L2)
+                slack *= sqrt((double)a.shape.heads * tokens);
+        if (p.mean_a && p.mean_b) {
+                means = a.metric == MEAN_L2 ? tokens * total : sqrt(tokens * total);
+                least = least > means ? least : means;
+        }
+        least -= slack;
+        return weigh(a, p, plane, 0.0 > least ? 0.0 : least);
+}
+
+/* What the block of threads knows of its pair; sum to stopped are the first warp's. */
+struct work {
+        struct pair pair;
+        double sum;
+        uint32_t layers;
+        uint32_t stopped[2]; /* after an even step, an odd one */
+};
+
+/* Lane 2 i + v has plane v of layer i of a step. NaN stops. */
+template <bool BOUND>
+static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_memshare &a, double of_plane,
+                                                  uint32_t n, uint32_t step) {
+        double sum = w->sum;
+        uint32_t layers = w->layers;
+        bool stopped = false;
+
+#pragma unroll 1
+        for (uint32_t i = 0; i < n; i++) {
+                double keys = warp_from(of_plane, 2 * i), values = warp_from(of_plane, 2 * i + 1);
+
+                if (!stopped) {
+                        sum += keys + values;
+                        layers++;
+                        stopped = !BOUND && !(sum <= a.limit * a.shape.layers);
+                }
+        }
+        if (threadIdx.x == 0) {
+                w->sum = sum;
+                w->layers = layers;
+                w->stopped[step % 2] = stopped;
+        }
+        __syncwarp();
+}
+
+/* The first warp: what a step's sums are, plane by plane. */
+template <bool PLAIN, bool BOUND>
+static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_memshare &a, const float *sums,
+                                                   uint32_t stride, uint32_t first, uint32_t n, uint32_t step) {
+        const struct squares_of q = compared(a, w->pair, BOUND);
+        uint32_t plane = threadIdx.x, layer = first + plane / 2;
+        double of_plane = 0.0;
+
+        if (plane < 2 * n) {
+                uint64_t at = 2 * (uint64_t)(BOUND ? layer : layer_at(a, layer)) + plane % 2;
+
+                if (!BOUND || a.means)
+                        of_plane = total_of(sums + plane * stride, chunks_in<PLAIN>(a, q, plane % 2));
+                of_plane = BOUND ? plane_bound(a, w->pair, at, of_plane) : plane_distance(a, w->pair, at, of_plane);
+        }
+        add_layers<BOUND>(w, a, of_plane, n, step);
+}
+
+/* All layers of a pair, or of its means for the bound. sums: two times [2 together][stride] floats. */
+template <bool WIDE, bool PLAIN, bool BOUND>
+static __device__ __forceinline__ void walk(struct work *w, const struct gpu_memshare &a, float *sums) {
+        const struct squares_of q = compared(a, w->pair, BOUND);
+        uint32_t number = BOUND ? (uint32_t)NUMBER_F32 : a.shape.number;
+        uint32_t in_keys = chunks_in<PLAIN>(a, q, 0), in_values = chunks_in<PLAIN>(a, q, 1), step = 0;
+        uint32_t stride = in_keys > in_values ? in_keys : in_values;
+
+#pragma unroll 1
+        for (uint32_t first = 0; first < a.shape.layers; first += a.together, step++) {
+                uint32_t n = a.shape.layers - first < a.together ? a.shape.layers - first : a.together;
+                float *of_step = sums + step % 2 * (2 * a.together * stride);
+
+                if (!BOUND || a.means)
+                        sum_layers<WIDE, PLAIN>(of_step, stride, a, q, number, first, n, !BOUND);
+                __syncthreads();
+                if (step > 0 && w->stopped[(step - 1) % 2])
+                        break;
+                if (threadIdx.x < 32)
+                        finish_step<PLAIN, BOUND>(w, a, of_step, stride, first, n, step);
+        }
+        __syncthreads();
+}
+
+static __device__ __forceinline__ void begin(struct work *w, const struct gpu_memshare &a, uint32_t i) {
+        __syncthreads();
+        if (threadIdx.x == 0)
+                *w = {pair_of(a, i), 0.0, 0, {0, 0}};
+        __syncthreads();
+}
+
+static __device__ __forceinline__ void tell(const struct gpu_memshare &a, uint32_t i, double distance,
+                                            uint32_t layers) {
+        if (threadIdx.x == 0) {
+                reinterpret_cast<double *>(a.distances)[i] = distance;
+                if (a.layers_read)
+                        reinterpret_cast<uint32_t *>(a.layers_read)[i] = layers;
+        }
+}
+
+template <bool WIDE, bool PLAIN>
+static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_memshare &a, float *sums) {
+#pragma unroll 1
+        for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
+                begin(w, a, i);
+                if (a.bounded && reinterpret_cast<const double *>(a.distances)[i] == positive_infinity())
+                        continue;
+                if (w->pair.x && w->pair.y)
+                        walk<WIDE, PLAIN, false>(w, a, sums);
+                if (w->layers == a.shape.layers && w->sum <= a.limit * a.shape.layers)
+                        tell(a, i, w->sum / a.shape.layers, w->layers);
+                else
+                        tell(a, i, positive_infinity(), w->layers);
+        }
+}
+
+/* Before the others: INFINITY for a pair whose norms and means say that it is above the limit, 0 for the rest. */
+template <bool WIDE, bool PLAIN>
+static __device__ __forceinline__ void bound_pairs(struct work *w, const struct gpu_memshare &a, float *sums) {
+#pragma unroll 1
+        for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
+                begin(w, a, i);
+                walk<WIDE, PLAIN, true>(w, a, sums);
+                tell(a, i, w->sum / a.shape.layers <= a.limit ? 0.0 : positive_infinity(), 0);
+        }
+}
+
+/* The host knows which: whole planes that are aligned; others that are; others. */
+
+KVD_KERNEL(memshare_plain, struct gpu_memshare, THREADS) {
+        KVD_SHARED(float, sums);
+        __shared__ struct work work;
+
+        compare_pairs<true, true>(&work, a, sums);
+}
+
+KVD_KERNEL(memshare_rows, struct gpu_memshare, THREADS) {
+        KVD_SHARED(float, sums);
+        __shared__ struct work work;
+
+        compare_pairs<true, false>(&work, a, sums);
+}
+
+KVD_KERNEL(memshare_narrow, struct gpu_memshare, THREADS) {
+        KVD_SHARED(float, sums);
+        __shared__ struct work work;
+
+        if (a.metric == MEAN_L2 || a.half > 0)
+                compare_pairs<false, false>(&work, a, sums);
+        else
+                compare_pairs<false, true>(&work, a, sums);
+}
+
+KVD_KERNEL(memshare_bound, struct gpu_memshare, THREADS) {
+        KVD_SHARED(float, sums);
+        __shared__ struct work work;
+        bool plain = a.metric != MEAN_L2 && a.half == 0, wide = a.means % 16 == 0 && a.shape.dim % 4 == 0;
+
+        if (plain && wide)
+                bound_pairs<true, true>(&work, a, sums);
+        else if (wide && a.half % 4 == 0)
+                bound_pairs<true, false>(&work, a, sums);
+        else
+                bound_pairs<false, false>(&work, a, sums);
+}

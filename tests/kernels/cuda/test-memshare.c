@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* MemShare's kernels for GPUs against the scalar reference, bit for bit. */
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/cuda/memshare.h"
+#include "kernels/memshare.h"
+#include "tests/kernels/buffers.h"
+#include "tests/kernels/cuda/fixture.h"
+#include "tests/kernels/cuda/pool.h"
+
+enum { BLOCKS = 6, ANGLES = 3 };
+
+static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
+
+struct scene {
+        struct kvd_memshare_shape shape;
+        struct gpu_memshare a;
+        struct pool pool;
+        struct gpu_memshare_pair *pairs;
+        float *norms, *means, *angles;
+        uint32_t order[16];
+        struct kvd_memshare_query query;
+};
+
+static size_t elements(const struct kvd_memshare_shape *s) {
+        return (size_t)2 * s->layers * s->heads * s->tokens * s->dim;
+}
+
+static struct gpu_memshare_shape gpu_shape(const struct kvd_memshare_shape *s) {
+        return (struct gpu_memshare_shape){s->layers, s->heads, s->tokens, s->dim, s->order, s->type};
+}
+
+static const void *data_of(const struct scene *s, uint32_t i) {
+        return pool_block(&s->pool, i) ? pool_block(&s->pool, i) + s->a.offset : NULL;
+}
+
+/* Blocks like the first one, each a little less; every third further away. */
+static void fill_blocks(struct scene *s) {
+        const struct kvd_memshare_ops *ops = kvd_ops_pick("scalar")->memshare;
+        size_t n_norms = 2 * s->shape.layers, n_means = kvd_memshare_means(&s->shape);
+        size_t size = number_bytes(s->shape.type);
+        float *base = random_floats(elements(&s->shape));
+
+        s->norms = buffer(BLOCKS * n_norms * sizeof(float));
+        s->means = buffer(ALIGN_UP(BLOCKS * n_means * sizeof(float), 16));
+        for (uint32_t b = 0; b < BLOCKS; b++) {
+                uint8_t *to = (uint8_t *)data_of(s, b);
+
+                for (size_t i = 0; i < elements(&s->shape); i++)
+                        number_put(to + i * size, s->shape.type,
+                                   base[i] + (float)b * number_random(-0.1f, 0.1f) + (b % 3 == 2 ? 0.5f : 0.0f));
+                ops->norms(&s->shape, to, s->norms + b * n_norms);
+                ops->mean(&s->shape, to, s->means + b * n_means);
+        }
+}
+
+static void make_angles(struct scene *s, uint32_t half) {
+        double frequencies[256];
+
+        s->angles = buffer(ALIGN_UP(ANGLES * 2 * half * sizeof(float), 16));
+        kvd_memshare_frequencies(frequencies, half, 1e4);
+        for (uint32_t i = 0; i < ANGLES; i++)
+                kvd_memshare_angles(frequencies, half, (int64_t)i * 97 - 100, s->angles + (size_t)2 * i * half,
+                                    s->angles + ((size_t)2 * i + 1) * half);
+}
+
+/* Each block with the others; lead: elements before the first. */
+static void make_scene(struct scene *s, struct kvd_memshare_shape shape, enum kvd_memshare_metric metric,
+                       uint32_t half, uint32_t lead) {
+        size_t size = number_bytes(shape.type);
+        uint32_t n = 0;
+
+        *s = (struct scene){.shape = shape};
+        s->a = (struct gpu_memshare){.offset = lead * size, .shape = gpu_shape(&shape), .metric = metric, .half = half,
+                                     .limit = (double)INFINITY};
+        pool_make(&s->pool, BLOCKS, ALIGN_UP(s->a.offset + elements(&shape) * size, lead % 8 ? 4 : 16));
+        s->a.blocks = s->pool.blocks;
+        fill_blocks(s);
+        make_angles(s, half);
+        s->pairs = buffer(BLOCKS * (BLOCKS - 1) * sizeof *s->pairs);
+        for (uint32_t i = 0; i < BLOCKS * BLOCKS; i++)
+                if (i / BLOCKS != i % BLOCKS)
+                        s->pairs[n++] = (struct gpu_memshare_pair){i / BLOCKS, i % BLOCKS, i % ANGLES};
+        s->a.n = n;
+        s->a.pairs = address_of(s->pairs);
+        s->a.angles = half ? address_of(s->angles) : 0;
+        s->a.norms = address_of(s->norms);
+        s->a.distances = room(n * sizeof(double));
+        s->a.layers_read = room(n * sizeof(uint32_t));
+        for (uint32_t l = 0; l < shape.layers; l++)
+                s->order[l] = (l * 7 + 3) % shape.layers;
+}
+
+static double expected_of(const struct scene *s, uint32_t i, uint32_t *layers) {
+        const struct gpu_memshare_pair *p = &s->pairs[i];
+        size_t n_norms = 2 * s->shape.layers, n_means = kvd_memshare_means(&s->shape);
+        const float *cosine = s->angles + (size_t)2 * p->angle * s->a.half;
+        struct kvd_memshare_query q = {&s->shape, (enum kvd_memshare_metric)s->a.metric,
+                                       s->a.layer_order ? s->order : NULL, s->a.limit, cosine, cosine + s->a.half,
+                                       s->a.half};
+        struct kvd_memshare_block a = {data_of(s, p->a), s->a.norms ? s->norms + p->a * n_norms : NULL,
+                                       s->a.means ? s->means + p->a * n_means : NULL};
+        struct kvd_memshare_block b = {data_of(s, p->b), s->a.norms ? s->norms + p->b * n_norms : NULL,
+                                       s->a.means ? s->means + p->b * n_means : NULL};
+
+        *layers = 0;
+        if (!a.data || !b.data)
+                return (double)INFINITY;
+        return kvd_ops_pick("scalar")->memshare->distance(&q, &a, &b, layers);
+}
+
+/* Returns how many of them are near. */
+static uint32_t compare(const struct scene *s) {
+        const double *distances = (const double *)s->a.distances;
+        uint32_t near = 0;
+
+        fixture_ok(gpu_memshare(fixture_gpu(), NULL, &s->a));
+        fixture_wait();
+        for (uint32_t i = 0; i < s->a.n; i++) {
+                uint32_t layers, got = s->a.layers_read ? ((const uint32_t *)s->a.layers_read)[i] : 0;
+                double expected = expected_of(s, i, &layers);
+
+                if (memcmp(&expected, &distances[i], sizeof expected) != 0 || (s->a.layers_read && got != layers))
+                        ck_abort_msg("metric %u, type %u, dim %u, half %u, pair %u: %a after %u layers, expected %a "
+                                     "after %u", s->a.metric, s->a.shape.number, s->a.shape.dim, s->a.half, i,
+                                     distances[i], got, expected, layers);
+                near += expected < (double)INFINITY;
+        }
+        return near;
+}
+
+/* Without a limit, then with one that some are above, rejected by what was read, by norms, by means. */
+static void limits_case(struct scene *s) {
+        const double *distances = (const double *)s->a.distances;
+        double middle;
+
+        ck_assert_uint_eq(compare(s), s->a.n);
+        middle = (distances[0] + distances[1]) / 2;
+        s->a.layer_order = address_of(copy_floats((const float *)s->order, s->shape.layers));
+        s->a.limit = middle;
+        compare(s);
+        s->a.means = address_of(s->means);
+        compare(s);
+        if (s->a.metric != KVD_MEMSHARE_RELATIVE) {
+                s->a.norms = 0;
+                compare(s);
+        }
+        s->a.norms = address_of(s->norms);
+        s->a.limit = middle / 20;
+        s->a.layers_read = 0;
+        compare(s);
+}
+
+START_TEST(distances_have_the_bits_of_the_reference) {
+        static const uint32_t dims[] = {1, 3, 8, 16, 24, 33, 64, 80, 127, 128, 256};
+
+        fixture_seed((uint64_t)_i);
+        for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
+                for (uint32_t i = 0; i < 9; i++) {
+                        uint32_t half = (i + d + (uint32_t)_i) % 3 == 0 ? 0
+                                        : (i + d) % 2 == 0 ? dims[d] / 2 : dims[d] / 4;
+                        struct kvd_memshare_shape shape = {1 + (d + i) % 5, 1 + i % 3, 1 + (d * 5 + i) % 17, dims[d],
+                                                           1 + i % 2, types[(i / 3 + (uint32_t)_i) % 3]};
+                        struct scene s;
+
+                        make_scene(&s, shape, (enum kvd_memshare_metric)(1 + i % 3), half, i % 4 == 3 ? 5 : 8);
+                        s.a.n = 7;
+                        limits_case(&s);
+                        buffers_free();
+                }
+}
+END_TEST
+
+/* Planes of several chunks, the last not whole; one of more chunks than threads; more layers than a step has. */
+START_TEST(large_planes_have_them_too) {
+        static const struct kvd_memshare_shape shapes[] = {
+                {3, 5, 16, 72, 1, KVD_NUMBER_BF16},
+                {2, 8, 16, 128, 2, KVD_NUMBER_BF16},
+                {1, 2, 300, 8, 1, KVD_NUMBER_F32},
+                {16, 1, 2, 8, 1, KVD_NUMBER_F16},
+        };
+
+        for (uint32_t i = 0; i < 3 * ARRAY_SIZE(shapes); i++) {
+                const struct kvd_memshare_shape *shape = &shapes[i / 3];
+                struct scene s;
+
+                make_scene(&s, *shape, (enum kvd_memshare_metric)(1 + i % 3), i % 2 ? shape->dim / 2 : 0, 8);
+                s.a.n = 7;
+                limits_case(&s);
+                buffers_free();
+        }
+}
+END_TEST
+
+/* No block, no number, no difference. */
+START_TEST(holes_and_nan_are_far) {
+        for (uint32_t metric = 1; metric <= 3; metric++)
+                for (uint32_t t = 0; t < ARRAY_SIZE(types); t++) {
+                        struct kvd_memshare_shape shape = {4, 2, 4, 24, KVD_MEMSHARE_HND, types[t]};
+                        size_t size = number_bytes(types[t]), at = elements(&shape) / 2 + 17;
+                        struct scene s;
+
+                        make_scene(&s, shape, (enum kvd_memshare_metric)metric, t == 1 ? 8 : 0, 8);
+                        number_put((uint8_t *)data_of(&s, 1) + at * size, types[t], NAN);
+                        number_put((uint8_t *)data_of(&s, 2) + at * size, types[t], INFINITY);
+                        memcpy((uint8_t *)data_of(&s, 4), data_of(&s, 3), elements(&shape) * size);
+                        pool_drop(&s.pool, 5);
+                        ck_assert_uint_lt(compare(&s), s.a.n);
+                        s.a.limit = 1e9;
+                        compare(&s);
+                        s.norms[3] = NAN;
+                        compare(&s);
+                        buffers_free();
+                }
+}
+END_TEST
+
+START_TEST(norms_and_means_have_the_bits_of_the_reference) {
+        static const uint32_t dims[] = {1, 5, 16, 33, 64, 72, 128, 256};
+        const struct kvd_memshare_ops *ops = kvd_ops_pick("scalar")->memshare;
+
+        fixture_seed((uint64_t)_i);
+        for (uint32_t i = 0; i < 6 * ARRAY_SIZE(dims); i++) {
+                struct kvd_memshare_shape shape = {1 + i % 3, 1 + i % 4, 1 + i % 19, dims[i / 6], 1 + i % 2,
+                                                   types[i % 3]};
+                size_t n_norms = 2 * shape.layers, n_means = kvd_memshare_means(&shape);
+                struct gpu_memshare_keep a = {.shape = gpu_shape(&shape), .n = BLOCKS};
+                float *norms = buffer(n_norms * sizeof *norms), *means = buffer(n_means * sizeof *means);
+                struct scene s;
+                cu_address to;
+
+                make_scene(&s, shape, KVD_MEMSHARE_FRO_NORM, 0, i % 5 == 4 ? 5 : 8);
+                pool_drop(&s.pool, 3);
+                a.blocks = s.a.blocks;
+                a.offset = s.a.offset;
+                a.to = room(BLOCKS * n_norms * sizeof(float));
+                fixture_ok(gpu_memshare_norms(fixture_gpu(), NULL, &a));
+                to = a.to;
+                a.to = room(BLOCKS * n_means * sizeof(float));
+                fixture_ok(gpu_memshare_means(fixture_gpu(), NULL, &a));
+                for (uint32_t b = 0; b < BLOCKS; b++) {
+                        for (size_t k = 0; b == 3 && k < n_norms; k++)
+                                norms[k] = NAN;
+                        for (size_t k = 0; b == 3 && k < n_means; k++)
+                                means[k] = NAN;
+                        if (b != 3) {
+                                ops->norms(&shape, data_of(&s, b), norms);
+                                ops->mean(&shape, data_of(&s, b), means);
+                        }
+                        assert_same_numbers(norms, floats_of(to) + b * n_norms, n_norms, "norms");
+                        assert_same_numbers(means, floats_of(a.to) + b * n_means, n_means, "means");
+                }
+                buffers_free();
+        }
+}
+END_TEST
+
+static void rotate_case(uint32_t dim, uint32_t half, enum kvd_number type, bool in_place) {
+        uint32_t n = 1 + dim % 4, ldx = dim + 1, ldy = in_place ? ldx : dim + 3;
+        const float *cosine = random_floats(half), *sine = random_floats(half);
+        void *x = buffer(((n - 1) * ldx + dim) * number_bytes(type));
+        float *expected = random_floats((n - 1) * ldy + dim), *got = copy_floats(expected, (n - 1) * ldy + dim);
+        struct gpu_memshare_rotate a = {address_of(in_place ? x : got), address_of(x), ldy, ldx, type, n, dim, half,
+                                        address_of(cosine), address_of(sine)};
+
+        for (uint32_t i = 0; i < (n - 1) * ldx + dim; i++)
+                number_put((uint8_t *)x + i * number_bytes(type), type, number_random(-2, 2));
+        if (in_place)
+                memcpy(expected, x, ((n - 1) * ldx + dim) * sizeof *expected);
+        kvd_ops_pick("scalar")->memshare->rotate(expected, ldy, x, ldx, type, n, dim, cosine, sine, half);
+        fixture_ok(gpu_memshare_rotate(fixture_gpu(), NULL, &a));
+        assert_same_numbers(expected, floats_of(a.y), (n - 1) * ldy + dim, "rotated");
+        buffers_free();
+}
+
+START_TEST(rotation_has_the_bits_of_the_reference) {
+        for (uint32_t dim = 1; dim < 140; dim += dim < 20 ? 1 : 9)
+                for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
+                        rotate_case(dim, dim / 2, types[t], false);
+                        rotate_case(dim, dim / 4, types[t], types[t] == KVD_NUMBER_F32);
+                        rotate_case(dim, 0, types[t], false);
+                }
+}
+END_TEST
+
+START_TEST(what_no_kernel_takes_is_refused) {
+        struct kvd_memshare_shape shape = {1, 1, 2, 8, KVD_MEMSHARE_HND, KVD_NUMBER_F32};
+        struct gpu *gpu = fixture_gpu();
+        struct gpu_memshare bad;
+        struct scene s;
+
+        make_scene(&s, shape, KVD_MEMSHARE_RELATIVE, 4, 8);
+        bad = s.a, bad.shape.number = 0;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.shape.order = 3;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.metric = 4;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.norms = 0;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.half = 5;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.shape.tokens = 0;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.offset = 2;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), -EINVAL);
+        bad = s.a, bad.n = 0;
+        ck_assert_int_eq(gpu_memshare(gpu, NULL, &bad), 0);
+        buffers_free();
+}
+END_TEST
+
+int main(void) {
+        const struct fixture_test tests[] = {
+                {distances_have_the_bits_of_the_reference, 3},
+                {large_planes_have_them_too, -1},
+                {holes_and_nan_are_far, -1},
+                {norms_and_means_have_the_bits_of_the_reference, 2},
+                {rotation_has_the_bits_of_the_reference, -1},
+                {what_no_kernel_takes_is_refused, -1},
+        };
+
+        return fixture_main("cuda: MemShare", 100, tests, ARRAY_SIZE(tests));
+}
