@@ -7,12 +7,12 @@
 #define GPU_KERNEL(image, name) extern const struct fake_kernel fake_kernel_##name;
 #include "kernels/cuda/kernels.def"
 #undef GPU_KERNEL
-extern const struct fake_kernel fake_kernel_check_fill, fake_kernel_check_beat; /* tests/gpu/checks.cu */
+extern const struct fake_kernel fake_kernel_check_fill, fake_kernel_check_beat, fake_kernel_check_read; /* tests/gpu/checks.cu */
 
 #define GPU_KERNEL(image, name) &fake_kernel_##name,
 static const struct fake_kernel *const kernels[] = {
 #include "kernels/cuda/kernels.def"
-        &fake_kernel_check_fill, &fake_kernel_check_beat, NULL,
+        &fake_kernel_check_fill, &fake_kernel_check_beat, &fake_kernel_check_read, NULL,
 };
 
 const struct fake_kernel *fake_kernel_find(const char *name) {

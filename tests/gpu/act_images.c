@@ -30,8 +30,11 @@ static cu_result load(struct stage *s, uint64_t which) {
         return s->cuda->cuLibraryLoadData(&s->library, image_of(which), NULL, NULL, 0, NULL, NULL, 0);
 }
 
-/* One block of 256 threads, on the stream for everything. */
 int stage_launch(struct stage *s, const char *name, const void *arguments) {
+        return stage_launch_on(s, name, 1, s->streams[1], arguments);
+}
+
+int stage_launch_on(struct stage *s, const char *name, unsigned blocks, cu_stream stream, const void *arguments) {
         void *parameters[] = {(void *)arguments};
         cu_kernel kernel;
         cu_function function;
@@ -42,7 +45,7 @@ int stage_launch(struct stage *s, const char *name, const void *arguments) {
         if (!r)
                 r = s->cuda->cuKernelGetFunction(&function, kernel);
         if (!r)
-                r = s->cuda->cuLaunchKernel(function, 1, 1, 1, 256, 1, 1, 0, s->streams[1], parameters, NULL);
+                r = s->cuda->cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
         return r;
 }
 

@@ -145,6 +145,7 @@ void actor_more(action_function *const *more);
 
 int stage_open(struct stage *s);
 cu_address stage_slot(const struct stage *s, uint64_t where, uint64_t slot);
-int stage_launch(struct stage *s, const char *kernel, const void *arguments);
+int stage_launch(struct stage *s, const char *kernel, const void *arguments); /* one block of 256 threads */
+int stage_launch_on(struct stage *s, const char *kernel, unsigned blocks, cu_stream stream, const void *arguments);
 
 #endif

@@ -24,3 +24,26 @@ KVD_KERNEL(check_beat, struct check_beat, THREADS) {
                 __threadfence_system();
         }
 }
+
+/* Eight loads in flight a thread. */
+KVD_KERNEL(check_read, struct check_read, THREADS) {
+        uint64_t step = gridDim.x * (uint64_t)THREADS, i = blockIdx.x * (uint64_t)THREADS + threadIdx.x;
+        const uint8_t *from = reinterpret_cast<const uint8_t *>(a.at);
+        uint32_t sum = 0;
+        uint4 v[8];
+
+        for (; i + 7 * step < a.n; i += 8 * step) {
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                        v[k] = load_16(from + (i + k * step) * 16);
+#pragma unroll
+                for (int k = 0; k < 8; k++)
+                        sum += v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+        }
+        for (; i < a.n; i += step) {
+                v[0] = load_16(from + i * 16);
+                sum += v[0].x ^ v[0].y ^ v[0].z ^ v[0].w;
+        }
+        if (sum == 0x12345678)
+                *reinterpret_cast<uint32_t *>(a.sink) = sum;
+}

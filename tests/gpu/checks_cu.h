@@ -19,4 +19,8 @@ struct check_beat {
         uint64_t n;
 };
 
+struct check_read { /* kvd_check_read: n pieces of 16 bytes, summed; the sum is written if it is one in 2^32 */
+        uint64_t at, n, sink;
+};
+
 #endif
