@@ -130,18 +130,44 @@ class Runner:
             self.checked('kernels', name, [self.path('tests/kernels/cuda', 'test-cuda-' + name)], min(90, limit),
                          {'KVD_TEST_GPU': '1', 'CK_FORK': 'no'}, f'{name}: do kernels and references agree on the device?')
 
+    # of tests/device, those that need nothing of a stand-in's settings
+    PLAYS = ['in-place', 'memory-changes-hands', 'arena-is-read-only', 'daemon-killed', 'layers']
+
     def processes(self, limit):
         """processes that share a cache, and die"""
         self.program('processes', 'doctor', [sys.executable, self.source('tests/gpu/doctor.py'),
                                              self.path('tools/kvctl/kvctl')], 120)
         self.program('processes', 'share', [self.path('tests/gpu/gpu-share')], 120)
+        for play in self.PLAYS:
+            self.checked('processes', play, [self.path('tests/device/test-device'), play], 40,
+                         question=f'{play}: does it go as on the stand-in?')
         self.program('processes', 'kvlm', [sys.executable, self.source('tests/gpu/share_kvlm.py'), self.source(),
                                            self.options.build], 120)
+
+    RATIOS = [('KeyDiff anchor and score', 'KeyDiff by PyTorch, 128 k', 'KeyDiff: how many times faster than PyTorch?', 5),
+              ('paged decode attention', 'scaled_dot_product_attention, 64', 'decode: PyTorch over contiguous keys, as times of ours',
+               1)]
+
+    def time_of(self, begins):
+        times = [r['numbers']['us'] for r in self.results
+                 if r.get('part') == 'benchmarks' and r['question'].startswith(begins) and 'us' in r['numbers']]
+        return times[0] if times else None
+
+    def ratio(self, ours, theirs, question, aim):
+        us, beside = self.time_of(ours), self.time_of(theirs)
+        if not us or not beside:
+            self.say({'part': 'benchmarks', 'check': 'peer', 'question': question, 'ok': None, 'numbers': {},
+                      'answer': 'not run: one of the two was not measured'})
+            return
+        self.say({'part': 'benchmarks', 'check': 'peer', 'question': question, 'ok': beside / us >= aim,
+                  'answer': f'{beside / us:.2f} (aim: {aim})', 'numbers': {'us': us, 'pytorch_us': beside, 'aim': aim}})
 
     def benchmarks(self, limit):
         """how fast"""
         self.program('benchmarks', 'bench', [self.path('tests/gpu/gpu-bench')], min(150, limit))
         self.program('benchmarks', 'peer', [sys.executable, self.source('tests/gpu/peer.py')], 90)
+        for ours, theirs, question, aim in self.RATIOS:
+            self.ratio(ours, theirs, question, aim)
 
     def sanitizer(self, limit):
         """compute-sanitizer on the kernels' tests"""
