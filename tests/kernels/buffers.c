@@ -45,6 +45,10 @@ void buffers_free(void) {
                 m->taken = false;
 }
 
+bool buffer_is_taken(size_t i) {
+        return i < ARRAY_SIZE(mappings) && mappings[i].taken;
+}
+
 void random_seed(uint32_t seed) {
         state = seed * 2654435761u + 1;
 }

@@ -7,11 +7,13 @@
  * written past the end is a fault and not luck; the page before it is inaccessible too.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* Called with whole pages before they become buffers: for a GPU that must know them. */
 extern void (*buffers_prepare)(void *at, size_t bytes);
+bool buffer_is_taken(size_t i); /* the i-th that buffers_prepare was called for */
 
 void *buffer(size_t bytes);              /* zeroed, ends at the guard page; any alignment that size implies */
 void buffers_free(void);                 /* all of them */

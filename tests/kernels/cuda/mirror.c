@@ -19,6 +19,7 @@ static size_t n_mirrors;
 static struct gpu *gpu;
 static const struct kvd_cuda *real;
 static struct kvd_cuda calls;
+static bool launched;      /* since the last pull */
 static cu_result broken;   /* an error where nobody could be told */
 
 /* Both sides begin with the same rubbish. */
@@ -58,10 +59,11 @@ void *mirror_host(cu_address at) {
 static cu_result push(void) {
         cu_result r = broken;
 
+        launched = true;
         for (size_t i = 0; i < n_mirrors && !r; i++) {
                 struct mirror *m = &mirrors[i];
 
-                if (memcmp(m->host, m->last, m->bytes) == 0)
+                if (!buffer_is_taken(i) || memcmp(m->host, m->last, m->bytes) == 0)
                         continue;
                 memcpy(m->last, m->host, m->bytes);
                 r = real->cuMemcpyHtoDAsync(m->copy, m->last, m->bytes, NULL);
@@ -104,14 +106,15 @@ int mirror_begin(struct gpu *which) {
 int mirror_pull(void) {
         cu_result r = broken ? broken : real->cuCtxSynchronize();
 
-        for (size_t i = 0; i < n_mirrors && !r; i++) {
+        for (size_t i = 0; i < n_mirrors && !r && launched; i++) {
                 struct mirror *m = &mirrors[i];
 
-                if (memcmp(m->host, m->last, m->bytes) != 0) /* the test wrote it since: no kernel has seen that */
-                        continue;
+                if (!buffer_is_taken(i) || memcmp(m->host, m->last, m->bytes) != 0)
+                        continue; /* not of this case, or the test wrote it since: no kernel has seen that */
                 r = real->cuMemcpyDtoHAsync(m->last, m->copy, m->bytes, NULL);
                 r = r ? r : real->cuCtxSynchronize();
                 memcpy(m->host, m->last, m->bytes);
         }
+        launched = false;
         return gpu_check(gpu, r, "waiting for what was launched");
 }
