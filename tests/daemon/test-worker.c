@@ -120,7 +120,7 @@ END_TEST
 
 /* Killed at random while a client does nothing but spill and revive: every byte is right at every moment. */
 START_TEST(no_byte_is_lost_with_workers_that_die_at_random) {
-        uint32_t kills = 0, random = 12345, pause = instance_on_gpu() ? 200000 : 30000; /* a context takes time */
+        uint32_t kills = 0, random = 12345, pause = instance_on_gpu() ? 1000000 : 30000; /* a context takes time */
         pid_t killer, parent = getpid();
 
         start(NULL, spilling);
@@ -141,7 +141,7 @@ START_TEST(no_byte_is_lost_with_workers_that_die_at_random) {
                 }
                 _exit(0);
         }
-        for (int round = 0; round < 60; round++) {
+        for (int round = 0; round < 60 || user_info(&u).worker_starts <= 6; round++) {
                 user_spill(&u);
                 user_revive(&u);
         }
