@@ -37,6 +37,8 @@
  *      FAKECUDA_STREAM_ORDER=0   cuStreamWriteValue64 and -Wait- are CU_NOT_SUPPORTED
  *      FAKECUDA_WAKE=write       a waiting stream goes on after a cuStreamWriteValue64 to that word, by any process, but
  *                                does not notice a plain store. Default: it notices both
+ *      FAKECUDA_STRICT=1         the processor cannot reach the device's memory: it is accessible only while a stream
+ *                                works on some (so what happens at that very moment is not noticed)
  *      FAKECUDA_FAIL=f:n=e,...   the n-th call of f in this process returns e and does nothing else; 700 and 719 stay.
  *                                f may be "execute": the n-th piece of work on a stream fails when its turn comes
  *      FAKECUDA_SLOW=w:ms,...    w (copy, set, kernel, host, write) takes ms longer
@@ -144,7 +146,7 @@ struct fake_settings {
         uint64_t memory;
         char group[17];
         bool shared_memory; /* counted over all processes */
-        bool vmm, legacy, stream_order, only_writes_wake;
+        bool vmm, legacy, stream_order, only_writes_wake, strict;
 };
 extern struct fake_settings fake_settings;
 void fake_read_settings(void); /* once */
@@ -188,6 +190,10 @@ struct range *range_overlapping(unsigned kinds, cu_address at, size_t bytes);
 
 /* Whether the device may do this (CU_ACCESS_READ, CU_ACCESS_READ_WRITE) with every byte. */
 bool range_allows(cu_address at, size_t bytes, int access);
+
+/* Access for the processor as well: what is set, or, when strict and no stream is at work, none. */
+void range_protect(struct range *range);
+void ranges_in_use(bool begin); /* a stream begins, or has ended, work on memory of the device */
 
 /* Mappings that make up [at, at + bytes) exactly, whole; calls each. false, and no call, if they do not. */
 bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data), int data);

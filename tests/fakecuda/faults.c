@@ -97,6 +97,7 @@ static void read_once(void) {
         fake_settings.legacy = number("FAKECUDA_LEGACY", 1);
         fake_settings.stream_order = number("FAKECUDA_STREAM_ORDER", 1);
         fake_settings.only_writes_wake = wake;
+        fake_settings.strict = number("FAKECUDA_STRICT", 0);
         read_faults(getenv("FAKECUDA_FAIL"));
         read_delays(getenv("FAKECUDA_SLOW"));
         if (log)

@@ -83,6 +83,7 @@ static cu_result allocate(cu_address *ret, size_t bytes, struct device *device) 
                 return CU_OUT_OF_MEMORY;
         }
         memset(pointer(it->at), FAKE_FRESH, bytes);
+        range_protect(it);
         device->used += bytes;
         *ret = it->at;
         return CU_OK;
@@ -181,7 +182,9 @@ static cu_result open_handle(cu_address *ret, const struct legacy *legacy, struc
                 close(fd); /* again: the same address */
         } else {
                 it = map_shared(RANGE_OPENED, fd, legacy->bytes, device);
-                if (!it)
+                if (it)
+                        range_protect(it);
+                else
                         close(fd);
         }
         if (it)

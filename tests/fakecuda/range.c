@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "ipc/base/util.h"
 #include "tests/fakecuda/driver.h"
 
 static struct range *ranges;
+static unsigned n_in_use; /* streams that work on memory of the device */
 
 struct range *range_add(enum range_kind kind, cu_address at, size_t bytes, struct device *device) {
         struct range *it = calloc(1, sizeof *it);
@@ -79,6 +81,25 @@ bool range_allows(cu_address at, size_t bytes, int access) {
                 at = it->at + it->bytes;
         }
         return true;
+}
+
+void range_protect(struct range *range) {
+        int prot = range->access == CU_ACCESS_NONE ? PROT_NONE :
+                   range->access == CU_ACCESS_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+
+        if (fake_settings.strict && n_in_use == 0)
+                prot = PROT_NONE;
+        if (mprotect((void *)(uintptr_t)range->at, ALIGN_UP(range->bytes, FAKE_PAGE), prot) < 0)
+                abort();
+}
+
+void ranges_in_use(bool begin) {
+        n_in_use += begin ? 1 : -1;
+        if (!fake_settings.strict || n_in_use != begin)
+                return; /* it was, and is, accessible */
+        for (struct range *it = ranges; it; it = it->next)
+                if (it->kind & RANGE_OF_DEVICE)
+                        range_protect(it);
 }
 
 bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data), int data) {

@@ -49,6 +49,25 @@ static void free_work(struct work *work) {
         free(work);
 }
 
+/* Of the other kinds, only a wait looks at memory, and it does so itself. */
+static bool touches_memory(const struct work *work) {
+        return work->kind != WORK_HOST && work->kind != WORK_OTHER;
+}
+
+static cu_result run(struct work *work, struct stream *stream) {
+        cu_result error;
+
+        if (touches_memory(work))
+                ranges_in_use(true);
+        pthread_mutex_unlock(&fake.lock);
+        fake_delay(work->kind);
+        error = work->run(work, stream);
+        pthread_mutex_lock(&fake.lock);
+        if (touches_memory(work))
+                ranges_in_use(false);
+        return error;
+}
+
 /* Work of a broken context, and what is left when its stream is dropped, counts as done, without having been done. */
 static void execute(struct stream *stream, struct work *work) {
         cu_result error = CU_OK;
@@ -57,12 +76,8 @@ static void execute(struct stream *stream, struct work *work) {
                 pthread_cond_wait(&fake.changed, &fake.lock);
         if (!stream->device->broken)
                 error = fake_fault("execute", ++n_executed);
-        if (!stream->device->broken && !error) {
-                pthread_mutex_unlock(&fake.lock);
-                fake_delay(work->kind);
-                error = work->run(work, stream);
-                pthread_mutex_lock(&fake.lock);
-        }
+        if (!stream->device->broken && !error)
+                error = run(work, stream);
         if (error)
                 fake_break(stream->device, error);
         if (work->done)
@@ -101,7 +116,11 @@ static void *serve(void *data) {
  * where it is. Faults elsewhere are the program's own.
  */
 static void fault(int number, siginfo_t *info, void *context) {
+        static const char text[] = "fakecuda: the processor touches memory of the device\n";
+
         if (!working) {
+                if (fake_settings.strict && write(STDERR_FILENO, text, sizeof text - 1) < 0)
+                        abort();
                 sigaction(number, &before_us, NULL);
                 return;
         }

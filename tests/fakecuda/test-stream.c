@@ -3,10 +3,12 @@
 /* One process: what streams do in which order, and how a context breaks. Each test is a process of its own. */
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -605,6 +607,49 @@ START_TEST(without_words) {
 }
 END_TEST
 
+/* ---- strictly ------------------------------------------------------------------------------------------------------ */
+
+static bool can_be_read(cu_address at) {
+        pid_t pid = fork();
+        int status;
+
+        if (pid == 0) {
+                signal(SIGSEGV, SIG_DFL);
+                (void)*(volatile uint64_t *)(uintptr_t)at;
+                _exit(0);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        return status == 0;
+}
+
+/* Streams reach the device's memory, of every kind; the processor does not, and reaches what is the host's. */
+START_TEST(memory_of_the_device_is_not_the_hosts) {
+        uint64_t *host, value = 0;
+        cu_address at[2];
+        cu_stream stream;
+
+        setenv("FAKECUDA_STRICT", "1", 1);
+        start();
+        stream = new_stream();
+        at[0] = memory();
+        OK(cuMemAlloc(&at[1], 4096));
+        OK(cuMemHostAlloc((void **)&host, 4096, 0));
+        for (int i = 0; i < 2; i++) {
+                ck_assert(!can_be_read(at[i]));
+                launch_store(store_kernel(), stream, at[i], 7, 2);
+                OK(cuStreamWaitValue64(NULL, at[i] + 16, 9, CU_WAIT_EQ));
+                OK(cuMemcpyDtoHAsync(host, at[i] + 8, 8, stream));
+                OK(cuStreamWriteValue64(stream, at[i] + 16, 9, 0));
+                OK(cuMemcpyDtoHAsync(&value, at[i] + 16, 8, NULL));
+                OK(cuCtxSynchronize());
+                ck_assert_uint_eq(*host, 8);
+                ck_assert_uint_eq(value, 9);
+                ck_assert(!can_be_read(at[i]));
+        }
+        ck_assert(can_be_read((uintptr_t)host));
+}
+END_TEST
+
 int main(void) {
         Suite *suite = suite_create("streams");
         TCase *c = tcase_create("streams");
@@ -633,6 +678,7 @@ int main(void) {
         tcase_add_test(c, geq_is_cyclic_and_eq_is_not);
         tcase_add_loop_test(c, who_wakes_a_waiter, 0, 2);
         tcase_add_test(c, without_words);
+        tcase_add_test(c, memory_of_the_device_is_not_the_hosts);
         tcase_set_timeout(c, 30);
         suite_add_tcase(suite, c);
         srunner_run_all(runner, CK_NORMAL);

@@ -280,11 +280,8 @@ cu_result cuMemUnmap(cu_address at, size_t bytes) {
 }
 
 static void set_access(struct range *range, int access) {
-        int prot = access == CU_ACCESS_NONE ? PROT_NONE : access == CU_ACCESS_READ ? PROT_READ : PROT_READ | PROT_WRITE;
-
-        if (mprotect((void *)(uintptr_t)range->at, range->bytes, prot) < 0)
-                abort();
         range->access = access;
+        range_protect(range);
 }
 
 static cu_result check_access(const struct cu_access *access, size_t n) {

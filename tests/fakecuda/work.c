@@ -162,6 +162,32 @@ static cu_result run_write(struct work *work, struct stream *stream) {
         return CU_OK;
 }
 
+/* False: the device may not read it. */
+static bool look_at(cu_address at, uint64_t *ret) {
+        bool there, of_device;
+
+        pthread_mutex_lock(&fake.lock);
+        there = range_allows(at, 8, CU_ACCESS_READ);
+        of_device = range_holding(RANGE_OF_DEVICE, at);
+        if (of_device)
+                ranges_in_use(true);
+        if (there)
+                *ret = atomic_load((_Atomic uint64_t *)pointer(at));
+        if (of_device)
+                ranges_in_use(false);
+        pthread_mutex_unlock(&fake.lock);
+        return there;
+}
+
+/* Returns whether it was woken, or the word had changed. Where nobody may reach the word (FAKECUDA_STRICT), it naps. */
+static bool sleep_on(cu_address at, uint64_t seen, const struct timespec *most) {
+        if (syscall(SYS_futex, low_half(at), FUTEX_WAIT, (uint32_t)seen, most, NULL, 0) == 0)
+                return true;
+        if (errno == EFAULT)
+                nanosleep(&(struct timespec){.tv_nsec = 1000L * LOOK_AGAIN_US}, NULL);
+        return errno != ETIMEDOUT;
+}
+
 static bool is_reached(uint64_t word, uint64_t value, unsigned flags) {
         return flags == CU_WAIT_GEQ ? (int64_t)(word - value) >= 0 : word == value;
 }
@@ -173,13 +199,11 @@ static cu_result run_wait(struct work *work, struct stream *stream) {
         while (!stream->device->broken) {
                 uint64_t word;
 
-                if (!allows(work->word.at, 8, CU_ACCESS_READ))
+                if (!look_at(work->word.at, &word))
                         return CU_ILLEGAL_ADDRESS;
-                word = atomic_load((_Atomic uint64_t *)pointer(work->word.at));
                 if (look && is_reached(word, work->word.value, work->word.flags))
                         return CU_OK;
-                look = syscall(SYS_futex, low_half(work->word.at), FUTEX_WAIT, (uint32_t)word, &most, NULL, 0) == 0 ||
-                       errno != ETIMEDOUT || !write_only;
+                look = sleep_on(work->word.at, word, &most) || !write_only;
         }
         return CU_OK;
 }
