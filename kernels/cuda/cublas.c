@@ -34,12 +34,12 @@ static void load_once(void) {
         void *library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_LOCAL);
         bool all = true;
 
-        if (!library)
-                library = dlopen("libcublas.so.12", RTLD_NOW | RTLD_LOCAL);
         if (!library) {
-                snprintf(load_why, sizeof load_why, "no cuBLAS: neither libcublas.so.13 nor libcublas.so.12 is found");
-                return;
+                snprintf(load_why, sizeof load_why, "no cuBLAS: %s", dlerror());
+                library = dlopen("libcublas.so.12", RTLD_NOW | RTLD_LOCAL);
         }
+        if (!library)
+                return;
 #define RESOLVE(name, symbol, parameters) all = all && resolve(library, #symbol, &table.name);
         KVD_CUBLAS_CALLS(RESOLVE)
 #undef RESOLVE

@@ -81,7 +81,7 @@ KVD_KERNEL(norm, struct gpu_norm, THREADS) {
         }
 }
 
-/* ---- queries, keys and values --------------------------------------------------------------------------------------- */
+/* ---- queries, keys and values ------------------------------------------------------------------------------------ */
 
 /* A row's place in the blocks; 0: it has none, or is stored already. */
 static __device__ cu_address slot_of(const struct gpu_rotate &a, uint32_t row) {
@@ -137,7 +137,7 @@ KVD_KERNEL(rotate, struct gpu_rotate, THREADS) {
         }
 }
 
-/* ---- feed-forward ----------------------------------------------------------------------------------------------------- */
+/* ---- feed-forward ------------------------------------------------------------------------------------------------ */
 
 /* e^x, step by step as kernels/variants.h has it. */
 static __device__ __forceinline__ float exp_of(float x) {

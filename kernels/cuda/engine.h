@@ -3,9 +3,9 @@
 #define KVD_KERNELS_CUDA_ENGINE_H
 
 /*
- * What a transformer needs besides products of matrices (cublas.h) and attention (attend.h). Rows are tokens, and lie one
- * behind the other; numbers are fp32 unless a member says which. Embedding, rotation, storing and SwiGLU give the bits
- * of kernels/ops.h; norms sum in another order.
+ * What a transformer needs besides products of matrices (cublas.h) and attention (attend.h). Rows are tokens, and lie
+ * one behind the other; numbers are fp32 unless a member says which. Embedding, rotation, storing and SwiGLU give the
+ * bits of kernels/ops.h; norms sum in another order.
  *
  * Members number, to_number: 1 fp32, 2 fp16, 3 bf16 (enum kvd_number).
  */
