@@ -6,9 +6,13 @@
  * Where the blocks of a sequence come from. With a daemon: a stored prefix is pinned and used where it is, the rest
  * is filled straight into pool blocks and published. Without one, or when the pool has none to give, blocks are
  * private memory behind the same table. A sequence never fails because of the daemon.
+ *
+ * With a device all blocks are in its memory, and those of one table are of one kind, the pool's or private ones. What
+ * is said to be computed, found or sealed is so for its stream.
  */
 
 #include "client/kvd.h"
+#include "tools/kvlm/device.h"
 #include "tools/kvlm/forward.h"
 
 struct cache_options {
@@ -17,6 +21,7 @@ struct cache_options {
         struct kvd_geometry geometry;
         struct kvd_space_options space_options;
         struct block_shape shape;
+        struct device *device; /* NULL: host memory */
         double rope_theta; /* of keys as they are stored; 0: nobody needs to know */
 };
 
@@ -40,11 +45,13 @@ struct sequence {
         uint32_t *tokens;
         uint32_t n_tokens, capacity; /* of tokens */
         uint32_t n_computed; /* tokens whose keys and values are in the blocks */
+        uint32_t n_public;   /* tokens from there on are not published; UINT32_MAX: all are */
 
         uint8_t **blocks; /* the block table */
         struct kvd_block *pool; /* of blocks that are not private */
         uint8_t *kinds;   /* enum block_kind */
-        uint32_t n_blocks;
+        uint32_t n_blocks, room; /* blocks that are there, and that the table has room for */
+        uint8_t *arena; /* on a device: memory for as many private blocks; NULL: not needed so far */
         uint32_t n_chained; /* blocks that pin covers: reused or sealed */
         struct kvd_pin pin;
 
@@ -68,13 +75,23 @@ struct sequence *sequence_free(struct sequence *);
  */
 void sequence_find(struct sequence *);
 
-int sequence_extend(struct sequence *, uint32_t n_tokens); /* blocks for so many tokens; -ENOMEM */
+/*
+ * Blocks for so many tokens. -ENOMEM. 1: what had been found was useless (see sequence_check), and the sequence begins
+ * anew.
+ */
+int sequence_extend(struct sequence *, uint32_t n_tokens);
 
 /*
  * So many tokens are computed: seals the blocks that are full. If the daemon dies over it, blocks whose fate nobody
  * knows are given up, and n_computed is less than before: compute them again.
  */
 void sequence_publish(struct sequence *, uint32_t n_computed);
+
+/*
+ * When the stream has passed, and before anything computed from the blocks is given away: was everything that we found
+ * really written? On a GPU its producer may have died in between. False: the sequence begins anew, in private memory.
+ */
+bool sequence_check(struct sequence *);
 
 /*
  * ---- what is not exact any more ----

@@ -33,6 +33,7 @@ struct step {
         const float *turns;
         float *block_mass; /* attention that each block draws is added here; one token a step only. NULL: not wanted */
         struct relief *relief; /* NULL: attention is exact and sees all slots */
+        bool decoding;   /* these tokens were generated: device_forward.h */
         uint32_t stored; /* keys and values below this position are in the blocks already: read, not written */
         float *logits;   /* NULL: none */
         bool all_logits; /* of every token [n][vocab], not of the last one [vocab] */

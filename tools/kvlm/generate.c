@@ -37,18 +37,33 @@ static void show_progress(const struct run *run, uint32_t done, uint32_t n) {
 static int compute(const struct run *run, const struct step *step) {
         if (*run->engine->interrupted)
                 return -EINTR;
-        return forward_step(run->engine->forward, step);
+        return run->engine->device ? device_forward_step(run->engine->device_forward, step)
+                                   : forward_step(run->engine->forward, step);
+}
+
+static double attention_ms(const struct engine *e) {
+        return e->forward ? forward_attention_ms(e->forward) : 0;
+}
+
+/* Is attention of generated tokens another than a prompt's? Then they are computed one by one, whenever it is. */
+static bool decodes_otherwise(const struct engine *e) {
+        return e->device && !e->device->options.exact_decode;
 }
 
 static struct step next_step(const struct run *run, uint32_t first) {
         const struct sequence *s = run->sequence;
-
-        return (struct step){
+        uint32_t prompt = run->result->prompt_tokens;
+        struct step step = {
                 .blocks = s->blocks,
                 .tokens = s->tokens + first,
                 .first = first,
                 .n = MIN(run->engine->chunk, s->n_tokens - first),
+                .decoding = first >= prompt,
         };
+
+        if (decodes_otherwise(run->engine))
+                step.n = step.decoding ? 1 : MIN(step.n, prompt - first);
+        return step;
 }
 
 /* With relief: no further than to where something may be given up, over the slots that are left. */
@@ -117,8 +132,12 @@ static int catch_up(const struct run *run) {
                 step.logits = end == s->n_tokens || run->dump ? run->logits : NULL;
                 step.all_logits = run->dump;
                 r = run->pooled ? pooled_prepare(run->pooled, &step) : sequence_extend(s, end - step.gone);
+                if (r > 0)
+                        continue;
                 if (r == 0)
                         r = compute(run, &step);
+                if (r == 0 && step.logits && !sequence_check(s))
+                        continue;
                 if (r == 0 && run->dump)
                         r = write_logits(run, &step);
                 if (r == 0)
@@ -149,7 +168,7 @@ static int dump_logits(const struct run *run) {
                         return r;
                 first += step.n;
         }
-        return 0;
+        return sequence_check(run->sequence) ? 0 : note(-EIO, "what was read from the cache was never written");
 }
 
 /* ---- text ---- */
@@ -217,6 +236,19 @@ static int decode(struct run *run) {
 
 /* ---- proof ---- */
 
+static int compare(const struct run *run, const uint8_t *a, const uint8_t *b) {
+        const struct engine *e = run->engine;
+        uint64_t differ = 0;
+        int r = 0;
+
+        if (e->device)
+                r = device_compare(e->device, (uintptr_t)a, (uintptr_t)b, e->shape.block_bytes, &differ);
+        for (size_t i = 0; !e->device && i < e->shape.block_bytes; i++)
+                differ += a[i] != b[i];
+        run->result->wrong_bytes += differ;
+        return r;
+}
+
 /* The prompt's reused part computed anew in private memory, and compared with what was reused, byte by byte. */
 static int verify(const struct run *run) {
         const struct engine *e = run->engine;
@@ -238,8 +270,7 @@ static int verify(const struct run *run) {
                 if (s->kinds[i] != BLOCK_REUSED)
                         continue;
                 run->result->verified_bytes += bytes;
-                for (size_t b = 0; b < bytes; b++)
-                        run->result->wrong_bytes += s->blocks[i][b] != again.sequence->blocks[i][b];
+                r = compare(run, s->blocks[i], again.sequence->blocks[i]);
         }
         sequence_free(again.sequence);
         return r;
@@ -273,17 +304,17 @@ static int serve(struct run *run, const struct request *request) {
         sampler_restart(e->sampler);
         r = append_text(run, "", 0);
         run->dump = request->logits && (run->relief || run->pooled) ? request->logits : NULL;
-        attention = forward_attention_ms(e->forward);
+        attention = attention_ms(e);
         if (r == 0)
                 r = catch_up(run);
-        run->result->prompt_attention_ms = forward_attention_ms(e->forward) - attention;
-        attention = forward_attention_ms(e->forward);
+        run->result->prompt_attention_ms = attention_ms(e) - attention;
+        attention = attention_ms(e);
         run->dump = request->logits;
         if (r == 0 && !request->logits)
                 r = decode(run);
         else if (r == 0 && !run->relief && !run->pooled)
                 r = dump_logits(run);
-        run->result->attention_ms = forward_attention_ms(e->forward) - attention;
+        run->result->attention_ms = attention_ms(e) - attention;
         account(run);
         return r == 0 && e->verify && !(run->relief && run->relief->lossy) ? verify(run) : r;
 }
@@ -315,11 +346,15 @@ static int prepare(struct run *run, const struct request *request, uint32_t capa
 
         if (r < 0)
                 return r;
+        if (e->device && (run->relief || pooled_wanted(e->pooled, e->cache)))
+                return note(-ENOTSUP, "methods run on the processor: --device cpu, or turn the space's off");
         if (run->relief && request->logits)
                 return sequence_new_private(e->cache, request->tokens, request->n_tokens, &run->sequence);
         if (pooled_wanted(e->pooled, e->cache) && !e->methods->evict)
                 return prepare_pooled(run, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run->sequence);
+        if (r == 0 && decodes_otherwise(e))
+                run->sequence->n_public = request->n_tokens;
         if (r == 0 && run->relief)
                 run->sequence->not_found = relief_not_found(run->relief);
         return r;

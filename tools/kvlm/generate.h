@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "tools/kvlm/cache.h"
+#include "tools/kvlm/device_forward.h"
 #include "tools/kvlm/forward.h"
 #include "tools/kvlm/pooled.h"
 #include "tools/kvlm/relief.h"
@@ -18,7 +19,9 @@ struct engine {
         const struct model *model;
         const struct kvd_ops *ops;
         const struct tokenizer *tokenizer;
-        struct forward *forward;
+        struct forward *forward; /* NULL: the device computes */
+        struct device *device;   /* NULL: there is none, and blocks are in host memory */
+        struct device_forward *device_forward;
         struct cache *cache;
         struct sampler *sampler;
         struct block_shape shape;
@@ -45,7 +48,8 @@ struct result {
         uint32_t prompt_tokens, reused_tokens, generated_tokens;
         uint32_t shared_blocks, private_blocks, refused;
         double ttft_ms, total_ms;
-        double prompt_attention_ms, attention_ms; /* in attention, by the first thread; of the prompt, and behind it */
+        double prompt_attention_ms, attention_ms; /* in attention, by the first thread; of the prompt, and behind it.
+                                                     Not measured on a GPU: 0 */
         uint64_t verified_bytes, wrong_bytes;
         uint32_t budget, kept; /* tokens per layer and head: at most, and at the end */
         struct relief_stats relief;

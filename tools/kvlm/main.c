@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "tools/kvlm/cache.h"
+#include "tools/kvlm/device_place.h"
 #include "tools/kvlm/diffuse_main.h"
 #include "tools/kvlm/note.h"
 #include "tools/kvlm/file.h"
@@ -33,7 +34,10 @@ struct parts {
         const struct kvd_ops *ops;
         struct tokenizer *tokenizer;
         struct model *model;
-        struct forward *forward;
+        struct forward *forward; /* NULL: a device computes, and what it needs is next */
+        struct device *device;
+        struct device_model *device_model;
+        struct device_forward *device_forward;
         struct cache *cache;
         struct sampler *sampler;
         struct prompts *prompts;
@@ -67,7 +71,10 @@ static void geometry_fingerprint(const struct parts *p, uint64_t ret[2]) {
 
         tokenizer_file(p->tokenizer, &vocab, &size);
         XXH3_128bits_reset(&state);
-        XXH3_128bits_update(&state, arithmetic, sizeof arithmetic);
+        if (p->device)
+                XXH3_128bits_update(&state, p->device->arithmetic, strlen(p->device->arithmetic));
+        else
+                XXH3_128bits_update(&state, arithmetic, sizeof arithmetic);
         XXH3_128bits_update(&state, p->model->fingerprint, sizeof p->model->fingerprint);
         XXH3_128bits_update(&state, vocab, size);
         hash = XXH3_128bits_digest(&state);
@@ -81,6 +88,7 @@ static int open_cache(struct parts *p, const struct block_shape *shape) {
                 .space = p->options.share ? p->options.space : NULL,
                 .socket = p->options.socket,
                 .shape = *shape,
+                .device = p->device,
                 .rope_theta = c->rope_theta,
                 .geometry = {
                         .layers = c->layers,
@@ -115,10 +123,58 @@ static int open_model(struct parts *p) {
         return 0;
 }
 
+/* Causal models without methods can do without the processor. */
+static bool fit_for_device(const struct parts *p) {
+        return !p->model->config.bidirectional && !methods_active(&p->options.methods) &&
+               !pooled_asked_for(&p->options.pooled);
+}
+
+/* Where nobody said where to compute, it is where the pool is, if that is possible. */
+static int device_by_itself(struct parts *p, struct device_options *options) {
+        int r = p->options.share && fit_for_device(p) ? device_of_pool(p->options.socket, &options->ordinal) : 0;
+
+        if (r > 0)
+                r = device_new(options, &p->device);
+        if (r < 0)
+                fprintf(stderr, "kvlm: computing on the processor: %s\n", note_line());
+        return 0;
+}
+
+static int open_device(struct parts *p) {
+        struct device_options options = p->options.device.options;
+        int r = 0;
+
+        if (p->options.device.use == DEVICE_NONE)
+                return 0;
+        if (p->options.device.use == DEVICE_AUTO)
+                return device_by_itself(p, &options);
+        if (!fit_for_device(p))
+                return note(-ENOTSUP, "masked diffusion and methods run on the processor: --device cpu");
+        if (options.ordinal < 0 && p->options.share)
+                r = device_of_pool(p->options.socket, &options.ordinal);
+        if (r < 0)
+                return r;
+        options.ordinal = MAX(options.ordinal, 0);
+        return device_new(&options, &p->device);
+}
+
+static int open_forward(struct parts *p, const struct block_shape *shape) {
+        const struct options *o = &p->options;
+        int r;
+
+        if (!p->device)
+                return forward_new(p->model, p->ops, shape, o->chunk, o->threads, &p->forward);
+        r = device_model_new(p->device, p->model, &p->device_model);
+        if (r < 0)
+                return r;
+        model_drop_weights(p->model);
+        return device_forward_new(p->device, p->device_model, shape, o->chunk, &p->device_forward);
+}
+
 static int open_engine(struct parts *p) {
         const struct options *o = &p->options;
         const struct block_shape shape = block_shape(&p->model->config, BLOCK_TOKENS, o->kv_type);
-        int r = forward_new(p->model, p->ops, &shape, o->chunk, o->threads, &p->forward);
+        int r = open_forward(p, &shape);
 
         if (r < 0)
                 return r;
@@ -133,6 +189,8 @@ static int open_engine(struct parts *p) {
                 .ops = p->ops,
                 .tokenizer = p->tokenizer,
                 .forward = p->forward,
+                .device = p->device,
+                .device_forward = p->device_forward,
                 .cache = p->cache,
                 .sampler = p->sampler,
                 .shape = shape,
@@ -247,6 +305,8 @@ static int run(struct parts *p) {
         if (r < 0)
                 return r;
         r = open_input_output(p);
+        if (r == 0)
+                r = open_device(p);
         if (r < 0)
                 return r;
         if (p->model->config.bidirectional && methods_active(&p->options.methods))
@@ -262,6 +322,9 @@ static void take_apart(struct parts *p) {
         sampler_free(p->sampler);
         cache_free(p->cache);
         forward_free(p->forward);
+        device_forward_free(p->device_forward);
+        device_model_free(p->device, p->device_model);
+        device_free(p->device);
         model_free(p->model);
         tokenizer_free(p->tokenizer);
         if (p->logits)

@@ -206,6 +206,12 @@ int model_load(const char *directory, const struct kvd_ops *ops, struct model **
         return 0;
 }
 
+void model_drop_weights(struct model *m) {
+        free(m->layers);
+        free(m->weights);
+        *m = (struct model){.config = m->config, .fingerprint = {m->fingerprint[0], m->fingerprint[1]}};
+}
+
 struct model *model_free(struct model *m) {
         if (!m)
                 return NULL;

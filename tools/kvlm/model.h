@@ -26,5 +26,6 @@ struct model {
 
 int model_load(const char *directory, const struct kvd_ops *ops, struct model **ret);
 struct model *model_free(struct model *);
+void model_drop_weights(struct model *); /* they are somewhere else now: what is left is the configuration */
 
 #endif

@@ -47,6 +47,7 @@ static const char help[] =
         "  --chunk N            prompt tokens computed at a time (default 256)\n"
         "  --threads N          threads (default 1)\n"
         "  --variant NAME       instructions: avx512, avx2 or scalar (default: the best there is)\n"
+        DEVICE_HELP
         "\n"
         METHODS_HELP
         "\n"
@@ -67,7 +68,7 @@ enum {
         OPT_MODEL = 256, OPT_SOCKET, OPT_SPACE, OPT_NO_SHARE, OPT_PROMPTS, OPT_TEXT, OPT_TOKENS, OPT_TOKENIZE,
         OPT_DOCUMENT, OPT_KV_TYPE, OPT_VERIFY, OPT_MAX_TOKENS, OPT_STOP, OPT_TEMPERATURE, OPT_TOP_K, OPT_TOP_P,
         OPT_SEED, OPT_CHUNK, OPT_THREADS, OPT_VARIANT, OPT_JSON, OPT_PROGRESS, OPT_LOGITS, OPT_HELP, OPT_VERSION,
-        OPT_DIFFUSE, OPT_POOLED,
+        OPT_DEVICE, OPT_DIFFUSE, OPT_POOLED,
         OPT_METHOD, /* and up: + index of the method's parameter */
 };
 
@@ -97,6 +98,7 @@ static const struct option basic[] = {
         {"logits", required_argument, NULL, OPT_LOGITS},
         {"help", no_argument, NULL, OPT_HELP},
         {"version", no_argument, NULL, OPT_VERSION},
+        DEVICE_OPTIONS(OPT_DEVICE),
         DIFFUSE_OPTIONS(OPT_DIFFUSE),
         POOLED_OPTIONS(OPT_POOLED),
 };
@@ -291,6 +293,8 @@ static int set(struct options *o, const struct option *option, const char *value
                 r = read_stop(value, &o->stop);
         else if (option->val == OPT_KV_TYPE)
                 r = read_kv_type(value, &o->kv_type);
+        else if (option->val == OPT_DEVICE)
+                r = device_option(&o->device, option->name, value);
         else if (option->val == OPT_DIFFUSE)
                 r = diffuse_option(&o->diffuse, option->name, value);
         else if (option->val == OPT_POOLED)
@@ -346,6 +350,7 @@ int options_parse(int argc, char **argv, struct options *ret) {
                 .chunk = 256,
                 .threads = 1,
                 .sampling = {.top_p = 1.0f},
+                .device = DEVICE_DEFAULTS,
                 .diffuse = DIFFUSE_DEFAULTS,
                 .pooled = POOLED_DEFAULTS,
         };

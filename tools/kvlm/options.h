@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "kernels/ops.h"
+#include "tools/kvlm/device_options.h"
 #include "tools/kvlm/diffuse_options.h"
 #include "tools/kvlm/methods.h"
 #include "tools/kvlm/pooled_options.h"
@@ -24,6 +25,7 @@ struct options {
         char *stop;
         enum kvd_number kv_type;
         uint32_t max_tokens, chunk, threads;
+        struct device_choice device;
         struct sampling sampling;
         bool verify, json, progress;
         struct diffuse_options diffuse; /* of bidirectional models */

@@ -33,6 +33,11 @@ struct pooled_options {
         "  --sync-wait MS       wait so long at the end of each step for what the daemon proposes (default 0)\n" \
         "  --share-random F     replace this share of a step's blocks by random older ones, without the daemon\n"
 
+/* On the command line, whatever the space says. */
+static inline bool pooled_asked_for(const struct pooled_options *o) {
+        return o->use == POOLED_ON || o->random > 0;
+}
+
 int pooled_option(struct pooled_options *, const char *name, const char *value); /* -EINVAL */
 
 #endif

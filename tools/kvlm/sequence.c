@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/cache_internal.h"
+#include "tools/kvlm/note.h"
+
+static uint32_t block_tokens(const struct sequence *s) {
+        return s->cache->options.shape.tokens;
+}
+
+/* In which order things happen to blocks; host memory needs none. */
+static void *stream_of(const struct sequence *s) {
+        return s->cache->options.device ? s->cache->options.device->stream : NULL;
+}
+
+static void unpin(struct sequence *s) {
+        kvd_unpin_on(s->cache->space, &s->pin, stream_of(s));
+}
+
+static void free_pooled(struct sequence *s, uint32_t i) {
+        kvd_free_on(s->cache->space, 1, s->pool + i, stream_of(s));
+}
+
+/* From here on the sequence uses private blocks; what it has stays valid. */
+static void let_down(struct sequence *s) {
+        s->n_refused++;
+        s->alone = true;
+}
+
+/* The table's first n blocks are what the new pin holds. */
+static void adopt(struct sequence *s, const struct kvd_pin *pin, const uint32_t *ids, uint32_t n) {
+        unpin(s);
+        s->pin = *pin;
+        for (uint32_t i = 0; i < n; i++) {
+                s->blocks[i] = kvd_pin_block(pin, ids[i]);
+                s->kinds[i] = i < s->n_chained ? s->kinds[i] : BLOCK_REUSED;
+        }
+        s->n_reused += (n - s->n_chained) * block_tokens(s);
+        s->n_blocks = s->n_chained = n;
+        s->n_computed = n * block_tokens(s);
+}
+
+void sequence_find(struct sequence *s) {
+        uint32_t whole = (s->n_tokens - MIN(s->n_tokens, MAX(s->not_found, 1))) / block_tokens(s);
+        _cleanup_(freep) uint32_t *ids = NULL;
+        struct kvd_pin pin = {0};
+        int64_t found;
+
+        if (s->alone || whole <= s->n_chained || s->n_blocks > s->n_chained)
+                return;
+        ids = calloc(whole, sizeof *ids);
+        if (!ids)
+                return;
+        found = kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole, &pin);
+        if (found > 0 && !cache_is_here(s->cache))
+                found = -ESTALE;
+        if (found > s->n_computed && kvd_wait_on(s->cache->space, &pin, stream_of(s)) == 0)
+                adopt(s, &pin, ids, (uint32_t)(found / block_tokens(s)));
+        else
+                kvd_unpin(s->cache->space, &pin);
+        if (found < 0)
+                let_down(s);
+}
+
+static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity,
+                  struct sequence **ret) {
+        size_t room = DIV_UP(MAX(capacity, 1), c->options.shape.tokens);
+        struct sequence *s = calloc(1, sizeof *s);
+
+        if (!s)
+                return note(-ENOMEM, "out of memory");
+        *s = (struct sequence){.cache = c, .n_tokens = n_tokens, .capacity = capacity, .alone = true,
+                               .n_public = UINT32_MAX, .room = (uint32_t)room};
+        s->tokens = calloc(MAX(capacity, 1), sizeof *s->tokens);
+        s->blocks = calloc(room, sizeof *s->blocks);
+        s->pool = calloc(room, sizeof *s->pool);
+        s->kinds = calloc(room, sizeof *s->kinds);
+        if (!s->tokens || !s->blocks || !s->pool || !s->kinds) {
+                sequence_free(s);
+                return note(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
+        }
+        memcpy(s->tokens, tokens, n_tokens * sizeof *tokens);
+        *ret = s;
+        return 0;
+}
+
+int sequence_new(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity,
+                 struct sequence **ret) {
+        int r = create(c, tokens, n_tokens, capacity, ret);
+
+        if (r < 0 || !c->options.space)
+                return r;
+        if (cache_connected(c))
+                (*ret)->alone = false;
+        else
+                let_down(*ret);
+        return 0;
+}
+
+int sequence_new_private(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, struct sequence **ret) {
+        return create(c, tokens, n_tokens, n_tokens, ret);
+}
+
+/* A device's table has blocks of one mapping; that of a new daemon is another. */
+static bool fits_table(const struct sequence *s, const uint8_t *block) {
+        uint64_t bytes = s->cache->options.shape.block_bytes, a = (uintptr_t)block, b = (uintptr_t)s->blocks[0];
+        uint64_t apart = a > b ? a - b : b - a;
+
+        return !s->cache->options.device || s->n_blocks == 0 || (apart % bytes == 0 && apart / bytes < UINT32_MAX);
+}
+
+/* The pool's next blocks for the table, as many as it gives of n. */
+static uint32_t take_pool(struct sequence *s, uint32_t n) {
+        int got = s->alone ? 0 : kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
+
+        for (uint32_t tries = 0; got == -ENOBUFS && s->on_full && s->on_full(s->on_full_data, tries); tries++)
+                got = kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
+        if (got > 0 && !(cache_is_here(s->cache) && fits_table(s, s->pool[s->n_blocks].data))) {
+                kvd_free(s->cache->space, (uint32_t)got, s->pool + s->n_blocks);
+                got = -ESTALE;
+        }
+        if (got < 0) {
+                let_down(s);
+                return 0;
+        }
+        for (int i = 0; i < got; i++, s->n_blocks++) {
+                s->blocks[s->n_blocks] = s->pool[s->n_blocks].data;
+                s->kinds[s->n_blocks] = BLOCK_FILLING;
+        }
+        return (uint32_t)got;
+}
+
+/* What is behind the pin goes: to the spare private blocks, or back to the daemon. */
+static void drop_unchained(struct sequence *s) {
+        for (uint32_t i = s->n_chained; i < s->n_blocks; i++) {
+                if (s->kinds[i] == BLOCK_PRIVATE)
+                        cache_give(s->cache, s->blocks[i]);
+                else
+                        free_pooled(s, i);
+        }
+        s->n_blocks = s->n_chained;
+        s->n_computed = MIN(s->n_computed, s->n_chained * block_tokens(s));
+}
+
+static void begin_anew(struct sequence *s) {
+        if (!s->alone)
+                let_down(s);
+        drop_unchained(s);
+        unpin(s);
+        s->n_blocks = s->n_chained = 0;
+        s->n_computed = s->n_reused = 0;
+}
+
+bool sequence_check(struct sequence *s) {
+        if (!s->pin.base || kvd_check_pin(s->cache->space, &s->pin) == 0)
+                return true;
+        begin_anew(s);
+        return false;
+}
+
+static int copy_block(struct sequence *s, uint32_t i) {
+        const struct cache_options *o = &s->cache->options;
+        uint8_t *to = cache_take(s, i);
+
+        return to ? device_copy(o->device, (uintptr_t)to, (uintptr_t)s->blocks[i], o->shape.block_bytes) : -ENOMEM;
+}
+
+/* The table's blocks, copied into private ones. What the pool had lent goes back when the stream has passed. */
+static int copy_out(struct sequence *s) {
+        for (uint32_t i = 0; i < s->n_blocks; i++) {
+                int r = copy_block(s, i);
+
+                if (r < 0)
+                        return r;
+        }
+        for (uint32_t i = s->n_chained; i < s->n_blocks; i++)
+                free_pooled(s, i);
+        unpin(s);
+        for (uint32_t i = 0; i < s->n_blocks; i++)
+                s->blocks[i] = cache_take(s, i);
+        memset(s->kinds, BLOCK_PRIVATE, s->n_blocks);
+        s->n_chained = 0;
+        return 0;
+}
+
+/* On a device, before the first private block: the pool's, and it must be known that they are good. */
+static int leave_pool(struct sequence *s) {
+        int r;
+
+        if (!s->cache->options.device || s->n_blocks == 0 || s->kinds[0] == BLOCK_PRIVATE)
+                return 0;
+        r = device_wait(s->cache->options.device);
+        if (r < 0)
+                return r;
+        return sequence_check(s) ? copy_out(s) : 1;
+}
+
+static int clear_block(struct sequence *s, uint32_t i) {
+        const struct cache_options *o = &s->cache->options;
+
+        if (o->device)
+                return device_clear(o->device, (uintptr_t)s->blocks[i], o->shape.block_bytes);
+        memset(s->blocks[i], 0, o->shape.block_bytes);
+        return 0;
+}
+
+int sequence_extend(struct sequence *s, uint32_t n_tokens) {
+        uint32_t first = s->n_blocks, need = DIV_UP(n_tokens, block_tokens(s));
+
+        while (s->n_blocks < need) {
+                int r;
+
+                if (take_pool(s, need - s->n_blocks) > 0)
+                        continue;
+                r = leave_pool(s);
+                if (r != 0)
+                        return r;
+                s->blocks[s->n_blocks] = cache_take(s, s->n_blocks);
+                if (!s->blocks[s->n_blocks])
+                        return -ENOMEM;
+                s->kinds[s->n_blocks++] = BLOCK_PRIVATE;
+        }
+        if (need > first && n_tokens % block_tokens(s) != 0) /* slots that no token has yet */
+                return clear_block(s, need - 1);
+        return 0;
+}
+
+/* Who came second gets the first one's block. False: it cannot be waited for, and the sequence begins anew. */
+static bool chain(struct sequence *s, uint32_t n) {
+        bool others = false;
+
+        for (uint32_t end = s->n_chained + n; s->n_chained < end; s->n_chained++) {
+                uint8_t *sealed = s->pool[s->n_chained].data;
+
+                s->kinds[s->n_chained] = s->blocks[s->n_chained] == sealed ? BLOCK_SEALED : BLOCK_REUSED;
+                s->blocks[s->n_chained] = sealed;
+                others |= s->kinds[s->n_chained] == BLOCK_REUSED;
+        }
+        if (!others || kvd_wait_on(s->cache->space, &s->pin, stream_of(s)) == 0)
+                return true;
+        begin_anew(s);
+        return false;
+}
+
+/* Without an answer (data is NULL then) a block may be sealed or not, and evicted or not: it must not be read. */
+static void stop_publishing(struct sequence *s) {
+        let_down(s);
+        s->unpublished = true;
+        if (!s->pool[s->n_chained].data)
+                drop_unchained(s);
+}
+
+void sequence_publish(struct sequence *s, uint32_t n_computed) {
+        uint32_t first = s->n_chained, n = 0;
+        int sealed;
+
+        s->n_computed = n_computed;
+        while (first + n < MIN(n_computed, s->n_public) / block_tokens(s) && s->kinds[first + n] == BLOCK_FILLING)
+                n++;
+        if (n == 0 || s->unpublished)
+                return;
+        sealed = kvd_seal_on(s->cache->space, &s->pin, n, s->pool + first, s->tokens + first * block_tokens(s),
+                             n * block_tokens(s), stream_of(s));
+        if (sealed > 0 && !chain(s, (uint32_t)sealed))
+                return;
+        if (sealed < (int)n)
+                stop_publishing(s);
+}
+
+/* ---- what is not exact any more ---- */
+
+void sequence_keep_private(struct sequence *s) {
+        s->alone = s->unpublished = true;
+}
+
+int sequence_own(struct sequence *s, uint32_t n, uint8_t **before) {
+        uint32_t shared = MIN(n, s->n_chained), got;
+
+        memcpy(before, s->blocks, n * sizeof *before);
+        for (got = 0; got < shared; got++) {
+                s->blocks[got] = cache_take(s, got);
+                if (!s->blocks[got])
+                        break;
+        }
+        if (got == shared) {
+                memset(s->kinds, BLOCK_PRIVATE, shared);
+                return 0;
+        }
+        while (got-- > 0)
+                cache_give(s->cache, s->blocks[got]);
+        memcpy(s->blocks, before, n * sizeof *before);
+        return -ENOMEM;
+}
+
+/* Private memory goes back to the system: sequences of a budget do not come back for it. */
+static void drop_block(struct sequence *s, uint32_t i) {
+        if (s->kinds[i] == BLOCK_PRIVATE)
+                free(s->blocks[i]);
+        else if (s->kinds[i] == BLOCK_FILLING)
+                free_pooled(s, i);
+}
+
+/* Blocks that were replaced are the first of the pinned ones, so that the pin can go as a whole. */
+void sequence_cut(struct sequence *s, uint32_t n_slots) {
+        uint32_t n = DIV_UP(n_slots, block_tokens(s));
+
+        for (uint32_t i = n; i < s->n_blocks; i++)
+                drop_block(s, i);
+        s->n_blocks = MIN(n, s->n_blocks);
+        if (s->n_chained > 0)
+                unpin(s);
+        s->n_chained = 0;
+}
+
+void sequence_drop(struct sequence *s, const bool *drop) {
+        uint32_t n = 0, chained = 0;
+
+        for (uint32_t i = 0; i < s->n_blocks; i++) {
+                if (drop[i]) {
+                        drop_block(s, i);
+                        continue;
+                }
+                chained += i < s->n_chained;
+                s->blocks[n] = s->blocks[i];
+                s->kinds[n] = s->kinds[i];
+                s->pool[n++] = s->pool[i];
+        }
+        s->n_blocks = n;
+        s->n_chained = chained;
+}
+
+uint32_t sequence_shared_blocks(const struct sequence *s) {
+        return s->n_chained;
+}
+
+struct sequence *sequence_free(struct sequence *s) {
+        if (!s)
+                return NULL;
+        if (s->pin.base)
+                unpin(s);
+        if (s->kinds)
+                drop_unchained(s);
+        if (s->arena)
+                device_give(s->cache->options.device, (uintptr_t)s->arena);
+        free(s->kinds);
+        free(s->pool);
+        free(s->blocks);
+        free(s->tokens);
+        free(s);
+        return NULL;
+}
