@@ -48,7 +48,7 @@ void *bench_pinned(struct bench *b, uint64_t bytes) {
         return b->pinned[b->n_pinned++] = at;
 }
 
-static void free_rooms(struct bench *b) {
+void bench_free(struct bench *b) {
         must(b, b->gpu.cuda->cuCtxSynchronize(), "waiting for the case");
         while (b->n_rooms)
                 b->gpu.cuda->cuMemFree(b->rooms[--b->n_rooms]);
@@ -253,6 +253,9 @@ static const struct {
 } cases[] = {
         {"memory", bench_memory},
         {"keydiff", bench_keydiff},
+        {"attend", bench_attend},
+        {"memshare", bench_memshare},
+        {"hshare", bench_hshare},
         {"copy", bench_copy},
 };
 
@@ -283,7 +286,7 @@ int main(int argc, char **argv) {
         for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
                 if (i == 0 || check_is_wanted(only, cases[i].name)) {
                         cases[i].run(&b);
-                        free_rooms(&b);
+                        bench_free(&b);
                 }
         gpu_close(&b.gpu);
         return 0;

@@ -69,11 +69,16 @@ cu_address bench_ids(struct bench *b, uint32_t n, uint32_t of, uint32_t *copy); 
 void *bench_pinned(struct bench *b, uint64_t bytes);
 void bench_floats(struct bench *b, cu_address at, uint64_t n);                  /* fp32 instead */
 
+void bench_free(struct bench *b); /* all of it */
+
 /* n, or on a stand-in a thousandth of it, at least `least`. */
 uint64_t bench_size(const struct bench *b, uint64_t n, uint64_t least);
 
 void bench_memory(struct bench *b);   /* the device's bandwidths; before all others */
 void bench_copy(struct bench *b);
 void bench_keydiff(struct bench *b);
+void bench_attend(struct bench *b);
+void bench_memshare(struct bench *b);
+void bench_hshare(struct bench *b);
 
 #endif
