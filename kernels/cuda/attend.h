@@ -66,8 +66,8 @@ struct gpu_attend {
 
         /*
          * Columns (positions, or chosen ones) that one block of threads goes over in decode; a multiple of 16. 0: as
-         * many as keep this device busy. With a number of the caller's own a sequence's results depend neither on the
-         * device nor on what else is in the batch.
+         * many as keep this device busy. With a number of the caller's own a sequence's results do not depend on what
+         * else is in the batch. In prefill a token's never do, nor on which tokens are in the call with it.
          */
         uint32_t split;
 

@@ -311,19 +311,48 @@ static void compare_bits(const struct data *d, const struct found *f, const stru
         ck_assert(memcmp(f->token_mass, again->token_mass, n_heads * d->max_length * sizeof(float)) == 0);
 }
 
+/* Both sides know of it; queries, results and masses are there. */
+static struct data prepare(struct attend_case c) {
+        struct data d = make(c);
+
+        d.a.scale = 1.0f / sqrtf((float)d.c.dim);
+        d.out = buffer(d.n_tokens * d.heads * d.c.dim * sizeof *d.out);
+        d.block_mass = random_floats(d.c.n * d.c.kv_heads * d.per_table);
+        d.token_mass = random_floats(d.c.n * d.c.kv_heads * d.max_length);
+        put(&d);
+        return d;
+}
+
+void attend_check_alone(struct attend_case c) {
+        struct data d = prepare(c), alone = d;
+        struct found all = run(&d), some;
+        size_t width = d.heads * c.dim, size = size_of(d.c.out_number);
+
+        alone.c.n = 1;
+        alone.a.n_sequences = 1;
+        alone.a.max_length = c.lengths[0];
+        some = run(&alone);
+        ck_assert(memcmp(all.out, some.out, (c.tokens ? c.tokens : 1) * width * size) == 0);
+        for (uint32_t n = 1; n < c.tokens; n = 2 * n + 1) {
+                uint32_t starts[] = {0, n};
+
+                alone.a.starts = address_of(copy_of(starts, sizeof starts));
+                alone.a.max_tokens = n;
+                alone.a.q = d.a.q + (c.tokens - n) * width * size_of(d.c.q_number);
+                some = run(&alone);
+                ck_assert(memcmp(all.out + (c.tokens - n) * width * size, some.out, n * width * size) == 0);
+        }
+        buffers_free();
+}
+
 void attend_check(struct attend_case c) {
         struct gpu *gpu = fixture_gpu();
         size_t shared = gpu->shared_bytes, n_out;
-        struct data d = make(c);
+        struct data d = prepare(c);
         struct found f, again;
         float *out;
 
         n_out = d.n_tokens * d.heads * d.c.dim;
-        d.a.scale = 1.0f / sqrtf((float)d.c.dim);
-        d.out = buffer(n_out * sizeof *d.out);
-        d.block_mass = random_floats(d.c.n * d.c.kv_heads * d.per_table);
-        d.token_mass = random_floats(d.c.n * d.c.kv_heads * d.max_length);
-        put(&d);
         gpu->shared_bytes = c.shared_bytes ? c.shared_bytes : shared;
         f = run(&d);
         again = run(&d);

@@ -31,4 +31,7 @@ struct attend_case {
 /* Results and masses agree within the tolerances of the reference; twice the same bits. */
 void attend_check(struct attend_case c);
 
+/* The first sequence has the same bits if it is alone, and, in prefill, if only its last tokens are in the call. */
+void attend_check_alone(struct attend_case c);
+
 #endif

@@ -121,6 +121,16 @@ START_TEST(orders_of_threads_make_no_difference) {
 }
 END_TEST
 
+START_TEST(results_do_not_depend_on_the_others) {
+        for (uint32_t number = F32; number <= BF16; number++) {
+                attend_check_alone((struct attend_case){.number = number, .dim = 64, .group = 5, .lengths = lengths,
+                                                        .split = 64, .absent = 6});
+                attend_check_alone((struct attend_case){.number = number, .dim = 128, .group = 3, .lengths = lengths,
+                                                        .tokens = 23, .absent = 6, .turns = number == BF16});
+        }
+}
+END_TEST
+
 START_TEST(wrong_arguments_are_refused) {
         static const struct gpu_attend right = {
                 .blocks = {.ids = 256}, .ld_blocks = 2, .number = F32, .block_tokens = 16, .dim = 32, .kv_heads = 1,
@@ -163,6 +173,7 @@ int main(void) {
                 {prefill_of_all_shapes, -1},
                 {prefill_with_options, -1},
                 {orders_of_threads_make_no_difference, 4},
+                {results_do_not_depend_on_the_others, -1},
                 {wrong_arguments_are_refused, -1},
         };
 
