@@ -142,7 +142,8 @@ static bool plan_prefill(struct gpu *gpu, struct plan *p) {
                 return false;
         p->kernel = (plain ? many_plain : many)[a->number - KVD_NUMBER_F16][dim / 128];
         p->run.row_tiles = (uint32_t)DIV_UP((uint64_t)a->max_tokens * a->group, warps * GPU_ATTEND_TILE);
-        p->grid = (struct gpu_grid){a->n_sequences * p->run.row_tiles, a->kv_heads, 1, warps * 32, warps * each};
+        p->grid = (struct gpu_grid){a->n_sequences * p->run.row_tiles * p->run.n_splits, a->kv_heads, 1, warps * 32,
+                                    warps * each};
         return true;
 }
 
@@ -204,10 +205,11 @@ static struct plan plan_for(struct gpu *gpu, const struct gpu_attend *a) {
 
         p.run.exponent = a->scale * (float)M_LOG2E;
         if (a->starts) {
-                p.run.split = MAX(columns_of(a), 1);
+                p.run.split = a->split ? a->split : MAX(columns_of(a), 1);
+                p.run.n_splits = MAX(DIV_UP(columns_of(a), p.run.split), 1);
                 if (!plan_prefill(gpu, &p)) {
                         plan_any(&p);
-                        p.grid.x = a->n_sequences * a->max_tokens;
+                        p.grid.x = a->n_sequences * a->max_tokens * p.run.n_splits;
                         p.grid.y = a->kv_heads * p.run.head_tiles;
                         p.grid.z = 1;
                 }
@@ -251,7 +253,7 @@ static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p
 
 static int launch(struct gpu *gpu, cu_stream stream, const struct plan *p) {
         const struct gpu_attend *a = &p->run.a;
-        struct gpu_grid rows = {a->n_sequences * a->kv_heads * a->group, 1, 1, 128, 0};
+        struct gpu_grid rows = {a->n_sequences * p->run.tokens * a->kv_heads * a->group, 1, 1, 128, 0};
         int r;
 
         if (p->grid.y > MOST_ROWS || (p->run.totals && (uint64_t)a->n_sequences * a->kv_heads > MOST_ROWS))

@@ -65,9 +65,10 @@ struct gpu_attend {
         uint64_t ld_block_mass, ld_token_mass;
 
         /*
-         * Columns (positions, or chosen ones) that one block of threads goes over in decode; a multiple of 16. 0: as
-         * many as keep this device busy. With a number of the caller's own a sequence's results do not depend on what
-         * else is in the batch. In prefill a token's never do, nor on which tokens are in the call with it.
+         * Columns (positions, or chosen ones) that one block of threads goes over; a multiple of 16. 0: in decode as
+         * many as keep this device busy, in prefill all of them, which leaves much of it idle if there are few tokens
+         * and many columns. A token's results depend on this number. With one of the caller's own they do not depend
+         * on what else is in a batch of decodes; in prefill they never depend on the other tokens of the call.
          */
         uint32_t split;
 

@@ -147,16 +147,19 @@ DECODES(bf16, NUMBER_BF16)
 
 /* ---- splits ---- */
 
-/* A block of threads for each row. */
+/* A block of threads for each row, of prefills, too. What a row does not see of a split is summed as nothing. */
 KVD_KERNEL(attend_sum, struct gpu_attend_run, 128) {
-        uint32_t heads = a.a.kv_heads * a.a.group, head = blockIdx.x % heads;
-        struct head h = head_of(a, blockIdx.x / heads, head / a.a.group);
-        uint64_t row = row_of(a, h, 0, head % a.a.group);
+        uint32_t heads = a.a.kv_heads * a.a.group, head = blockIdx.x % heads, g = head % a.a.group;
+        uint32_t token = blockIdx.x / heads % a.tokens;
+        struct head h = head_of(a, blockIdx.x / heads / a.tokens, head / a.a.group);
+        uint64_t row = row_of(a, h, token, g);
         const float *stats = reinterpret_cast<const float *>(a.stats) + row * a.n_splits * 2;
         const float *sums = reinterpret_cast<const float *>(a.sums) + row * a.n_splits * a.a.dim;
         uint32_t n = h.columns > 0 ? (h.columns + a.split - 1) / a.split : 1;
         float largest = -INFINITY, weights = 0.0f;
 
+        if (token >= h.tokens)
+                return;
         for (uint32_t i = 0; i < n; i++)
                 largest = fmaxf(largest, stats[2 * i]);
         for (uint32_t i = 0; i < n; i++)
@@ -166,7 +169,7 @@ KVD_KERNEL(attend_sum, struct gpu_attend_run, 128) {
 
                 for (uint32_t i = 0; i < n; i++)
                         sum = fmaf(sums[i * a.a.dim + d], shrink(stats[2 * i], largest), sum);
-                store_number(a.a.out, result_at(a, h, 0, head % a.a.group) + d, a.a.out_number,
+                store_number(a.a.out, result_at(a, h, token, g) + d, a.a.out_number,
                              weights == 0.0f ? 0.0f : sum / weights);
         }
         if (threadIdx.x == 0)

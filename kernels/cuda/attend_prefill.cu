@@ -30,19 +30,19 @@ ATTEND struct warp_rows name_rows(const struct gpu_attend_run &r, const struct h
         return rows;
 }
 
-/* Columns [0, to). at: two stages of a tile for each warp. */
+/* Columns [from, to). at: two stages of a tile for each warp. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
-                 const struct warp_rows &rows, uint8_t *at, uint32_t to) {
+                 const struct warp_rows &rows, uint8_t *at, uint32_t from, uint32_t to) {
         uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, column = warp * GPU_ATTEND_TILE;
         uint32_t step = warps * GPU_ATTEND_TILE, row = lane_id() % GPU_ATTEND_TILE;
         struct stage<DIM> tile;
         float x[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 
         tile.at = at + warp * tile.BYTES;
-        copy_tile(r, tile, place_of(r, h, column + row, to));
+        copy_tile(r, tile, place_of(r, h, from + column + row, to));
         copy_commit();
-        for (uint32_t from = 0, i = 0; from < to; from += step, i ^= 1) {
+        for (uint32_t i = 0; from < to; from += step, i ^= 1) {
                 tile.at = at + ((i ^ 1) * warps + warp) * tile.BYTES;
                 if (from + step < to)
                         copy_tile(r, tile, place_of(r, h, from + step + column + row, to));
@@ -62,10 +62,22 @@ ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct wa
         copy_wait<0>();
 }
 
+/* A row's ends: of a split, or of all. */
+ATTEND void store_ends(const struct gpu_attend_run &r, uint64_t row, uint32_t split, float largest, float weights) {
+        float *to = reinterpret_cast<float *>(r.stats) + (row * r.n_splits + split) * 2;
+
+        if (r.n_splits == 1) {
+                store_total(r, row, largest, weights);
+        } else {
+                to[0] = largest;
+                to[1] = weights;
+        }
+}
+
 /* By way of shared memory, 16 rows of DIM, so that a row is written as it lies. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, const struct warp_state<NUMBER, DIM, FORM> &w,
-                    const struct warp_rows &rows, float *shared) {
+                    const struct warp_rows &rows, uint32_t split, float *shared) {
         uint32_t n = h.tokens * r.a.group, lane = lane_id();
 
 #pragma unroll
@@ -73,18 +85,22 @@ ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, const 
                 uint32_t place = 8 * i + lane / 4, row = rows.first + place;
                 float weights = sum_quad(w.weights[i]);
 
-                put_sums(w, i, weights == 0.0f ? 0.0f : 1.0f / weights, shared + place * DIM);
+                put_sums(w, i, r.n_splits > 1 ? 1.0f : weights == 0.0f ? 0.0f : 1.0f / weights, shared + place * DIM);
                 if (w.rows[i].there && lane % 4 == 0)
-                        store_total(r, row_of(r, h, row / r.a.group, row % r.a.group), w.largest[i], weights);
+                        store_ends(r, row_of(r, h, row / r.a.group, row % r.a.group), split, w.largest[i], weights);
         }
         __syncwarp();
 #pragma unroll 1
         for (uint32_t i = lane; i < GPU_ATTEND_TILE * DIM; i += 32) {
-                uint32_t row = rows.first + i / DIM, d = i % DIM;
+                uint32_t row = rows.first + i / DIM, d = i % DIM, token = row / r.a.group, g = row % r.a.group;
 
-                if (row < n && d < r.a.dim)
-                        store_number(r.a.out, result_at(r, h, row / r.a.group, row % r.a.group) + d, r.a.out_number,
-                                     shared[i]);
+                if (row >= n || d >= r.a.dim)
+                        continue;
+                if (r.n_splits > 1)
+                        reinterpret_cast<float *>(r.sums)[(row_of(r, h, token, g) * r.n_splits + split) * r.a.dim + d] =
+                                shared[i];
+                else
+                        store_number(r.a.out, result_at(r, h, token, g) + d, r.a.out_number, shared[i]);
         }
 }
 
@@ -93,13 +109,14 @@ template <int NUMBER, int DIM, int FORM>
 ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
         const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, rows = warps * GPU_ATTEND_TILE;
         const uint32_t stages = GPU_ATTEND_PREFILL_STAGES * warps * stage<DIM>::BYTES;
-        struct head h = head_of(r, blockIdx.x / r.row_tiles, blockIdx.y);
-        uint32_t first = (r.row_tiles - 1 - blockIdx.x % r.row_tiles) * rows, n = h.tokens * r.a.group;
-        uint32_t to = h.columns;
+        uint32_t split = blockIdx.x % r.n_splits, tile = blockIdx.x / r.n_splits % r.row_tiles;
+        struct head h = head_of(r, blockIdx.x / r.n_splits / r.row_tiles, blockIdx.y);
+        uint32_t first = (r.row_tiles - 1 - tile) * rows, n = h.tokens * r.a.group;
+        uint32_t from = split * r.split, to = min(h.columns, from + r.split);
         struct warp_state<NUMBER, DIM, FORM> w;
         struct warp_rows mine;
 
-        if (first >= n)
+        if (first >= n || (split > 0 && from >= h.columns))
                 return;
         if (!r.a.chosen)
                 to = min(to, limit_of(r, h, (min(first + rows, n) - 1) / r.a.group));
@@ -108,8 +125,9 @@ ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
         mine = name_rows(r, h, first + warp * GPU_ATTEND_TILE, w);
         if (!r.a.turn)
                 load_queries(r, w, 0);
-        walk(r, h, w, mine, shared, to);
-        deliver(r, h, w, mine, reinterpret_cast<float *>(shared) + warp * GPU_ATTEND_TILE * DIM);
+        walk(r, h, w, mine, shared, from, to);
+        __syncthreads();
+        deliver(r, h, w, mine, split, reinterpret_cast<float *>(shared) + warp * GPU_ATTEND_TILE * DIM);
 }
 
 #define PREFILL(type, dim, name, number, form) \

@@ -104,7 +104,8 @@ START_TEST(prefill_with_options) {
                                                   .group = i % 2 ? 2 : 9, .lengths = lengths, .tokens = 6 + i % 8,
                                                   .block_tokens = i % 4 ? 16 : 5, .turns = i % 4 < 2 ? 3 : 0,
                                                   .mass = i % 3 < 2, .chosen = i % 5 < 3 ? i % 5 + 1 : 0,
-                                                  .absent = i % 2 * 4, .q_number = i % 3 ? number : F32,
+                                                  .absent = i % 2 * 4, .split = i / 3 % 3 * 32,
+                                                  .q_number = i % 3 ? number : F32,
                                                   .out_number = i % 3 ? number : F32, .bidirectional = i % 7 == 0});
         }
 }
@@ -126,7 +127,8 @@ START_TEST(results_do_not_depend_on_the_others) {
                 attend_check_alone((struct attend_case){.number = number, .dim = 64, .group = 5, .lengths = lengths,
                                                         .split = 64, .absent = 6});
                 attend_check_alone((struct attend_case){.number = number, .dim = 128, .group = 3, .lengths = lengths,
-                                                        .tokens = 23, .absent = 6, .turns = number == BF16});
+                                                        .tokens = 23, .absent = 6, .turns = number == BF16,
+                                                        .split = number == F32 ? 48 : 0});
         }
 }
 END_TEST
