@@ -21,6 +21,8 @@
 const struct kvd_geometry geometry = {.layers = 2, .kv_heads = 2, .head_dim = 64, .block_tokens = BT,
                                       .dtype = KVD_F32, .vocab = 1u << 24};
 
+bool legacy_handles;
+
 uint64_t now_ms(void) {
         struct timespec t;
 
@@ -130,6 +132,8 @@ static void run_daemon(struct daemon *d, const char *const *settings,
                                                        "--set", "daemon.log=warning"};
         int n = 10;
 
+        if (legacy_handles)
+                arguments[1] = "daemon.backend=cuda-legacy";
         for (; settings && *settings && n < 2 * MAX_SETTINGS; settings++) {
                 arguments[n++] = "--set";
                 arguments[n++] = *settings;

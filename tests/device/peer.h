@@ -44,6 +44,8 @@ void peer_kill(struct peer *peer);         /* SIGKILL, and it is gone */
 
 uint64_t now_ms(void);
 
+extern bool legacy_handles; /* of daemons to be started: as where descriptors of GPU memory cannot be had */
+
 /* A daemon on the GPU with 16 segments of 2 MiB, or otherwise as the settings say ("daemon.x=y", ended by NULL). */
 void start_daemon(struct daemon *d, const char *const *settings);
 void again_daemon(struct daemon *d, const char *const *settings);

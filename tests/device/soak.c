@@ -4,7 +4,7 @@
  * Processes that seal and read blocks of one GPU in the order of their streams, at random, and are killed at random:
  * nobody ever reads a wrong byte that kvd_check_pin calls right, nobody hangs, and in the end nothing is left over.
  *
- *      device-soak [SECONDS [SEED]]
+ *      device-soak [SECONDS [SEED [legacy]]]
  *
  * Two spaces that together want more than there is, so that blocks are evicted and memory goes from one to the other.
  */
@@ -161,6 +161,10 @@ int main(int argc, char **argv) {
         uint32_t seconds = argc > 1 ? (uint32_t)atoi(argv[1]) : 10;
         struct daemon d;
 
+        if (argc > 3 && strcmp(argv[3], "legacy") == 0) {
+                legacy_handles = true;
+                setenv("FAKECUDA_VMM", "0", 1);
+        }
         srandom(argc > 2 ? (unsigned)atoi(argv[2]) : 1);
         tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (tally == MAP_FAILED)
