@@ -92,7 +92,7 @@ int kvd_sequence_borrow(kvd_sequence *sequence, const struct kvd_pin *pin, uint3
  * emptied. Only the last one may be part filled, and the next block's first position follows its last token: a step
  * may begin in a fresh block (MemShare finds repeated steps only where they lie alike in their blocks).
  * On a negative result nothing has changed, except that after -ETIMEDOUT, -ECONNRESET and -EPROTO the blocks can only
- * be freed, as with kvd_seal.
+ * be freed, as with kvd_seal. On a GPU: their data is there already, whoever's stream wrote it.
  */
 int kvd_sequence_append(kvd_sequence *sequence, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
                         uint32_t n_tokens);

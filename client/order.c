@@ -121,12 +121,14 @@ int order_open(struct view *view, int fd, uint32_t row) {
 }
 
 static bool outstanding(const struct view *view) {
-        const struct device *d = view->device;
+        struct device *d = view->device;
+        bool passed = true;
 
-        for (uint32_t i = 0; i < ORDER_SLOTS; i++)
-                if (!order_passed(view, (struct promise){i, d->slots[i].value}))
-                        return true;
-        return false;
+        pthread_mutex_lock(&d->lock);
+        for (uint32_t i = 0; passed && i < ORDER_SLOTS; i++)
+                passed = order_passed(view, (struct promise){i, d->slots[i].value});
+        pthread_mutex_unlock(&d->lock);
+        return !passed;
 }
 
 /* What our streams have been given to do is done afterwards. False: their context has failed. */

@@ -13,6 +13,9 @@
  *                   | u64 [ORDER_SLOTS]       |  row 1
  *                   +-------------------------+ ...  ix->order_rows of them
  *
+ * Every client of the space can write every slot: clients of one domain trust each other's streams, also under
+ * isolation = arena.
+ *
  * A slot's value only grows, over all attachments that had its row. The writer's stream writes the next value after
  * the data (cuStreamWriteValue64: everything before it on the stream is visible to who sees the value); a reader's
  * stream waits until the slot is at least that value (cuStreamWaitValue64, GEQ).

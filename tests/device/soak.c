@@ -129,8 +129,20 @@ static struct peer start(const struct daemon *d) {
         return peer_start(work, d->socket, settings);
 }
 
+/* Memory goes from one space to the other. There may be no such space yet. */
+static void squeeze(struct conn *conn) {
+        char value[16];
+        struct kvd_msg_space_set request = {.space = kvd_slice_of(draw(2) ? "s" : "t"),
+                                            .key = kvd_slice_of("max_blocks")};
+
+        snprintf(value, sizeof value, "%u", 64 * (1 + draw(4)));
+        request.value = kvd_slice_of(value);
+        conn_call(conn, KVD_MSG_space_set, &request, NULL);
+}
+
 static void run(const struct daemon *d, uint32_t seconds) {
         uint64_t end = now_ms() + seconds * UINT64_C(1000);
+        struct conn *conn = daemon_connect(d);
         struct peer workers[WORKERS];
         uint32_t kills = 0;
 
@@ -140,6 +152,7 @@ static void run(const struct daemon *d, uint32_t seconds) {
                 uint32_t i = draw(WORKERS);
 
                 usleep(50000 + draw(200000));
+                squeeze(conn);
                 if (waitpid(workers[i].pid, NULL, WNOHANG) != 0)
                         die("a worker has ended by itself");
                 peer_kill(&workers[i]);
@@ -147,6 +160,7 @@ static void run(const struct daemon *d, uint32_t seconds) {
                 kills++;
         }
         tally->stop = true;
+        conn_close(conn);
         for (uint32_t i = 0; i < WORKERS; i++)
                 peer_end(&workers[i]);
         printf("%llu steps, %u kills: %llu reads of %llu blocks, %llu sealed, %llu allocations refused, %llu reads of "
