@@ -4,9 +4,10 @@
  * Processes that seal and read blocks of one GPU in the order of their streams, at random, and are killed at random:
  * nobody ever reads a wrong byte that kvd_check_pin calls right, nobody hangs, and in the end nothing is left over.
  *
- *      device-soak [SECONDS [SEED [legacy]]]
+ *      device-soak [SECONDS [SEED [legacy | calm]]]
  *
- * Two spaces that together want more than there is, so that blocks are evicted and memory goes from one to the other.
+ * Two spaces that together want more than there is, so that blocks are evicted and memory goes from one to the other:
+ * with calm, all the time, and nobody is killed.
  */
 
 #include <errno.h>
@@ -20,11 +21,12 @@
 #include <unistd.h>
 
 #include "client/conn.h"
+#include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/device/peer.h"
 
 #define WORKERS 5
-#define DOCUMENTS 40u
+#define DOCUMENTS 60u
 #define LONGEST 8u
 
 /* Shared by all. */
@@ -135,31 +137,49 @@ static void squeeze(struct conn *conn) {
         struct kvd_msg_space_set request = {.space = kvd_slice_of(draw(2) ? "s" : "t"),
                                             .key = kvd_slice_of("max_blocks")};
 
-        snprintf(value, sizeof value, "%u", 64 * (1 + draw(4)));
+        snprintf(value, sizeof value, "%u", 64 * (1 + draw(6)));
         request.value = kvd_slice_of(value);
         conn_call(conn, KVD_MSG_space_set, &request, NULL);
 }
 
-static void run(const struct daemon *d, uint32_t seconds) {
+static uint64_t segments_returned(struct conn *conn) {
+        struct kvd_msg_space_info request = {0};
+        struct kvd_msg_space_info_reply info;
+        uint64_t sum = 0, value;
+
+        for (; conn_call(conn, KVD_MSG_space_info, &request, &info) == 0; request.cursor = info.next) {
+                memcpy(&value, (const uint8_t *)info.counters.data + KVD_SPACE_SEGMENTS_RETURNED * sizeof value,
+                       sizeof value);
+                sum += value;
+        }
+        return sum;
+}
+
+static void kill_one(const struct daemon *d, struct peer *worker) {
+        if (waitpid(worker->pid, NULL, WNOHANG) != 0)
+                die("a worker has ended by itself");
+        peer_kill(worker);
+        *worker = start(d);
+}
+
+static void run(const struct daemon *d, uint32_t seconds, bool calm) {
         uint64_t end = now_ms() + seconds * UINT64_C(1000);
         struct conn *conn = daemon_connect(d);
         struct peer workers[WORKERS];
+        uint64_t returned;
         uint32_t kills = 0;
 
         for (uint32_t i = 0; i < WORKERS; i++)
                 workers[i] = start(d);
         while (now_ms() < end && !tally->wrong) {
-                uint32_t i = draw(WORKERS);
-
-                usleep(50000 + draw(200000));
+                usleep(calm ? 10000 : 50000 + draw(200000));
                 squeeze(conn);
-                if (waitpid(workers[i].pid, NULL, WNOHANG) != 0)
-                        die("a worker has ended by itself");
-                peer_kill(&workers[i]);
-                workers[i] = start(d);
-                kills++;
+                if (!calm)
+                        kill_one(d, &workers[draw(WORKERS)]);
+                kills += !calm;
         }
         tally->stop = true;
+        returned = segments_returned(conn);
         conn_close(conn);
         for (uint32_t i = 0; i < WORKERS; i++)
                 peer_end(&workers[i]);
@@ -168,10 +188,13 @@ static void run(const struct daemon *d, uint32_t seconds) {
                (unsigned long long)tally->steps, kills, (unsigned long long)tally->reads,
                (unsigned long long)tally->blocks, (unsigned long long)tally->seals, (unsigned long long)tally->refused,
                (unsigned long long)tally->poisoned, (unsigned long long)tally->wrong, (unsigned long long)tally->late);
+        printf("%llu segments went back to the pool\n", (unsigned long long)returned);
+        if (calm && returned < 8)
+                die("hardly any memory changed hands");
 }
 
 int main(int argc, char **argv) {
-        const char *const settings[] = {"daemon.pool=8M", "daemon.quarantine=50", NULL};
+        const char *const settings[] = {"daemon.pool=12M", "daemon.quarantine=50", NULL};
         uint32_t seconds = argc > 1 ? (uint32_t)atoi(argv[1]) : 10;
         struct daemon d;
 
@@ -184,7 +207,7 @@ int main(int argc, char **argv) {
         if (tally == MAP_FAILED)
                 die("mmap: %s", strerror(errno));
         start_daemon(&d, settings);
-        run(&d, seconds);
+        run(&d, seconds, argc > 3 && strcmp(argv[3], "calm") == 0);
         end_daemon(&d);
         return tally->wrong || tally->late || tally->blocks < 100 || tally->seals < 100;
 }
