@@ -118,6 +118,8 @@ static void look_at_order(struct loop_timer *timer) {
 }
 
 void server_watch_order(struct server *server) {
+        if (server->order.link && server->order_pause_ns == ORDER_FIRST_NS)
+                return; /* soon enough: who seals all the time must not put it off */
         server->order.fire = look_at_order;
         server->order_pause_ns = ORDER_FIRST_NS;
         loop_timer_set(server->loop, &server->order, sys_now_ns() + ORDER_FIRST_NS);
