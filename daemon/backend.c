@@ -133,7 +133,7 @@ static int take_vmm(struct backend *b) {
 
 /* Needs a context, and so a process of its own. because: descriptors were not to be had. */
 static int take_legacy(struct backend *b, const struct config *config, const char *because) {
-        char why[160], first[80];
+        char why[120], first[120];
         int r = hold_probe(config->worker_program, b->uuid.bytes, why, sizeof why);
 
         snprintf(first, sizeof first, "%s", because);
