@@ -114,10 +114,22 @@ static __device__ __forceinline__ void add_whole(float s[vector<NUMBER>::N], con
         }
 }
 
+/* 4 x 16 chains, spread over a group. */
+template <int NUMBER> static __device__ __forceinline__ float sum_of_64(float s[vector<NUMBER>::N]) {
+        const int N = vector<NUMBER>::N, LANES = 16 / N;
+
+#pragma unroll
+        for (int mask = LANES; mask <= 2 * LANES; mask *= 2)
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                        s[i] += warp_xor(s[i], mask);
+        return sum_of_16<NUMBER>(s);
+}
+
 template <int NUMBER, bool WIDE, bool PAIR>
 static __device__ __forceinline__ float flat_chunk(const struct squares_of &q, const uint8_t *x, const uint8_t *y,
                                                    uint64_t chunk, uint32_t lane) {
-        const int N = vector<NUMBER>::N, LANES = 16 / N;
+        const int N = vector<NUMBER>::N;
         uint64_t first = chunk * CHUNK, at = size_of<NUMBER>(first), left = first < q.elements ? q.elements - first : 0;
         float s[N] = {};
 
@@ -126,12 +138,7 @@ static __device__ __forceinline__ float flat_chunk(const struct squares_of &q, c
         else
                 add_strided<NUMBER, WIDE, PAIR, 64>(s, x + at, y + at, lane * N,
                                                     left < CHUNK ? (uint32_t)left : CHUNK);
-#pragma unroll
-        for (int mask = LANES; mask <= 2 * LANES; mask *= 2)
-#pragma unroll
-                for (int i = 0; i < N; i++)
-                        s[i] += warp_xor(s[i], mask);
-        return sum_of_16<NUMBER>(s);
+        return sum_of_64<NUMBER>(s);
 }
 
 template <int NUMBER, bool WIDE>

@@ -177,7 +177,8 @@ void emulate_wait(unsigned pending) {
         for (; n < t->n_copies && t->copies[n].group + pending < t->group; n++)
                 memcpy(t->copies[n].to, t->copies[n].from, 16);
         t->n_copies -= n;
-        memmove(t->copies, t->copies + n, t->n_copies * sizeof *t->copies);
+        if (n)
+                memmove(t->copies, t->copies + n, t->n_copies * sizeof *t->copies);
 }
 
 /* So that the end, rounded up to 16, lies before an inaccessible page. */

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/cuda/summarise.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#include "ipc/base/util.h"
+#include "kernels/hshare.h"
+#include "kernels/memshare.h"
+
+enum { THREADS = 256, WARPS = THREADS / 32, CHUNK = 1024, TILE = 16 /* as in summarise.cu */ };
+
+static int refuse(struct gpu *gpu, const char *why) {
+        snprintf(gpu->why, sizeof gpu->why, "summaries: %s", why);
+        return -EINVAL;
+}
+
+static uint32_t element_bytes(uint32_t number) {
+        return number == KVD_NUMBER_F32 ? 4 : 2;
+}
+
+static uint64_t plane_elements(const struct gpu_memshare_shape *s) {
+        return (uint64_t)s->heads * s->tokens * s->dim;
+}
+
+static int check(struct gpu *gpu, const struct gpu_summarise *a) {
+        const struct gpu_memshare_shape *s = &a->shape;
+        uint64_t misfit = a->blocks.base | a->blocks.block_bytes | a->offset;
+
+        if (s->number != KVD_NUMBER_F32 && s->number != KVD_NUMBER_F16 && s->number != KVD_NUMBER_BF16)
+                return refuse(gpu, "numbers of an unknown type");
+        if (s->order != KVD_MEMSHARE_HND && s->order != KVD_MEMSHARE_NHD)
+                return refuse(gpu, "an unknown order");
+        if (!s->layers || !s->heads || !s->tokens || !s->dim || s->dim > GPU_SUMMARISE_DIM ||
+            plane_elements(s) > UINT32_MAX)
+                return refuse(gpu, "no such layers, heads, tokens or dimensions");
+        if (!a->n_channels || a->n_channels > KVD_LABEL_CHANNELS_MAX || !a->channels)
+                return refuse(gpu, "no such channels");
+        if (!a->blocks.base || !a->blocks.ids || misfit % element_bytes(s->number))
+                return refuse(gpu, "blocks at no address for their numbers");
+        if (!a->rows || (a->rows | a->row_bytes | a->norms_off | a->anchors_off | a->labels_off) % sizeof(float))
+                return refuse(gpu, "no rows, or none that floats may be written to");
+        return 0;
+}
+
+/* Sums of both planes' chunks, then a tile for each warp. */
+static size_t shared_of(const struct gpu_memshare_shape *s) {
+        size_t sums = ALIGN_UP(2 * DIV_UP(plane_elements(s), CHUNK) * sizeof(float), 16);
+
+        return sums + (size_t)WARPS * TILE * (ALIGN_UP(s->dim * element_bytes(s->number), 16) + 16);
+}
+
+int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise *a) {
+        int r = check(gpu, a);
+
+        if (r < 0 || a->n == 0)
+                return r;
+        if (shared_of(&a->shape) > gpu->shared_bytes || (uint64_t)a->n * a->shape.layers > INT32_MAX)
+                return refuse(gpu, "planes too large, or more blocks than one launch takes");
+        return gpu_launch(gpu, GPU_KERNEL_summarise,
+                          (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared_of(&a->shape)}, stream, a);
+}
+
+uint64_t gpu_summarise_bytes(const struct gpu_summarise *a) {
+        return a->n * (2 * a->shape.layers * plane_elements(&a->shape) * element_bytes(a->shape.number) + a->row_bytes);
+}

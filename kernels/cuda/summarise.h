@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_KERNELS_CUDA_SUMMARISE_H
+#define KVD_KERNELS_CUDA_SUMMARISE_H
+
+/*
+ * Summaries of blocks (ipc/base/summary.h) in one launch: norms of planes, sums of keys' directions, labels of keys, as
+ * the worker's own kernels make them, bit for bit. Reads each block once (the labels' keys a second time from shared
+ * memory, the norms' from the L2), writes a row each.
+ */
+
+#include "kernels/cuda/memshare.h"
+
+#define GPU_SUMMARISE_DIM 256u
+
+struct gpu_summarise {
+        struct gpu_blocks blocks;
+        uint64_t offset;                 /* bytes from a block's start to layer 0's K */
+        struct gpu_memshare_shape shape; /* dim up to GPU_SUMMARISE_DIM */
+        uint32_t n;                      /* blocks: ids[0] to ids[n - 1] */
+        uint32_t n_channels;             /* of a label, up to 256 */
+        cu_address tokens;               /* const uint32_t [n]: how many are written; 0: all of every block */
+        cu_address channels;             /* const uint16_t [layer][head][n_channels] */
+        cu_address rows;                 /* row i at rows + i * row_bytes; aligned to 4. One of a block that is not */
+        uint64_t row_bytes;              /* resident stays as it is, and so do stamps and what is behind the labels */
+        uint32_t norms_off, anchors_off, labels_off;
+};
+
+int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise *a);
+
+/* Bytes that it must move: the blocks, and the rows. */
+uint64_t gpu_summarise_bytes(const struct gpu_summarise *a);
+
+#endif
