@@ -28,8 +28,12 @@ struct deferred {
         bool is_pin;    /* false: a block that we filled */
 };
 
+/*
+ * A stream is known by its id, which no other ever has: a handle is another stream's after cuStreamDestroy, and the
+ * per-thread default stream is another one in each thread.
+ */
 struct stream_slot {
-        void *stream;
+        uint64_t stream;
         uint64_t value; /* promised last, by us or by who had the row before */
         bool used;      /* by a stream of ours */
 };

@@ -169,7 +169,7 @@ void order_close(struct view *view) {
 /* ---- promises --------------------------------------------------------------------------------------------------- */
 
 /* The stream's slot, or one that it may have from now on; ORDER_SLOTS: others are busy in all. */
-static uint32_t find_slot(const struct view *view, const void *stream) {
+static uint32_t find_slot(const struct view *view, uint64_t stream) {
         const struct device *d = view->device;
         uint32_t spare = ORDER_SLOTS;
 
@@ -186,16 +186,20 @@ static uint32_t find_slot(const struct view *view, const void *stream) {
 /* Under d->lock and with the device entered: writes of a slot are put into its stream in the order of their values. */
 static cu_result write_next(struct view *view, void *stream, struct promise *ret) {
         struct device *d = view->device;
-        uint32_t slot = find_slot(view, stream);
-        cu_result error;
+        unsigned long long id;
+        cu_result error = d->gpu.cuda->cuStreamGetId(stream, &id);
+        uint32_t slot;
 
+        if (error)
+                return error;
+        slot = find_slot(view, id);
         if (slot == ORDER_SLOTS)
                 return CU_NOT_SUPPORTED;
         error = d->gpu.cuda->cuStreamWriteValue64(stream, slot_address(d, order_slot_of(d->row, slot)),
                                                   d->slots[slot].value + 1, CU_WRITE_DEFAULT);
         if (error)
                 return error;
-        d->slots[slot] = (struct stream_slot){stream, d->slots[slot].value + 1, true};
+        d->slots[slot] = (struct stream_slot){id, d->slots[slot].value + 1, true};
         *ret = (struct promise){slot, d->slots[slot].value};
         return CU_OK;
 }
@@ -233,33 +237,35 @@ static int wait_here(const struct view *view, uint32_t order_slot, uint64_t valu
         return 0;
 }
 
-/* Of a slot of our own that this stream writes: it is behind that write already. */
-static bool is_own(struct view *view, const void *stream, uint32_t order_slot) {
+/* Of a slot of our own that this stream writes: it is behind that write already. With the device entered. */
+static bool is_own(struct view *view, cu_stream stream, uint32_t order_slot) {
         struct device *d = view->device;
         uint32_t first = order_slot_of(d->row, 0);
+        unsigned long long id;
         bool own = false;
 
-        if (order_slot < first || order_slot >= first + ORDER_SLOTS)
+        if (order_slot < first || order_slot >= first + ORDER_SLOTS || d->gpu.cuda->cuStreamGetId(stream, &id))
                 return false;
         pthread_mutex_lock(&d->lock);
-        own = d->slots[order_slot - first].used && d->slots[order_slot - first].stream == stream;
+        own = d->slots[order_slot - first].used && d->slots[order_slot - first].stream == id;
         pthread_mutex_unlock(&d->lock);
         return own;
 }
 
 int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t value) {
         struct device *d = view->device;
-        cu_result error;
+        cu_result error = CU_OK;
         int r;
 
-        if (order_reached(view, order_slot) >= value || is_own(view, stream, order_slot))
+        if (order_reached(view, order_slot) >= value)
                 return 0;
         if (!d->streams)
                 return wait_here(view, order_slot, value);
         r = enter(d);
         if (r < 0)
                 return r;
-        error = d->gpu.cuda->cuStreamWaitValue64(stream, slot_address(d, order_slot), value, CU_WAIT_GEQ);
+        if (!is_own(view, stream, order_slot))
+                error = d->gpu.cuda->cuStreamWaitValue64(stream, slot_address(d, order_slot), value, CU_WAIT_GEQ);
         kvd_device_leave(&d->gpu);
         return error ? stream_fail(d, error, "the stream cannot wait") : 0;
 }

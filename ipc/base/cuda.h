@@ -161,6 +161,7 @@ struct cu_ipc_handle {
         CALL(cuIpcCloseMemHandle, 4010, (cu_address at)) \
         CALL(cuStreamCreateWithPriority, 5050, (cu_stream *ret, unsigned flags, int priority)) \
         CALL(cuStreamDestroy, 4000, (cu_stream stream)) \
+        CALL(cuStreamGetId, 12000, (cu_stream stream, unsigned long long *ret)) \
         CALL(cuStreamSynchronize, 2000, (cu_stream stream)) \
         CALL(cuStreamQuery, 2000, (cu_stream stream)) \
         CALL(cuStreamWaitEvent, 3020, (cu_stream stream, cu_event event, unsigned flags)) \

@@ -116,6 +116,54 @@ static void reader_without_streams(void) {
         in_place_with(none);
 }
 
+/* ---- handles of streams ----------------------------------------------------------------------------------------- */
+
+static void new_stream(struct side *s) {
+        cu_stream old = s->stream;
+
+        CHECK(s->cuda->cuStreamDestroy(old) == CU_OK);
+        CHECK(s->cuda->cuStreamCreateWithPriority(&s->stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK);
+        CHECK(s->stream == old);
+}
+
+/*
+ * A stream is destroyed while it still fills blocks, and another gets its handle. It is not that stream: it has to
+ * wait for the blocks, and what it promises is not kept before the old one's promise.
+ */
+static void another_stream_with_that_handle(struct role *role) {
+        struct kvd_pin pins[2] = {0}, again = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pins[0]);
+        new_stream(&s);
+        CHECK(find(&s, DOC, 2, &again, ids) == 2);
+        must(kvd_wait_on(s.space, &again, s.stream));
+        put_read(&s, &again, ids, 2);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        kvd_unpin_on(s.space, &again, s.stream);
+
+        publish(&s, DOC + 1, 2, &pins[1]);
+        new_stream(&s);
+        kvd_unpin_on(s.space, &pins[0], s.stream);
+        CHECK(kvd_check_pin(s.space, &pins[1]) == -EAGAIN);
+        kvd_unpin_on(s.space, &pins[1], s.stream);
+        side_close(&s);
+}
+
+static void stream_handle_used_again(void) {
+        const char *const settings[] = {"FAKECUDA_REUSE=1", "FAKECUDA_SLOW=set:250", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(another_stream_with_that_handle, d.socket, settings);
+        peer_end(&a);
+        end_daemon(&d);
+}
+
 /* ---- without stream memory operations -------------------------------------------------------------------------- */
 
 static void waits_itself(struct role *role) {
@@ -733,6 +781,7 @@ int main(int argc, char **argv) {
         } plays[] = {
                 {"in-place", in_place},
                 {"reader-without-streams", reader_without_streams},
+                {"stream-handle-used-again", stream_handle_used_again},
                 {"without-streams", without_streams},
                 {"producer-killed", producer_killed},
                 {"stores-wake-nobody", producer_killed_and_stores_wake_nobody},

@@ -39,6 +39,7 @@
  *                                does not notice a plain store. Default: it notices both
  *      FAKECUDA_STRICT=1         the processor cannot reach the device's memory: it is accessible only while a stream
  *                                works on some (so what happens at that very moment is not noticed)
+ *      FAKECUDA_REUSE=1          a new stream has the handle of one that was destroyed, as on drivers. Default: never
  *      FAKECUDA_FAIL=f:n=e,...   the n-th call of f in this process returns e and does nothing else; 700 and 719 stay.
  *                                f may be "execute": the n-th piece of work on a stream fails when its turn comes
  *      FAKECUDA_SLOW=w:ms,...    w (copy, set, kernel, host, write) takes ms longer
@@ -146,7 +147,7 @@ struct fake_settings {
         uint64_t memory;
         char group[17];
         bool shared_memory; /* counted over all processes */
-        bool vmm, legacy, stream_order, only_writes_wake, strict;
+        bool vmm, legacy, stream_order, only_writes_wake, strict, reuse_handles;
 };
 extern struct fake_settings fake_settings;
 void fake_read_settings(void); /* once */
@@ -256,7 +257,9 @@ struct stream {
         struct stream *next;
         struct device *device;
         bool blocking;  /* takes turns with the legacy default stream */
-        bool alive;     /* false: destroyed; the handle is never used again */
+        bool alive;     /* false: destroyed */
+        cu_stream handle; /* its own address, or that of a stream that was destroyed; NULL: another has it by now */
+        uint64_t id;    /* no other stream ever has it */
         bool started;
         struct work *first, *last;
         uint64_t submitted, done;

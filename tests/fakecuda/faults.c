@@ -95,6 +95,7 @@ static void read_once(void) {
         fake_settings.shared_memory = getenv("FAKECUDA_MEMORY");
         fake_settings.vmm = number("FAKECUDA_VMM", 1);
         fake_settings.legacy = number("FAKECUDA_LEGACY", 1);
+        fake_settings.reuse_handles = number("FAKECUDA_REUSE", 0);
         fake_settings.stream_order = number("FAKECUDA_STREAM_ORDER", 1);
         fake_settings.only_writes_wake = wake;
         fake_settings.strict = number("FAKECUDA_STRICT", 0);

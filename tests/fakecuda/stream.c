@@ -3,7 +3,7 @@
 /*
  * Each stream has a thread that does its work in order. What default streams and events add are waits: work may have to
  * wait until other streams have done so many pieces. Streams are never freed, so that a handle that was destroyed is
- * known as such.
+ * known as such, unless FAKECUDA_REUSE gives it to the next one.
  */
 
 #include "tests/fakecuda/driver.h"
@@ -28,6 +28,7 @@ static __thread struct stream *working;           /* the stream whose work this 
 
 static struct stream *streams;
 static unsigned n_executed;
+static uint64_t n_streams = 2; /* ids that default streams may have on drivers */
 static struct sigaction before_us;
 
 /* ---- a thread ------------------------------------------------------------------------------------------------------ */
@@ -162,9 +163,19 @@ static struct stream *add(struct device *device, bool blocking) {
 
         if (!it)
                 abort();
-        *it = (struct stream){.next = streams, .device = device, .blocking = blocking, .alive = true};
+        *it = (struct stream){.next = streams, .device = device, .blocking = blocking, .alive = true, .handle = it,
+                              .id = ++n_streams};
         streams = it;
         return it;
+}
+
+static void reuse_handle(struct stream *it) {
+        for (struct stream *old = streams; old; old = old->next)
+                if (!old->alive && old->handle) {
+                        it->handle = old->handle;
+                        old->handle = NULL;
+                        return;
+                }
 }
 
 static struct stream *legacy(struct device *device) {
@@ -188,19 +199,38 @@ struct stream *stream_find(cu_stream handle) {
                 return legacy(fake_current());
         if (handle == CU_PER_THREAD_STREAM)
                 return of_thread(fake_current());
-        while (it && (cu_stream)it != handle)
+        while (it && it->handle != handle)
                 it = it->next;
         return it && it->alive ? it : NULL;
 }
 
 cu_result cuStreamCreateWithPriority(cu_stream *ret, unsigned flags, int priority) {
+        struct stream *it;
+
         ENTER(cuStreamCreateWithPriority, NEEDS_CONTEXT);
         if (!ret || flags & ~CU_STREAM_NON_BLOCKING)
                 return CU_INVALID_VALUE;
         pthread_mutex_lock(&fake.lock);
-        *ret = add(fake_current(), !(flags & CU_STREAM_NON_BLOCKING));
+        it = add(fake_current(), !(flags & CU_STREAM_NON_BLOCKING));
+        if (fake_settings.reuse_handles)
+                reuse_handle(it);
+        *ret = it->handle;
         pthread_mutex_unlock(&fake.lock);
         return CU_OK;
+}
+
+cu_result cuStreamGetId(cu_stream handle, unsigned long long *ret) {
+        struct stream *it;
+
+        ENTER(cuStreamGetId, NEEDS_CONTEXT);
+        if (!ret)
+                return CU_INVALID_VALUE;
+        pthread_mutex_lock(&fake.lock);
+        it = stream_find(handle);
+        if (it)
+                *ret = it->id;
+        pthread_mutex_unlock(&fake.lock);
+        return it ? CU_OK : CU_INVALID_HANDLE;
 }
 
 /* What was queued is still done. */
