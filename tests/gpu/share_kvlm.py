@@ -3,7 +3,7 @@
 """
 Four kvlm processes answer out of one GPU cache; their logits are compared with those of one that shares nothing.
 
-    share_kvlm.py SOURCE BUILD [--tokens N]       JSON lines, as tests/gpu/run takes them
+    share_kvlm.py SOURCE BUILD [--tokens N] [--processes N] ...       JSON lines, as tests/gpu/run takes them
 """
 import argparse
 import array
@@ -14,8 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-
-PROCESSES = 4
 
 
 def say(question, answer, ok, **numbers):
@@ -80,7 +78,7 @@ class Scene:
     def run(self, tokens, name, *arguments):
         logits = os.path.join(self.dir, name)
         return logits, subprocess.Popen(
-            self.kvlm('--tokens', tokens, '--logits', logits, '--json', '--max-tokens', '8', '--device', self.device,
+            self.kvlm('--tokens', tokens, '--logits', logits, '--json', '--max-tokens', self.o.answer, '--device', self.device,
                       '--decode', 'exact', *arguments),
             env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -106,8 +104,9 @@ def finish(process, what):
 
 
 def compare(scene):
-    question = f'{PROCESSES} kvlm processes share one GPU cache: are their logits those of a process that shares nothing?'
-    prompts = [scene.tokens(i) for i in range(PROCESSES)]
+    processes = scene.o.processes
+    question = f'{processes} kvlm processes share one GPU cache: are their logits those of a process that shares nothing?'
+    prompts = [scene.tokens(i) for i in range(processes)]
     alone = []
     for i, prompt in enumerate(prompts):
         logits, process = scene.run(prompt, f'alone-{i}', '--no-share')
@@ -134,6 +133,8 @@ def main():
     p.add_argument('build')
     p.add_argument('--tokens', type=int, default=1500)
     p.add_argument('--pool', default='1G')
+    p.add_argument('--answer', default='8')
+    p.add_argument('--processes', type=int, default=4)
     o = p.parse_args()
     scene = Scene(o)
     try:
@@ -143,7 +144,7 @@ def main():
         scene.start()
         compare(scene)
     except (Stop, subprocess.SubprocessError, OSError) as why:
-        say('do four kvlm processes share one GPU cache?', str(why), False)
+        say('do kvlm processes share one GPU cache?', str(why), False)
     finally:
         scene.stop()
     return 0
