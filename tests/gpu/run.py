@@ -3,6 +3,7 @@
 """Runs the parts of tests/gpu/run, most important first, within one budget of time. See the comment there."""
 import argparse
 import datetime
+import glob
 import json
 import os
 import re
@@ -31,6 +32,17 @@ class Runner:
         self.environment = dict(os.environ, KVD=self.path('daemon/kvd'), KVCTL=self.path('tools/kvctl/kvctl'),
                                 KVLM=self.path('tools/kvlm/kvlm'), TMPDIR=self.scratch,
                                 KVLM_MODEL=os.path.join(options.root, 'tools/kvlm/model'))
+
+        self.find_cublas()
+
+    def find_cublas(self):
+        """kvlm wants libcublas, which often lies where only a toolkit or PyTorch looks."""
+        folders = ['/usr/local/cuda/lib64', '/usr/local/cuda/targets/x86_64-linux/lib']
+        for path in sys.path:
+            folders += glob.glob(os.path.join(path, 'nvidia', '*', 'lib'))
+        found = [f for f in folders if glob.glob(os.path.join(f, 'libcublas.so.1[23]'))]
+        if found:
+            self.environment['LD_LIBRARY_PATH'] = ':'.join(filter(None, [os.environ.get('LD_LIBRARY_PATH'), *found[:1]]))
 
     def path(self, *below):
         return os.path.join(self.options.build, *below)
