@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's owner in it: a pin, or
- * a reference to the mapping. What deletes it may be any thread of any library, at any time until the space is closed.
+ * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's owner in it: a pin,
+ * or a reference to the mapping. What deletes it may be any thread of any library, at any time until the space is
+ * closed.
  */
 
 #include <dlfcn.h>
@@ -78,7 +79,7 @@ void kvd_dlpack_capsule_free(void *capsule) {
         managed->deleter(managed);
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ---------------------------------------------------------------------------------------------------- */
 
 static struct DLDataType type_of(const struct kvd_geometry *g) {
         uint8_t code = g->dtype == KVD_I8 ? DLPACK_INT : g->dtype == KVD_BF16 ? DLPACK_BFLOAT : DLPACK_FLOAT;
@@ -141,11 +142,12 @@ static int make(struct kvd_space *space, struct view *view, void *data, struct o
         return 0;
 }
 
-/* ---- the calls ------------------------------------------------------------------------------------------------------ */
+/* ---- the calls ------------------------------------------------------------------------------------------------- */
 
 static int check_not_forked(const struct kvd_space *space) {
-        return forked(space->handle) ? client_fail(-ECHILD, "this process was forked from the one that opened the space; "
-                                                   "open it anew") : 0;
+        if (!forked(space->handle))
+                return 0;
+        return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
 }
 
 /* The block's incarnation in the chain; KVD_ROOT: it is not in it. Fixed while the chain is held. */

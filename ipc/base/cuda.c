@@ -53,7 +53,7 @@ static void load_once(void) {
         }
         get = dlsym(library, "cuGetProcAddress_v2");
         if (!get) {
-                snprintf(load_why, sizeof load_why, "the CUDA driver is older than 12.0: it has no cuGetProcAddress_v2");
+                snprintf(load_why, sizeof load_why, "the CUDA driver is older than 12.0: no cuGetProcAddress_v2");
                 return;
         }
         loaded = resolve_all((get_address)get);

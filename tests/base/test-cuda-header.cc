@@ -2,8 +2,8 @@
 
 /*
  * Our own declarations of the CUDA driver against the toolkit's, decided by the compiler, in C++, because its templates
- * can take a function's type apart. Then, where a libcuda.so.1 is found (in the suite, the stand-in): does it have every
- * function under the name that a program compiled with cuda.h would link to?
+ * can take a function's type apart. Then, where a libcuda.so.1 is found (in the suite, the stand-in): does it have
+ * every function under the name that a program compiled with cuda.h would link to?
  */
 
 #include <stdbool.h>
@@ -91,7 +91,7 @@ template <class R, class S, class... A, class... B> struct same_function<R (*)(A
         static constexpr bool value = same_passing<R, S>() && parameters<sizeof...(A), sizeof...(B)>();
 };
 
-static_assert(same_function<int (*)(int, void *), CUresult (*)(int, const char *)>::value, "the comparison takes these");
+static_assert(same_function<int (*)(int, void *), CUresult (*)(int, const char *)>::value, "it takes these");
 static_assert(!same_function<int (*)(int, void *), int (*)(int)>::value, "... and not another number of parameters");
 static_assert(!same_function<int (*)(int), int (*)(long)>::value, "... another size");
 static_assert(!same_function<int (*)(long), int (*)(void *)>::value, "... another kind");

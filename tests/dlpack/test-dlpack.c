@@ -91,7 +91,7 @@ static void expect_shape(const struct DLManagedTensor *it, int n, const int64_t 
         ck_assert_int_eq(it->tensor.device.id, place.memory == KVD_MEMORY_CUDA ? place.device : 0);
 }
 
-/* ---- shapes -------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ---------------------------------------------------------------------------------------------------- */
 
 START_TEST(shapes_are_the_geometry) {
         static const struct {
@@ -149,7 +149,7 @@ START_TEST(what_is_refused) {
 }
 END_TEST
 
-/* ---- what tensors hold ----------------------------------------------------------------------------------------------- */
+/* ---- what tensors hold ----------------------------------------------------------------------------------------- */
 
 /* More other blocks than the pool has, so that everything that is not held goes. */
 static void fill_pool(uint32_t number) {
@@ -262,7 +262,7 @@ START_TEST(a_forked_child_may_delete) {
 }
 END_TEST
 
-/* ---- on a GPU: a stream still reads when the tensor is deleted --------------------------------------------------------- */
+/* ---- on a GPU: a stream still reads when the tensor is deleted ------------------------------------------------- */
 
 struct gate {
         _Atomic int open;

@@ -13,7 +13,8 @@
 #include "ipc/base/util.h"
 #include "tests/fakecuda/run.h"
 
-enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
+enum { SUCCESS = 0, NOT_INITIALIZED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7,
+       EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum { F32 = 0, F16 = 2, BF16 = 14 };                                    /* cudaDataType */
 enum { PLAIN = 0, TRANSPOSED = 1 };
 enum { SUM_F32 = 68, SUM_F32_PEDANTIC = 69, SUM_F32_TF32 = 77 };        /* cublasComputeType_t */
@@ -43,7 +44,7 @@ struct product {
         bool tf32;
 };
 
-/* ---- numbers -------------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------------------------- */
 
 static float from_bits(uint32_t bits) {
         float x;
@@ -119,7 +120,7 @@ static float to_tf32(float x) {
         return x != x ? x : from_bits((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
 }
 
-/* ---- the product ------------------------------------------------------------------------------------------------------ */
+/* ---- the product ----------------------------------------------------------------------------------------------- */
 
 static uint8_t *element(const struct matrix *m, int batch, int64_t row, int64_t column) {
         return (uint8_t *)(uintptr_t)m->at + (size_t)(batch * m->stride + column * m->ld + row) * size_of(m->type);
@@ -189,7 +190,7 @@ static cu_result run(void *data) {
         return CU_OK;
 }
 
-/* ---- what programs call ------------------------------------------------------------------------------------------------- */
+/* ---- what programs call ---------------------------------------------------------------------------------------- */
 
 #define CUBLAS __attribute__((visibility("default")))
 

@@ -29,7 +29,7 @@ void fake_break(struct device *device, cu_result error) {
         pthread_cond_broadcast(&fake.changed);
 }
 
-/* ---- start ------------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------------------------- */
 
 static struct cu_uuid uuid_of(int number) {
         return (struct cu_uuid){{'f', 'a', 'k', 'e', 0xc0, 0xda, 0x40, 1, 0x80, 2, 3, 5, 8, 13, 21, (uint8_t)number}};
@@ -106,7 +106,7 @@ cu_result cuDriverGetVersion(int *ret) {
         return CU_OK;
 }
 
-/* ---- functions by name and version -------------------------------------------------------------------------------- */
+/* ---- functions by name and version ----------------------------------------------------------------------------- */
 
 cu_result cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *) __attribute__((visibility("default")));
 
@@ -149,7 +149,7 @@ cu_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_
         return version > fake_settings.version || !*ret ? CU_NOT_FOUND : CU_OK;
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------------------------- */
 
 static const struct {
         cu_result error;
@@ -163,7 +163,8 @@ static const struct {
         {CU_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
         {CU_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
         {CU_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-        {CU_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
+        {CU_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+         "no kernel image is available for execution on the device"},
         {CU_UNSUPPORTED_PTX, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
          "the provided PTX was compiled with an unsupported toolchain."},
         {CU_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
@@ -202,7 +203,7 @@ cu_result cuGetErrorString(cu_result error, const char **ret) {
         return describe(error, false, ret);
 }
 
-/* ---- devices ------------------------------------------------------------------------------------------------------ */
+/* ---- devices --------------------------------------------------------------------------------------------------- */
 
 cu_result cuDeviceGetCount(int *ret) {
         ENTER(cuDeviceGetCount, NEEDS_INIT);
@@ -281,7 +282,7 @@ cu_result cuDeviceGetAttribute(int *ret, int attribute, cu_device it) {
         }
 }
 
-/* ---- contexts: the devices' primary ones ---------------------------------------------------------------------------- */
+/* ---- contexts: the devices' primary ones ----------------------------------------------------------------------- */
 
 cu_result cuDevicePrimaryCtxRetain(cu_context *ret, cu_device it) {
         struct device *device = fake_device(it);

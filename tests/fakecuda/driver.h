@@ -35,8 +35,8 @@
  *      FAKECUDA_VMM=0            no POSIX descriptors: cuMemCreate that asks for them is CU_NOT_SUPPORTED
  *      FAKECUDA_LEGACY=0         cuIpcGetMemHandle is CU_NOT_SUPPORTED
  *      FAKECUDA_STREAM_ORDER=0   cuStreamWriteValue64 and -Wait- are CU_NOT_SUPPORTED
- *      FAKECUDA_WAKE=write       a waiting stream goes on after a cuStreamWriteValue64 to that word, by any process, but
- *                                does not notice a plain store. Default: it notices both
+ *      FAKECUDA_WAKE=write       a waiting stream goes on after a cuStreamWriteValue64 to that word, by any process,
+ *                                but does not notice a plain store. Default: it notices both
  *      FAKECUDA_STRICT=1         the processor cannot reach the device's memory: it is accessible only while a stream
  *                                works on some (so what happens at that very moment is not noticed)
  *      FAKECUDA_REUSE=1          a new stream has the handle of one that was destroyed, as on drivers. Default: never
@@ -89,7 +89,7 @@ enum {
 #define FAKE_PAGE ((size_t)4096)
 #define FAKE_FRESH 0xa5
 
-/* ---- the process ------------------------------------------------------------------------------------------------- */
+/* ---- the process ----------------------------------------------------------------------------------------------- */
 
 struct stream;
 
@@ -120,7 +120,7 @@ struct device *fake_device(cu_device it);   /* NULL: no such */
 /* A context breaks; what waits for it goes on. lock is held. */
 void fake_break(struct device *device, cu_result error);
 
-/* ---- entry: every function of the driver begins with ENTER -------------------------------------------------------- */
+/* ---- entry: every function of the driver begins with ENTER ----------------------------------------------------- */
 
 struct fake_entry {
         const char *name;
@@ -155,7 +155,7 @@ void fake_read_settings(void); /* once */
 enum fake_work { WORK_COPY, WORK_SET, WORK_KERNEL, WORK_HOST, WORK_WRITE, WORK_OTHER, N_WORK };
 void fake_delay(enum fake_work work);
 
-/* ---- addresses: under lock --------------------------------------------------------------------------------------- */
+/* ---- addresses: under lock ------------------------------------------------------------------------------------- */
 
 enum range_kind {
         RANGE_RESERVED = 1,
@@ -201,14 +201,14 @@ bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *r
 
 void memory_free_all(struct device *device); /* what a context takes with it: not VMM */
 
-/* ---- memory: under lock ------------------------------------------------------------------------------------------- */
+/* ---- memory: under lock ---------------------------------------------------------------------------------------- */
 
 int usage_memfd(const struct device *device, const char *kind); /* names it so that usage_bytes and imports find it */
 bool usage_is_ours(int fd, const char *kind, int *device);
 bool usage_fits(const struct device *device, uint64_t more);
 uint64_t usage_bytes(const struct device *device);
 
-/* ---- streams ------------------------------------------------------------------------------------------------------ */
+/* ---- streams --------------------------------------------------------------------------------------------------- */
 
 struct work {
         struct work *next;
@@ -268,7 +268,7 @@ struct stream {
 /* The stream behind a handle, for the current context; NULL: destroyed or never there. */
 struct stream *stream_find(cu_stream handle);
 
-/* Queues a copy of work. with: also waits until that stream has done so many; may be NULL. stream may be NULL: error. */
+/* Queues a copy of work. with: also waits until that stream has done so many; may be NULL. No stream: an error. */
 cu_result stream_append(struct stream *stream, const struct work *work, const struct stream *with,
                         uint64_t number); /* lock is held */
 cu_result stream_submit(cu_stream handle, const struct work *work, const struct stream *with, uint64_t number);

@@ -31,7 +31,7 @@ struct kernel {
 static struct library *libraries;
 static struct kernel *kernels;
 
-/* ---- for the tests of the stand-in ----------------------------------------------------------------------------------- */
+/* ---- for the tests of the stand-in ----------------------------------------------------------------------------- */
 
 struct store {
         cu_address to;
@@ -51,7 +51,7 @@ static const struct fake_kernel *find_code(const char *name) {
         return strcmp(name, own.name) == 0 ? &own : fake_kernel_find(name);
 }
 
-/* ---- libraries ------------------------------------------------------------------------------------------------------- */
+/* ---- libraries ------------------------------------------------------------------------------------------------- */
 
 static struct library *find_library(cu_library handle) {
         struct library *it = libraries;
@@ -178,7 +178,7 @@ cu_result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *ret, cu_function hand
         return CU_OK;
 }
 
-/* ---- launches --------------------------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------------------------- */
 
 static cu_result run_kernel(struct work *work, struct stream *stream) {
         const struct fake_launch launch = {

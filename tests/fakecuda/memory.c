@@ -41,7 +41,7 @@ void memory_free_all(struct device *device) {
                 range_drop(it);
 }
 
-/* ---- of the device ------------------------------------------------------------------------------------------------ */
+/* ---- of the device --------------------------------------------------------------------------------------------- */
 
 cu_result cuMemGetInfo(size_t *free, size_t *total) {
         uint64_t used;
@@ -119,7 +119,7 @@ cu_result cuMemFree(cu_address at) {
         return it ? error : CU_INVALID_VALUE;
 }
 
-/* ---- in other processes ------------------------------------------------------------------------------------------- */
+/* ---- in other processes ---------------------------------------------------------------------------------------- */
 
 struct legacy {
         char magic[8];
@@ -220,7 +220,7 @@ cu_result cuIpcCloseMemHandle(cu_address at) {
         return it ? CU_OK : CU_INVALID_VALUE;
 }
 
-/* ---- of the host -------------------------------------------------------------------------------------------------- */
+/* ---- of the host ----------------------------------------------------------------------------------------------- */
 
 cu_result cuMemHostAlloc(void **ret, size_t bytes, unsigned flags) {
         void *at;

@@ -31,7 +31,7 @@ static unsigned n_executed;
 static uint64_t n_streams = 2; /* ids that default streams may have on drivers */
 static struct sigaction before_us;
 
-/* ---- a thread ------------------------------------------------------------------------------------------------------ */
+/* ---- a thread -------------------------------------------------------------------------------------------------- */
 
 static bool is_ready(const struct work *work) {
         for (const struct wait *w = work->waits; w; w = w->next)
@@ -156,7 +156,7 @@ static void start(struct stream *stream) {
         stream->started = true;
 }
 
-/* ---- handles ------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------------------------- */
 
 static struct stream *add(struct device *device, bool blocking) {
         struct stream *it = calloc(1, sizeof *it);
@@ -257,7 +257,7 @@ void stream_destroy_all(struct device *device) {
         pthread_cond_broadcast(&fake.changed);
 }
 
-/* ---- queueing ------------------------------------------------------------------------------------------------------ */
+/* ---- queueing -------------------------------------------------------------------------------------------------- */
 
 static void wait_for(struct work *work, const struct stream *stream, uint64_t number) {
         struct wait *it;
@@ -334,7 +334,7 @@ cu_result stream_submit_and_wait(cu_stream handle, const struct work *work) {
         return error;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------------------------- */
 
 cu_result stream_wait(const struct stream *stream, uint64_t number) {
         while (stream->done < number && !stream->device->broken)

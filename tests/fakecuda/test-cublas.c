@@ -172,8 +172,8 @@ START_TEST(a_batch) {
         }
         for (int i = 0; i < 40; i++)
                 c[i] = NAN; /* multiplied by 0, not read */
-        ck_assert_int_eq(blas.batched(handle, 0, 0, 3, 4, 5, &one, a, F32, 3, 16, b, F32, 5, 20, &zero, c, F32, 3, 13, 2,
-                                      SUM_F32, -1), 0);
+        ck_assert_int_eq(blas.batched(handle, 0, 0, 3, 4, 5, &one, a, F32, 3, 16, b, F32, 5, 20, &zero, c, F32, 3, 13,
+                                      2, SUM_F32, -1), 0);
         OK(cuCtxSynchronize());
         ck_assert(isnan(c[12]) && isnan(c[25]));
         compare(&s, a, b, c, before, F32, F32, 0, 0, 3, 5, 3, 1, 0);
@@ -221,10 +221,10 @@ START_TEST(sixteen_bits) {
         *unit = one16;
         for (unsigned i = 0; i < N; i++)
                 from[i] = (uint16_t)i;
-        ck_assert_int_eq(blas.gemm(handle, 0, 0, N, 1, 1, &one, from, F16, N, unit, F16, 1, &zero, wide, F32, N, SUM_F32,
-                                   -1), 0);
-        ck_assert_int_eq(blas.gemm(handle, 0, 0, N, 1, 1, &one, from, F16, N, unit, F16, 1, &zero, back, F16, N, SUM_F32,
-                                   -1), 0);
+        ck_assert_int_eq(blas.gemm(handle, 0, 0, N, 1, 1, &one, from, F16, N, unit, F16, 1, &zero, wide, F32, N,
+                                   SUM_F32, -1), 0);
+        ck_assert_int_eq(blas.gemm(handle, 0, 0, N, 1, 1, &one, from, F16, N, unit, F16, 1, &zero, back, F16, N,
+                                   SUM_F32, -1), 0);
         OK(cuCtxSynchronize());
         for (unsigned i = 0; i < N; i++) {
                 if ((i & 0x7c00) != 0x7c00)
@@ -237,8 +237,8 @@ START_TEST(sixteen_bits) {
                         ck_assert_uint_eq(back[i], i);
         }
         for (size_t i = 0; i < ARRAY_SIZE(between); i++) {
-                ck_assert_int_eq(blas.gemm(handle, 0, 0, 1, 1, 1, &between[i][0], unit, F16, 1, unit, F16, 1, &zero, back,
-                                           F16, 1, SUM_F32, -1), 0);
+                ck_assert_int_eq(blas.gemm(handle, 0, 0, 1, 1, 1, &between[i][0], unit, F16, 1, unit, F16, 1, &zero,
+                                           back, F16, 1, SUM_F32, -1), 0);
                 OK(cuCtxSynchronize());
                 ck_assert((back[0] & 0x7fff) == 0x7c00 ? isinf(between[i][1]) : of_half(back[0]) == between[i][1]);
         }
@@ -302,8 +302,8 @@ START_TEST(what_is_refused) {
         ck_assert_int_eq(blas.destroy(other), 1);
         ck_assert_int_eq(GEMM(other, 2, 2, 2, F32, 8, SUM_F32), 1);
         OK(cuCtxSynchronize());
-        ck_assert_int_eq(blas.gemm(handle, 0, 0, 1, 1, 1, &one, host, F32, 1, at, F32, 1, &zero, at, F32, 1, SUM_F32, -1),
-                         0);
+        ck_assert_int_eq(blas.gemm(handle, 0, 0, 1, 1, 1, &one, host, F32, 1, at, F32, 1, &zero, at, F32, 1, SUM_F32,
+                                   -1), 0);
         FAILS(CU_ILLEGAL_ADDRESS, cuCtxSynchronize()); /* memory that is not the device's */
         ck_assert_int_eq(GEMM(handle, 2, 2, 2, F32, 8, SUM_F32), 13);
         ck_assert_int_eq(blas.create(&other), 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One process: start, devices, contexts, memory, and the errors that are promised. Each test is a process of its own. */
+/* One process: start, devices, contexts, memory, and the promised errors. Each test is a process of its own. */
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -37,7 +37,7 @@ static void write_it(cu_address at) {
         *(volatile uint8_t *)(uintptr_t)at = 1;
 }
 
-/* ---- start -------------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------------------------- */
 
 START_TEST(nothing_works_before_init) {
         cu_context context;
@@ -65,7 +65,7 @@ START_TEST(a_forked_child_cannot_use_it) {
         start();
         pid = fork();
         if (pid == 0)
-                _exit(cuda->cuDeviceGetCount(&n) == CU_NOT_INITIALIZED && cuda->cuInit(0) == CU_NOT_INITIALIZED ? 0 : 1);
+                _exit(cuda->cuDeviceGetCount(&n) != CU_NOT_INITIALIZED || cuda->cuInit(0) != CU_NOT_INITIALIZED);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
 }
@@ -98,7 +98,7 @@ START_TEST(an_old_driver_is_refused) {
 
         setenv("FAKECUDA_VERSION", "11080", 1);
         ck_assert_ptr_null(kvd_cuda_load(&why));
-        ck_assert_str_eq(why, "the CUDA driver has no cuLibraryLoadData of version 12.0: it is too old");
+        ck_assert_ptr_nonnull(strstr(why, " of version 12.0: it is too old"));
 }
 END_TEST
 
@@ -112,7 +112,7 @@ START_TEST(errors_in_words) {
 }
 END_TEST
 
-/* ---- devices and contexts ------------------------------------------------------------------------------------------- */
+/* ---- devices and contexts -------------------------------------------------------------------------------------- */
 
 START_TEST(no_device) {
         setenv("FAKECUDA_DEVICES", "0", 1);
@@ -225,7 +225,7 @@ START_TEST(the_last_release_frees) {
 }
 END_TEST
 
-/* ---- handles and mappings --------------------------------------------------------------------------------------------- */
+/* ---- handles and mappings -------------------------------------------------------------------------------------- */
 
 START_TEST(memory_needs_no_context) {
         cu_memory memory;
@@ -407,7 +407,8 @@ END_TEST
 
 /* Each has its own; no device maps the other's. */
 START_TEST(memory_of_two_devices) {
-        const struct cu_access on[] = {{{CU_LOCATION_DEVICE, 0}, CU_ACCESS_READ}, {{CU_LOCATION_DEVICE, 1}, CU_ACCESS_READ}};
+        const struct cu_access on[] = {{{CU_LOCATION_DEVICE, 0}, CU_ACCESS_READ},
+                                       {{CU_LOCATION_DEVICE, 1}, CU_ACCESS_READ}};
         struct cu_allocation there = shareable;
         size_t before[2], now[2], total;
         cu_context context[2];
@@ -437,7 +438,7 @@ START_TEST(memory_of_two_devices) {
 }
 END_TEST
 
-/* ---- cuMemAlloc and host memory ------------------------------------------------------------------------------------------ */
+/* ---- cuMemAlloc and host memory -------------------------------------------------------------------------------- */
 
 START_TEST(allocations) {
         struct cu_ipc_handle handle;
@@ -496,7 +497,7 @@ START_TEST(host_memory) {
 }
 END_TEST
 
-/* ---- faults and log ----------------------------------------------------------------------------------------------------- */
+/* ---- faults and log -------------------------------------------------------------------------------------------- */
 
 START_TEST(the_nth_call_fails) {
         cu_memory memory;

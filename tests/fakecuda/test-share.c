@@ -38,7 +38,7 @@ static uint64_t get_word(cu_address at) {
         return value;
 }
 
-/* ---- handles --------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------------------------- */
 
 /* B maps what A made, writes, and A reads it where it is; then the other way round. */
 static void write_in_place(int fd) {
@@ -169,7 +169,7 @@ START_TEST(memory_is_one_for_all) {
 }
 END_TEST
 
-/* ---- legacy handles --------------------------------------------------------------------------------------------------- */
+/* ---- legacy handles -------------------------------------------------------------------------------------------- */
 
 static void hold(int fd) {
         struct cu_ipc_handle handle;
@@ -225,7 +225,7 @@ START_TEST(legacy_handles_end_with_their_process) {
 }
 END_TEST
 
-/* ---- order between streams of two processes ------------------------------------------------------------------------------ */
+/* ---- order between streams of two processes -------------------------------------------------------------------- */
 
 enum { ROUNDS = 200 };
 
@@ -322,7 +322,7 @@ START_TEST(a_waiting_process_can_be_killed) {
 }
 END_TEST
 
-/* ---- struct kvd_device, over all of it ------------------------------------------------------------------------------------ */
+/* ---- struct kvd_device, over all of it ------------------------------------------------------------------------- */
 
 static struct cu_uuid uuid_of(int ordinal) {
         struct cu_uuid uuid;

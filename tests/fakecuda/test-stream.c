@@ -77,7 +77,7 @@ static void add_one(void *data) {
         atomic_fetch_add((_Atomic int *)data, 1);
 }
 
-/* ---- order --------------------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------------------------- */
 
 START_TEST(a_stream_is_in_order) {
         struct gate gate = {0};
@@ -224,7 +224,7 @@ START_TEST(no_calls_in_host_functions) {
 }
 END_TEST
 
-/* ---- many at once ---------------------------------------------------------------------------------------------------- */
+/* ---- many at once ---------------------------------------------------------------------------------------------- */
 
 enum { THREADS = 8, TURNS = 60 };
 
@@ -291,7 +291,7 @@ START_TEST(many_threads) {
 }
 END_TEST
 
-/* ---- copies -------------------------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------------------------- */
 
 /* What is not registered is there when the call returns; what is registered, later, from the memory as it is then. */
 START_TEST(pageable_and_pinned) {
@@ -367,7 +367,7 @@ START_TEST(late_copies) {
 }
 END_TEST
 
-/* ---- contexts break ------------------------------------------------------------------------------------------------ */
+/* ---- contexts break -------------------------------------------------------------------------------------------- */
 
 /* Every way ends in the same state: 700 from all that needs a context, nothing of what was queued is done. */
 static void expect_broken(cu_address elsewhere) {
@@ -458,7 +458,7 @@ START_TEST(a_wait_ends_when_its_context_breaks) {
 }
 END_TEST
 
-/* ---- kernels ------------------------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------------------------- */
 
 START_TEST(kernels) {
         const uint32_t rubbish = 0;
@@ -511,7 +511,7 @@ START_TEST(wrong_launches) {
 }
 END_TEST
 
-/* ---- words --------------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------------------------- */
 
 static uint64_t *registered_page(void) {
         void *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -581,7 +581,7 @@ START_TEST(who_wakes_a_waiter) {
         page = registered_page();
         at = (uintptr_t)page;
         OK(cuStreamWaitValue64(stream, at, 1, CU_WAIT_GEQ));
-        sleep_ms(50);
+        sleep_ms(300); /* until it sleeps: what it sees before counts */
         atomic_store((_Atomic uint64_t *)page, 1);
         sleep_ms(100);
         FAILS(_i ? CU_NOT_READY : CU_OK, cuStreamQuery(stream));
@@ -607,7 +607,7 @@ START_TEST(without_words) {
 }
 END_TEST
 
-/* ---- strictly ------------------------------------------------------------------------------------------------------ */
+/* ---- strictly -------------------------------------------------------------------------------------------------- */
 
 static bool can_be_read(cu_address at) {
         pid_t pid = fork();

@@ -33,7 +33,7 @@ static bool is_granular(uint64_t n) {
         return n % FAKE_GRANULARITY == 0;
 }
 
-/* ---- handles ------------------------------------------------------------------------------------------------------ */
+/* ---- handles --------------------------------------------------------------------------------------------------- */
 
 static struct memory *memory_of(cu_memory handle) {
         struct memory *it = memories;
@@ -181,7 +181,7 @@ cu_result cuMemImportFromShareableHandle(cu_memory *ret, void *handle, int type)
         return CU_OK;
 }
 
-/* ---- addresses ---------------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------------------------- */
 
 /* Aligned, by reserving more and letting go of both ends. */
 static void *reserve(size_t bytes, size_t alignment) {

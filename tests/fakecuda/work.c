@@ -34,7 +34,7 @@ static bool is_known(unsigned kinds, cu_address at) {
         return r;
 }
 
-/* ---- copies -------------------------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------------------------- */
 
 static cu_result run_copy(struct work *work, struct stream *stream) {
         size_t bytes = work->copy.bytes;
@@ -107,7 +107,7 @@ cu_result cuMemsetD32Async(cu_address to, unsigned value, size_t n, cu_stream st
         return set(to, value, 4, n, stream);
 }
 
-/* ---- host functions ------------------------------------------------------------------------------------------------- */
+/* ---- host functions -------------------------------------------------------------------------------------------- */
 
 static cu_result run_host(struct work *work, struct stream *stream) {
         fake_in_host_function = true;
@@ -142,13 +142,13 @@ bool fakecuda_allows(cu_address at, size_t bytes, int access) {
         return allows(at, bytes, access);
 }
 
-/* ---- words that order streams, of any process ----------------------------------------------------------------------- */
+/* ---- words that order streams, of any process ------------------------------------------------------------------ */
 
 /*
  * A waiting stream sleeps on the word's low half, in any process that maps it, and a stream write wakes whoever sleeps
  * there. Sleepers that shall notice a plain store, too, look again every now and then.
  */
-enum { LOOK_AGAIN_US = 200, LOOK_FOR_THE_END_US = 20000 };
+enum { LOOK_AGAIN_US = 200, LOOK_FOR_THE_END_US = 500000 };
 
 static uint32_t *low_half(cu_address at) {
         return (uint32_t *)pointer(at) + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package over libkvd: blocks become tensors of torch and of numpy where they lie, and hold what they should.
+"""The Python package over libkvd: blocks are tensors of torch and numpy where they lie, and hold what they should.
 
     KVD=build/daemon/kvd KVD_LIBRARY=build/client/libkvd.so.0 python tests/python/test_kvd.py [--backend cuda]
 
@@ -155,7 +155,7 @@ def test_a_layer_is_indexed_by_blocks(space):
         del layer
 
 
-# ---- who holds what ---------------------------------------------------------------------------------------------------
+# ---- who holds what ------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_outlives_its_pin(space):
@@ -230,7 +230,7 @@ def test_what_is_forgotten_is_let_go(space):
     assert space.match(chain(50, 2)) == 0
 
 
-# ---- arguments ----------------------------------------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------------------------
 
 
 def expect(number, function, *arguments):
@@ -281,7 +281,7 @@ def test_the_same_content_is_sealed_once(space):
     assert space._held.users() == 0
 
 
-# ---- on a GPU, without reading what is there -------------------------------------------------------------------------------
+# ---- on a GPU, without reading what is there -----------------------------------------------------------------------
 
 
 def test_on_a_gpu(space):
@@ -303,7 +303,7 @@ def test_on_a_gpu(space):
     assert space.match(chain(90, 2)) == 0
 
 
-# ---- the end of the interpreter -------------------------------------------------------------------------------------------
+# ---- the end of the interpreter ------------------------------------------------------------------------------------
 
 AT_EXIT = """
 import sys

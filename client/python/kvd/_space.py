@@ -135,7 +135,7 @@ def connect(path: str | None = None) -> Daemon:
     return Daemon(path)
 
 
-# ---- spaces -----------------------------------------------------------------------------------------------------------
+# ---- spaces --------------------------------------------------------------------------------------------------------
 
 
 class Space:
@@ -196,7 +196,7 @@ class Space:
             block._free(stream)
 
     def layer(self, layer: int, values: bool = False) -> View:
-        """The K (or V) plane of a layer over all blocks, to be indexed by block ids; pins nothing (kvd_dlpack_layer)."""
+        """The K (or V) plane of a layer over all blocks, by block ids; pins nothing (kvd_dlpack_layer)."""
         def make(stream):
             tensor = c_void_p()
             check(lib.kvd_dlpack_layer(self.pointer, layer, int(values), byref(tensor)))
@@ -219,7 +219,7 @@ class Space:
         self.close()
 
 
-# ---- tensors ----------------------------------------------------------------------------------------------------------
+# ---- tensors -------------------------------------------------------------------------------------------------------
 
 
 def _stream_of(stream: int | None) -> int | None:
@@ -244,7 +244,7 @@ class View:
         return capsule(self._make(stream))
 
 
-# ---- blocks and pins ----------------------------------------------------------------------------------------------------
+# ---- blocks and pins -----------------------------------------------------------------------------------------------
 
 
 def _free_block(held: _HeldSpace, struct: BlockStruct) -> None:
