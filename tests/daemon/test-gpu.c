@@ -176,7 +176,7 @@ static void give_back(struct user *u) {
 }
 
 static void drain(struct user *u) {
-        struct kvd_msg reply = peer_ok(u->peer, MSG(drain, u->handle));
+        struct kvd_msg reply = peer_ok(u->peer, MSG(drain, .space = u->handle, .unmapped = {0}));
         uint32_t wanted[64], n = reply.drain_reply.wanted.size / 4;
 
         if (!n)
