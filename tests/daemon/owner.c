@@ -31,6 +31,49 @@ static void *make_memory(int *fd, uint64_t bytes) {
         return at;
 }
 
+/* ---- a GPU's, if KVD_TEST_BACKEND says so: the stand-in's, whose addresses are this process' ------------------------ */
+
+static bool on_gpu(void) {
+        return getenv("KVD_TEST_BACKEND") != NULL;
+}
+
+static void open_device(struct owner *o, struct cu_uuid *uuid) {
+        const char *why = NULL;
+        const struct kvd_cuda *cuda = kvd_cuda_load(&why);
+
+        ck_assert_msg(cuda != NULL, "%s", why);
+        ck_assert_int_eq(cuda->cuInit(0), CU_OK);
+        ck_assert_int_eq(cuda->cuDeviceGetUuid(uuid, 0), CU_OK);
+        ck_assert_msg(kvd_device_open(&o->device, uuid) == 0, "%s", o->device.why);
+}
+
+static void *make_device_memory(struct owner *o, int *fd, uint64_t bytes) {
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+                                           .location = {CU_LOCATION_DEVICE, o->device.ordinal}};
+        const struct kvd_cuda *cuda = o->device.cuda;
+        cu_memory memory;
+        cu_address at;
+
+        ck_assert_int_eq(cuda->cuMemCreate(&memory, bytes, &what, 0), CU_OK);
+        ck_assert_int_eq(cuda->cuMemExportToShareableHandle(fd, memory, CU_HANDLE_POSIX_FD, 0), CU_OK);
+        ck_assert_int_eq(kvd_device_reserve(&o->device, bytes, &at), 0);
+        ck_assert_int_eq(kvd_device_map(&o->device, at, bytes, *fd, true), 0);
+        cuda->cuMemRelease(memory);
+        return (void *)(uintptr_t)at;
+}
+
+/* The segment's size is the device's to say. */
+static void put_on_device(struct owner *o, struct kvd_index *ix) {
+        struct cu_uuid uuid;
+
+        open_device(o, &uuid);
+        memcpy(ix->device, &uuid, sizeof ix->device);
+        ix->backend = KVD_BACKEND_VMM;
+        ix->segment_bytes = ALIGN_UP(ix->segment_bytes, o->device.granularity);
+        ix->segment_blocks = (uint32_t)(ix->segment_bytes / ix->block_bytes);
+        ix->capacity = ix->segment_blocks;
+}
+
 static void make_index(struct owner *o, uint32_t n_blocks) {
         const char *why;
         struct kvd_index ix = {.magic = KVD_INDEX_MAGIC, .version = KVD_LAYOUT_VERSION, .kind = KVD_CAUSAL,
@@ -42,6 +85,8 @@ static void make_index(struct owner *o, uint32_t n_blocks) {
         ix.segment_blocks = ALIGN_UP(n_blocks, 64);
         ix.segment_bytes = ix.segment_blocks * ix.block_bytes;
         ix.capacity = ix.segment_blocks;
+        if (on_gpu())
+                put_on_device(o, &ix);
         ix.spill_slots = OWNER_SPILLS;
         ix.label_channels = MIN(32, o->g.head_dim);
         kvd_index_lay_out(&ix);
@@ -60,7 +105,8 @@ static void make_all(struct owner *o, uint32_t n_blocks) {
         o->summaries = make_memory(&o->fds[1], o->layout.size);
         o->spill = make_memory(&o->fds[2], OWNER_SPILLS * o->ix->block_bytes);
         o->arguments = make_memory(&o->fds[3], KVD_JOB_BYTES);
-        o->pool = make_memory(&o->fds[4], o->ix->segment_bytes);
+        o->pool = on_gpu() ? make_device_memory(o, &o->fds[4], o->ix->segment_bytes) :
+                             make_memory(&o->fds[4], o->ix->segment_bytes);
 }
 
 /* ---- the worker ------------------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
  */
 
 #include "client/kvd_methods.h"
+#include "ipc/base/device.h"
 #include "ipc/base/job.h"
 #include "ipc/base/summary.h"
 #include "ipc/msg.h"
@@ -22,6 +23,7 @@ struct owner {
         struct kvd_decoder *decoder;
         struct kvd_geometry g;
         struct kvd_index *ix;
+        struct kvd_device device; /* if the pool is on one */
         struct kvd_summary layout;
         uint8_t *summaries, *spill, *pool;
         struct kvd_sketch_header *sketch; /* number 1; NULL: not sent */
