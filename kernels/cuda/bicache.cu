@@ -104,10 +104,11 @@ template <int NUMBER> static __device__ void add_tokens(const struct gpu_product
         struct products *to = reinterpret_cast<struct products *>(a.to);
 
         for (; at - lane_id() / TEAM < rows; at += step) { /* whole warps */
-                struct products sum = at < rows ? to[at] : products();
+                bool first = at < rows && lane_id() % TEAM == 0;
+                struct products sum = first ? to[at] : products();
 
                 add_token<NUMBER>(&sum, a, at < rows ? at : rows - 1);
-                if (at < rows && lane_id() % TEAM == 0)
+                if (first)
                         to[at] = sum;
         }
 }

@@ -18,6 +18,7 @@
 #include "tests/fakecuda/emulate_fiber.h"
 
 struct emulate_index emulate_thread, emulate_block, emulate_threads, emulate_blocks;
+void (*emulate_touch)(const void *at, size_t bytes, bool writes);
 
 enum state { RUNS, AT_EXCHANGE, AT_BARRIER, ENDED };
 static const char *const state_names[] = {"runs", "waits in its warp", "waits at a barrier", "has ended"};
@@ -36,7 +37,7 @@ struct thread {
         enum state state;
         const char *what, *file; /* it waits for */
         int at;
-        unsigned exchanges, barriers; /* that it has been through */
+        unsigned exchanges, barriers, warp_barriers; /* that it has been through */
         struct copy *copies;          /* kept from block to block */
         unsigned n_copies, most_copies, group;
 };
@@ -58,6 +59,8 @@ static struct {
         struct emulate_votes votes[2];
         uint8_t *shared, *shared_end;
         uint64_t random; /* 0: ascending order */
+        uint64_t launches;
+        unsigned block; /* its number in the grid */
         bool seeded;
 } engine = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -140,10 +143,33 @@ struct emulate_votes emulate_barrier(int vote, const char *file, int at) {
         return engine.votes[turn];
 }
 
+void emulate_warp_barrier(int at) {
+        static const char name[] = "__syncwarp";
+
+        emulate_exchange("", 0, name, at);
+        engine.now->warp_barriers++;
+}
+
+bool emulate_where(struct emulate_where *to) {
+        const struct thread *t = engine.now;
+
+        if (t)
+                *to = (struct emulate_where){engine.launches, engine.block, t->number, t->barriers, t->warp_barriers};
+        return t;
+}
+
+const char *emulate_kernel(void) {
+        return engine.kernel;
+}
+
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 void *emulate_shared(void) {
         return engine.shared;
+}
+
+bool emulate_is_shared(const void *at) {
+        return (const uint8_t *)at >= engine.shared && (const uint8_t *)at < engine.shared_end;
 }
 
 void emulate_aligned(const void *at, size_t to, const char *what) {
@@ -162,6 +188,8 @@ void emulate_copy(void *to, const void *from) {
                 if (!t->copies)
                         misuse("no memory for copies");
         }
+        if (emulate_touch)
+                emulate_touch(to, 16, true);
         memset(to, 0xee, 16);
         t->copies[t->n_copies++] = (struct copy){to, from, t->group};
 }
@@ -174,8 +202,13 @@ void emulate_wait(unsigned pending) {
         struct thread *t = engine.now;
         unsigned n = 0;
 
-        for (; n < t->n_copies && t->copies[n].group + pending < t->group; n++)
+        for (; n < t->n_copies && t->copies[n].group + pending < t->group; n++) {
+                if (emulate_touch) {
+                        emulate_touch(t->copies[n].from, 16, false);
+                        emulate_touch(t->copies[n].to, 16, true);
+                }
                 memcpy(t->copies[n].to, t->copies[n].from, 16);
+        }
         t->n_copies -= n;
         if (n)
                 memmove(t->copies, t->copies + n, t->n_copies * sizeof *t->copies);
@@ -215,7 +248,7 @@ static void begin_block(void) {
                 t->index = (struct emulate_index){i % emulate_threads.x, i / emulate_threads.x % emulate_threads.y,
                                                   i / emulate_threads.x / emulate_threads.y};
                 t->state = RUNS;
-                t->exchanges = t->barriers = t->n_copies = t->group = 0;
+                t->exchanges = t->barriers = t->warp_barriers = t->n_copies = t->group = 0;
                 if (!t->fiber)
                         t->fiber = fiber_new(run_thread, t);
         }
@@ -263,6 +296,7 @@ static void run_warp(unsigned number) {
                         engine.now = t;
                         emulate_thread = t->index;
                         fiber_resume(t->fiber);
+                        engine.now = NULL;
                 }
                 if (w->waiting == EMULATE_WARP)
                         finish_exchange(w, lanes);
@@ -332,6 +366,8 @@ static void run_blocks(const struct fake_launch *l) {
                 for (unsigned j = 0; j < l->grid[1]; j++)
                         for (unsigned i = 0; i < l->grid[0]; i++) {
                                 emulate_block = (struct emulate_index){in_order(x, i), in_order(y, j), in_order(z, k)};
+                                engine.block = (emulate_block.z * l->grid[1] + emulate_block.y) * l->grid[0] +
+                                               emulate_block.x;
                                 run_block();
                         }
 }
@@ -340,6 +376,7 @@ void emulate_run(const char *kernel, unsigned most, const struct fake_launch *l,
                  const void *arguments) {
         pthread_mutex_lock(&engine.lock);
         read_seed();
+        engine.launches++;
         engine.kernel = kernel;
         engine.body = body;
         engine.arguments = arguments;

@@ -14,6 +14,7 @@
  * what depends on the order shows as a difference. 0: ascending.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -52,6 +53,7 @@ struct emulate_votes emulate_barrier(int vote, const char *file, int at);
  * until this lane has been through the next exchange.
  */
 const uint8_t (*emulate_exchange(const void *mine, size_t bytes, const char *what, int at))[EMULATE_SLOT];
+void emulate_warp_barrier(int at);
 
 /* 16 bytes to shared memory: they come while the thread waits for their group, and not before. */
 void emulate_copy(void *to, const void *from);
@@ -59,6 +61,20 @@ void emulate_commit(void);
 void emulate_wait(unsigned pending);
 
 void emulate_aligned(const void *at, size_t to, const char *what); /* or the process ends */
+
+/* ---- for emulate_race.c ------------------------------------------------------------------------------------------ */
+
+/* Where the thread is that runs now. */
+struct emulate_where {
+        uint64_t launch;                 /* from 1 */
+        uint32_t block, thread;          /* numbers in the grid and in the block */
+        uint32_t barriers, warp_barriers; /* that it has been through */
+};
+
+bool emulate_where(struct emulate_where *to); /* false: no thread of a kernel runs */
+bool emulate_is_shared(const void *at);       /* dynamic shared memory */
+const char *emulate_kernel(void);
+extern void (*emulate_touch)(const void *at, size_t bytes, bool writes); /* told of what emulate_copy does */
 
 #ifdef __cplusplus
 }

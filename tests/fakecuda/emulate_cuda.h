@@ -99,11 +99,11 @@ static inline uint32_t lane_id() {
         return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) & 31;
 }
 
-static const char emulate_syncwarp[] = "__syncwarp", emulate_xor[] = "warp_xor", emulate_from[] = "warp_from",
+static const char emulate_xor[] = "warp_xor", emulate_from[] = "warp_from",
                   emulate_up[] = "warp_up", emulate_ballot[] = "warp_ballot", emulate_mma[] = "mma";
 
 static inline void __syncwarp(int at = __builtin_LINE()) {
-        emulate_exchange("", 0, emulate_syncwarp, at);
+        emulate_warp_barrier(at);
 }
 
 template <typename T> static inline T emulate_slot(const uint8_t (*slots)[EMULATE_SLOT], unsigned lane) {

@@ -26,8 +26,8 @@
 #endif
 
 /*
- * Stacks are no power of two apart and begin at different places of their last pages: else the tops of all of them, which
- * is what a switch touches, would compete for the same few lines of the caches.
+ * Stacks are no power of two apart and begin at different places of their last pages: else the tops of all of them,
+ * which is what a switch touches, would compete for the same few lines of the caches.
  */
 enum { STACK = WITH_ASAN ? 256 << 10 : 64 << 10, GUARD = 4 << 10, PLACES = 64, PLACE = 64 };
 

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KERNELS_CUDA_RACE_PROBE_H
+#define KVD_TESTS_KERNELS_CUDA_RACE_PROBE_H
+
+/* A kernel with and without races; race_probe.cpp. */
+
+#include <stdint.h>
+
+#include "tests/fakecuda/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+        ORDER_BARRIER,
+        ORDER_WARP,
+        RACE_NOTHING,        /* neither */
+        RACE_WARP_ELSEWHERE, /* a barrier of the warp, but the other thread is of another one */
+        RACE_SHUFFLE,        /* which is no barrier */
+        RACE_READ_BARRIER,   /* what others read is overwritten */
+        FIRST_BETWEEN_BLOCKS,
+        ORDER_ATOMIC = FIRST_BETWEEN_BLOCKS,
+        ORDER_BYTES, /* of one word, each by another thread */
+        ORDER_FENCE,
+        RACE_ATOMIC, /* with a plain store */
+        RACE_BLOCKS,
+        FIRST_OF_COPIES,
+        ORDER_COPY = FIRST_OF_COPIES,
+        RACE_COPY_BARRIER,    /* waited for, but only by the thread that copies */
+        RACE_COPY_WAITS_LATE, /* the barrier comes before the wait */
+        RACE_COPY_OVER,
+};
+
+struct race_probe {
+        uint32_t *words;
+        uint32_t kind, memory; /* 0: static shared, 1: dynamic shared, 2: global */
+};
+
+extern const struct fake_kernel fake_kernel_probe_race;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
