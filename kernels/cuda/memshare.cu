@@ -157,8 +157,8 @@ struct work {
 template <bool BOUND>
 static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_memshare &a, double of_plane,
                                                   uint32_t n, uint32_t step) {
-        double sum = w->sum;
-        uint32_t layers = w->layers;
+        double sum = threadIdx.x == 0 ? w->sum : 0.0; /* the others' are of no use, but all of them shuffle */
+        uint32_t layers = threadIdx.x == 0 ? w->layers : 0;
         bool stopped = false;
 
 #pragma unroll 1
@@ -241,8 +241,10 @@ template <bool WIDE, bool PLAIN>
 static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_memshare &a, float *sums) {
 #pragma unroll 1
         for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
-                begin(w, a, i);
-                if (a.bounded && reinterpret_cast<const double *>(a.distances)[i] == positive_infinity())
+                bool far = a.bounded && reinterpret_cast<const double *>(a.distances)[i] == positive_infinity();
+
+                begin(w, a, i); /* with barriers: what is read here is written below */
+                if (far)
                         continue;
                 if (w->pair.x && w->pair.y)
                         walk<WIDE, PLAIN, false>(w, a, sums);
