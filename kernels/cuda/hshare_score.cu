@@ -70,7 +70,7 @@ HSHARE struct key read_key(const uint8_t *label) {
 }
 
 /* 32 channels, labels at multiples of 4. x: EACH * THREADS positions; y: sequence and KV head. */
-KVD_KERNEL(label_scores_32, struct gpu_label_scores, THREADS) {
+KVD_KERNEL_ROOMY(label_scores_32, struct gpu_label_scores, THREADS) {
         __shared__ struct prepared queries[QUERIES];
         uint32_t s = blockIdx.y / a.kv_heads, h = blockIdx.y % a.kv_heads, from = span_from(a.spans, s);
         uint32_t n = span_n(a.spans, s), first = blockIdx.x * EACH * THREADS + threadIdx.x;
