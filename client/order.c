@@ -252,6 +252,11 @@ static bool is_own(struct view *view, cu_stream stream, uint32_t order_slot) {
         return own;
 }
 
+/* Once another daemon has taken over, nobody would ever release a stream that waits for who has died since. */
+static bool released_by_nobody(const struct view *view) {
+        return !view_is_current(view);
+}
+
 int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t value) {
         struct device *d = view->device;
         cu_result error = CU_OK;
@@ -259,7 +264,7 @@ int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t va
 
         if (order_reached(view, order_slot) >= value)
                 return 0;
-        if (!d->streams)
+        if (!d->streams || released_by_nobody(view))
                 return wait_here(view, order_slot, value);
         r = enter(d);
         if (r < 0)

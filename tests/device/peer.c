@@ -203,14 +203,30 @@ void side_attach(struct side *s, const char *socket, const char *space) {
                 die("the space is not on a GPU");
 }
 
-void side_open(struct side *s, const char *socket, const char *space) {
+cu_stream make_stream(const struct side *s) {
+        cu_stream stream;
+
+        OK(s, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, 0);
+        return stream;
+}
+
+static void make_own(struct side *s) {
         cu_context context;
 
-        side_attach(s, socket, space);
         OK(s, cuDevicePrimaryCtxRetain, &context, s->place.device);
         OK(s, cuCtxPushCurrent, context);
-        OK(s, cuStreamCreateWithPriority, &s->stream, CU_STREAM_NON_BLOCKING, 0);
+        s->stream = make_stream(s);
         OK(s, cuMemHostAlloc, (void **)&s->words, (size_t)SIDE_BLOCKS * BLOCK_BYTES, CU_HOST_PORTABLE);
+}
+
+void side_open(struct side *s, const char *socket, const char *space) {
+        side_attach(s, socket, space);
+        make_own(s);
+}
+
+void side_join(struct side *s, const struct side *other) {
+        *s = *other;
+        make_own(s);
 }
 
 void side_close(struct side *s) {

@@ -70,6 +70,8 @@ struct side {
 
 void side_open(struct side *s, const char *socket, const char *space);
 void side_close(struct side *s);
+cu_stream make_stream(const struct side *s);
+void side_join(struct side *s, const struct side *other); /* another thread's: its own stream, the same space */
 void side_attach(struct side *s, const char *socket, const char *space); /* without a stream of its own */
 
 /* Work put into the stream: a block full of one word; blocks of a pin to s->words. */

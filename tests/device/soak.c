@@ -11,6 +11,7 @@
  */
 
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -107,13 +108,28 @@ static void step(struct side *s) {
         tally->steps++;
 }
 
+static void *work_beside(void *other) {
+        struct side s;
+
+        side_join(&s, other);
+        while (!tally->stop)
+                step(&s);
+        sync_stream(&s);
+        return NULL;
+}
+
+/* Two threads of one process, with a stream each. */
 static void work(struct role *role) {
+        pthread_t thread;
         struct side s;
 
         srandom((unsigned)strtoul(seed_text, NULL, 0));
         side_open(&s, role->socket, draw(2) ? "s" : "t");
+        if (pthread_create(&thread, NULL, work_beside, &s) != 0)
+                die("no thread");
         while (!tally->stop)
                 step(&s);
+        pthread_join(thread, NULL);
         for (int i = 0; i < 1000 && kvd_settle(s.space); i++)
                 usleep(1000);
         side_close(&s);

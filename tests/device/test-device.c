@@ -211,6 +211,67 @@ static void without_streams(void) {
         end_daemon(&d);
 }
 
+/* ---- many streams ----------------------------------------------------------------------------------------------- */
+
+#define STREAMS 70u /* more than there are slots */
+
+/* A chain each of whose blocks comes from another stream; then more streams with work under way than there are slots. */
+static void uses_many_streams(struct role *role) {
+        uint32_t tokens[SIDE_BLOCKS * BT], ids[SIDE_BLOCKS];
+        struct kvd_pin chain = {0}, found = {0}, pins[STREAMS] = {0};
+        cu_stream streams[STREAMS], own;
+        struct kvd_block block;
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        own = s.stream;
+        for (uint32_t i = 0; i < STREAMS; i++)
+                streams[i] = make_stream(&s);
+        make_tokens(DOC, SIDE_BLOCKS, tokens);
+        for (uint32_t i = 0; i < SIDE_BLOCKS; i++) {
+                s.stream = streams[i];
+                alloc(&s, 1, &block);
+                put_fill(&s, &block, word_of(DOC, i));
+                must(kvd_seal_on(s.space, &chain, 1, &block, tokens + i * BT, BT, s.stream));
+        }
+        s.stream = own;
+        CHECK(find(&s, DOC, SIDE_BLOCKS, &found, ids) == SIDE_BLOCKS);
+        CHECK(kvd_check_pin(s.space, &found) == -EAGAIN);
+        must(kvd_wait_on(s.space, &found, own));
+        put_read(&s, &found, ids, SIDE_BLOCKS);
+        sync_stream(&s);
+        must(kvd_check_pin(s.space, &found));
+        CHECK(wrong_words(&s, DOC, SIDE_BLOCKS) == 0);
+        kvd_unpin_on(s.space, &found, own);
+        for (uint32_t i = 0; i < STREAMS; i++) {
+                s.stream = streams[i];
+                publish(&s, 100 + i, 1, &pins[i]);
+        }
+        s.stream = own;
+        for (uint32_t i = 0; i < STREAMS; i++) {
+                must(kvd_wait_on(s.space, &pins[i], own));
+                CHECK(find(&s, 100 + i, 1, &found, ids) == 1);
+                put_read(&s, &found, ids, 1);
+                sync_stream(&s);
+                CHECK(wrong_words(&s, 100 + i, 1) == 0);
+                kvd_unpin(s.space, &found);
+                kvd_unpin_on(s.space, &pins[i], streams[STREAMS - 1 - i]);
+        }
+        kvd_unpin(s.space, &chain);
+        side_close(&s);
+}
+
+static void many_streams(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:150", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(uses_many_streams, d.socket, slow);
+        peer_end(&a);
+        end_daemon(&d);
+}
+
 /* ---- death ------------------------------------------------------------------------------------------------------ */
 
 /*
@@ -783,6 +844,7 @@ int main(int argc, char **argv) {
                 {"reader-without-streams", reader_without_streams},
                 {"stream-handle-used-again", stream_handle_used_again},
                 {"without-streams", without_streams},
+                {"many-streams", many_streams},
                 {"producer-killed", producer_killed},
                 {"stores-wake-nobody", producer_killed_and_stores_wake_nobody},
                 {"reader-waits-itself", producer_killed_and_the_reader_waits_itself},
