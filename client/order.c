@@ -2,8 +2,8 @@
 
 /*
  * This process' row of the order page (ipc/base/order.h): which stream writes which slot, how far it has come, and what
- * waits for it. A stream gets the first slot that nothing is outstanding on, and keeps it until another stream needs
- * one and nothing is outstanding again: values of a slot come from one stream at a time, so they only grow.
+ * waits for it. A stream gets a slot of its own, and keeps it until there are no more for others and nothing is
+ * outstanding on it: values of a slot come from one stream at a time, so they only grow.
  *
  * What is let go of behind a stream (deferred) stays pinned, or being filled, as far as the daemon knows; it is let go
  * of by whichever call finds that the slot has reached its value.
@@ -171,16 +171,21 @@ void order_close(struct view *view) {
 /* The stream's slot, or one that it may have from now on; ORDER_SLOTS: others are busy in all. */
 static uint32_t find_slot(const struct view *view, uint64_t stream) {
         const struct device *d = view->device;
-        uint32_t spare = ORDER_SLOTS;
+        uint32_t unused = ORDER_SLOTS, passed = ORDER_SLOTS;
 
-        for (uint32_t i = 0; i < ORDER_SLOTS; i++) {
-                if (d->slots[i].used && d->slots[i].stream == stream)
+        for (uint32_t i = ORDER_SLOTS; i-- > 0;) {
+                const struct stream_slot *slot = &d->slots[i];
+
+                if (slot->used && slot->stream == stream)
                         return i;
-                if (spare == ORDER_SLOTS && d->slots[i].value < ORDER_VALUE_MAX / 2 &&
-                    (!d->slots[i].used || order_passed(view, (struct promise){i, d->slots[i].value})))
-                        spare = i;
+                if (slot->value > ORDER_VALUE_MAX / 2)
+                        continue;
+                if (!slot->used)
+                        unused = i;
+                else if (order_passed(view, (struct promise){i, slot->value}))
+                        passed = i;
         }
-        return spare;
+        return unused < ORDER_SLOTS ? unused : passed;
 }
 
 /* Under d->lock and with the device entered: writes of a slot are put into its stream in the order of their values. */

@@ -45,7 +45,10 @@
 #include "store/check.h"
 #include "store/sequence.h"
 
-/* One attachment's promises: a list of blocks for each slot, by growing value. */
+/*
+ * One attachment's promises: a list of blocks for each slot, as they were sealed. That is by growing value but where
+ * threads of a client seal at once; then one that is there waits here for the one before it, which hurts nobody.
+ */
 struct promises {
         uint64_t busy;                /* bit i: slot i has blocks that wait */
         uint64_t wakes;               /* bit i: slot i is to be written by a stream, too */
@@ -169,11 +172,10 @@ int order_take(struct attachment *a, uint32_t slot, uint64_t value, struct kvd_d
         *why = !p                               ? "order_slot belongs to spaces on a GPU" :
                slot > ORDER_SLOTS               ? "there is no such order slot" :
                value == 0 || value > ORDER_VALUE_MAX ? "no slot ever has this value" :
-               value < p->highest[slot - 1]     ? "values of an order slot only grow" :
                                                   NULL;
         if (*why)
                 return -EINVAL;
-        p->highest[slot - 1] = value;
+        p->highest[slot - 1] = MAX(p->highest[slot - 1], value);
         if (shm_load(slot_word(a, slot - 1)) >= value)
                 return 0;
         fields->order_slot = order_slot_of(a->slot, slot - 1);

@@ -108,11 +108,28 @@ START_TEST(nonsense_is_refused) {
         kvd_ref ret;
 
         seal(a, KVD_ROOT, 1, 5);
-        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 4, &ret), -EINVAL);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 0, &ret), -EINVAL);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, ORDER_SLOTS + 1, 9, &ret), -EINVAL);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 2, (uint64_t)ORDER_VALUE_MAX + 1, &ret), -EINVAL);
         ck_assert_uint_eq(space->ix->n_pending, 1);
+}
+END_TEST
+
+/* Threads of a client that use one stream seal in any order. */
+START_TEST(values_out_of_order) {
+        kvd_ref late = seal(a, KVD_ROOT, 1, 6), early = seal(a, KVD_ROOT, 1, 4);
+
+        *word_of(a, 1) = 5;
+        store_order_look(store);
+        ck_assert_uint_ne(desc_of(late)->order_slot, 0);
+        check_clean(space);
+        pins_of(b)[kvd_ref_id(late)]++;
+        attachment_free(a, true);
+        ck_assert(is_poisoned(late) && !is_poisoned(early));
+        ck_assert_uint_eq(desc_of(early)->order_slot, 0);
+        ck_assert_uint_eq(space->order[0], 6);
+        pins_of(b)[kvd_ref_id(late)]--;
+        store_order_look(store);
 }
 END_TEST
 
@@ -396,8 +413,9 @@ END_TEST
 
 int main(void) {
         const TTest *const tests[] = {
-                data_arrives, data_that_is_there_at_once, nonsense_is_refused, pending_is_not_evicted,
-                segment_with_pending_stays, pending_is_not_borrowed, worker_gets_it_later, method_turned_on_meanwhile,
+                data_arrives, data_that_is_there_at_once, nonsense_is_refused, values_out_of_order,
+                pending_is_not_evicted, segment_with_pending_stays, pending_is_not_borrowed, worker_gets_it_later,
+                method_turned_on_meanwhile,
                 death_before_the_write, nothing_behind_poison, poison_in_the_middle_of_a_run, pending_behind_poison,
                 both_die, row_is_used_again, row_waits_for_the_wake, no_wake_where_nobody_waits,
                 space_deleted_meanwhile};
