@@ -75,6 +75,10 @@ void device_close(struct worker_device *d) {
                 return;
         if (d->staging)
                 d->device.cuda->cuMemFreeHost(d->staging);
+        if (d->room)
+                d->device.cuda->cuMemFree(d->room);
+        if (d->kernels == KERNELS_THERE)
+                gpu_close(&d->gpu);
         d->device.cuda->cuStreamDestroy(d->stream);
         kvd_device_leave(&d->device);
         kvd_device_close(&d->device);
@@ -153,6 +157,28 @@ uint8_t *device_staging(struct worker_device *d, uint64_t bytes) {
         d->staging = at;
         d->staging_bytes = bytes;
         return d->staging;
+}
+
+cu_address device_room(struct worker_device *d, uint64_t bytes) {
+        if (bytes <= d->room_bytes)
+                return d->room;
+        if (d->room)
+                d->device.cuda->cuMemFree(d->room);
+        d->room = d->room_bytes = 0;
+        if (check(d, d->device.cuda->cuMemAlloc(&d->room, bytes), "cuMemAlloc") < 0)
+                d->room = 0;
+        else
+                d->room_bytes = bytes;
+        return d->room;
+}
+
+/* One image stands for all: a build has all or none, and so has a device. */
+struct gpu *device_kernels(struct worker_device *d) {
+        if (d->kernels == KERNELS_UNKNOWN)
+                d->kernels = gpu_open(&d->gpu, d->device.ordinal) == 0 &&
+                             gpu_resident_blocks(&d->gpu, GPU_KERNEL_keydiff_score, 128, 0) ?
+                                     KERNELS_THERE : KERNELS_NONE;
+        return d->kernels == KERNELS_THERE ? &d->gpu : NULL;
 }
 
 int device_read(struct worker_device *d, void *to, cu_address from, uint64_t bytes) {

@@ -10,6 +10,7 @@
  */
 
 #include "ipc/base/device.h"
+#include "kernels/cuda/gpu.h"
 
 struct worker_device {
         struct kvd_device device;
@@ -17,6 +18,10 @@ struct worker_device {
         cu_stream stream;      /* owned */
         uint8_t *staging;      /* owned; pinned, staging_bytes of it */
         uint64_t staging_bytes;
+        cu_address room;       /* owned; memory of the GPU, room_bytes of it */
+        uint64_t room_bytes;
+        struct gpu gpu;        /* for kernels; opened at first use */
+        enum { KERNELS_UNKNOWN, KERNELS_THERE, KERNELS_NONE } kernels;
         char why[KVD_DEVICE_WHY];
 };
 
@@ -32,6 +37,12 @@ int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t 
 
 /* At least so much staging; what was in it is lost. NULL: there is none (why). */
 uint8_t *device_staging(struct worker_device *d, uint64_t bytes);
+
+/* At least so much memory of the GPU, with anything in it, until the next call. 0: there is none. */
+cu_address device_room(struct worker_device *d, uint64_t bytes);
+
+/* To launch kernels on the stream with; NULL: this build, or this device, has none. */
+struct gpu *device_kernels(struct worker_device *d);
 
 /* Copies that are done when device_finish returns 0. Host memory: any; pinned is faster. */
 int device_read(struct worker_device *d, void *to, cu_address from, uint64_t bytes);

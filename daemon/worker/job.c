@@ -12,9 +12,10 @@ static const struct {
         run_kind *run;
         const char *name;
         enum run_access access; /* to the blocks that its items name */
+        run_kind *on_device;    /* by the GPU itself; NULL: by the processor, in any case */
 } kinds[] = {
         [KVD_JOB_SUMMARISE] = {run_summarise, "summarise", RUN_READ},
-        [KVD_JOB_SCORE] = {run_score, "score", RUN_READ},
+        [KVD_JOB_SCORE] = {run_score, "score", RUN_READ, run_score_on_device},
         [KVD_JOB_COMPARE] = {run_compare, "compare", RUN_READ},
         [KVD_JOB_SPILL] = {run_spill, "spill", RUN_READ},
         [KVD_JOB_REVIVE] = {run_revive, "revive", RUN_WRITE},
@@ -168,6 +169,19 @@ static int find_memory(struct run *run, struct spaces *spaces) {
         return 0;
 }
 
+/* On the GPU if that can be, or by the processor. */
+static int run_somewhere(struct run *run, run_kind *on_device) {
+        enum run_access access = kinds[run->job->kind].access;
+        int r = on_device && run_on_device(run) ? on_device(run) : -ENOSYS;
+
+        if (r != -ENOSYS)
+                return r;
+        r = run_stage(run, access);
+        if (r == 0)
+                r = kinds[run->job->kind].run(run);
+        return r == 0 ? run_unstage(run, access) : r;
+}
+
 int run_job(struct run *run, struct spaces *spaces, uint64_t bytes) {
         int r;
 
@@ -177,11 +191,7 @@ int run_job(struct run *run, struct spaces *spaces, uint64_t bytes) {
                 r = find_memory(run, spaces);
         if (r == 0) {
                 run->why[0] = 0;
-                r = run_stage(run, kinds[run->job->kind].access);
-                if (r == 0)
-                        r = kinds[run->job->kind].run(run);
-                if (r == 0)
-                        r = run_unstage(run, kinds[run->job->kind].access);
+                r = run_somewhere(run, kinds[run->job->kind].on_device);
                 if (r < 0 && !run->why[0])
                         run_refuse(run, r, "%s: %s", kinds[run->job->kind].name, strerror(-r));
         }
