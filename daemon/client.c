@@ -115,7 +115,7 @@ static void quarantine_over(struct loop_timer *timer) {
 static void process_ended(struct loop_source *source, short revents) {
         struct client *c = container_of(source, struct client, process);
 
-        if (!used_gpu(c) || !c->server->config->quarantine) {
+        if (!used_gpu(c) || !c->server->config->quarantine_ms) {
                 client_end(c, true);
                 return;
         }
@@ -124,7 +124,7 @@ static void process_ended(struct loop_source *source, short revents) {
                 client_disconnect(c);
         c->quarantine.fire = quarantine_over;
         loop_timer_set(c->server->loop, &c->quarantine,
-                       sys_now_ns() + c->server->config->quarantine * UINT64_C(1000000));
+                       sys_now_ns() + c->server->config->quarantine_ms * UINT64_C(1000000));
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------------------------- */

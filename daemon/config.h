@@ -54,7 +54,6 @@ struct config {
         uint32_t unlisted;
         uint32_t worker;       /* CONFIG_AUTO, CONFIG_OFF */
         uint32_t worker_threads, worker_deadline; /* 0: half of the processors; seconds */
-        uint32_t quarantine;   /* milliseconds */
         char worker_program[256]; /* to be started with --worker; "": none. Not from the file: kvd says itself */
         uint32_t log;
         bool own_user_only;    /* kvd --private */

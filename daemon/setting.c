@@ -42,7 +42,7 @@ const struct setting daemon_settings[] = {
          .text = "How the daemon waits; auto takes io_uring where it is allowed."},
         {"quarantine_ms", SETTING_COUNT, "1000", .low = 0, .high = 600000,
          .offset = offsetof(struct config, quarantine_ms),
-         .text = "Milliseconds after its end for which a process' GPU work may still write; its blocks wait that long."},
+         .text = "Milliseconds after its end for which a process' GPU work may still write: its blocks wait so long."},
         {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .offset = offsetof(struct config, max_clients),
          .text = "Most connections at a time."},
         {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096, .offset = offsetof(struct config, user_clients),
@@ -60,8 +60,6 @@ const struct setting daemon_settings[] = {
         {"worker_deadline", SETTING_COUNT, "60", .low = 1, .high = 3600,
          .offset = offsetof(struct config, worker_deadline),
          .text = "Seconds after which a worker that has not answered is ended and replaced."},
-        {"quarantine", SETTING_COUNT, "1000", .low = 0, .high = 600000, .offset = offsetof(struct config, quarantine),
-         .text = "Milliseconds that what a dead client used of a GPU belongs to nobody: its last work may still run."},
         {"log", SETTING_CHOICE, "info", .choices = "error|warning|info|debug", .offset = offsetof(struct config, log),
          .text = "Least severe kind of line to log."},
         {.name = NULL}};

@@ -24,7 +24,8 @@ struct kvd_geometry large_geometry(uint32_t kib) {
 static int start_daemon(struct kvd_side *side, const char *program, const char *dir, uint64_t pool_bytes) {
         static unsigned number;
         char own[400], log[512], pool[32], ready[16];
-        char *argv[] = {(char *)program, "--private", own, "--pool", pool, "--ready-fd", ready, NULL};
+        char *argv[] = {(char *)program, "--private", own, "--backend", "host", "--pool", pool,
+                        "--ready-fd", ready, NULL};
 
         snprintf(own, sizeof own, "%s/kvd-%u", dir, number++);
         if (mkdir(own, 0700) < 0)

@@ -128,7 +128,8 @@ void peer_kill(struct peer *peer) {
 static void run_daemon(struct daemon *d, const char *const *settings,
                        void (*run)(struct daemon *, const char *const *)) {
         const char *arguments[2 * MAX_SETTINGS + 1] = {"--set", "daemon.backend=cuda", "--set", "daemon.pool=32M",
-                                                       "--set", "daemon.segment=2M", "--set", "daemon.quarantine=100",
+                                                       "--set", "daemon.segment=2M", "--set",
+                                                       "daemon.quarantine_ms=100",
                                                        "--set", "daemon.log=warning"};
         int n = 10;
 

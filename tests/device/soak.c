@@ -210,7 +210,7 @@ static void run(const struct daemon *d, uint32_t seconds, bool calm) {
 }
 
 int main(int argc, char **argv) {
-        const char *const settings[] = {"daemon.pool=12M", "daemon.quarantine=50", NULL};
+        const char *const settings[] = {"daemon.pool=12M", "daemon.quarantine_ms=50", NULL};
         uint32_t seconds = argc > 1 ? (uint32_t)atoi(argv[1]) : 10;
         struct daemon d;
 

@@ -375,7 +375,8 @@ static void fills(struct role *role) {
 }
 
 static void quarantine(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL}, *const longer[] = {"daemon.quarantine=700", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
+        const char *const longer[] = {"daemon.quarantine_ms=700", NULL};
         uint64_t killed, held = 0;
         struct daemon d;
         struct conn *conn;

@@ -2,8 +2,8 @@
 
 /*
  * A client is killed right before or after each of its system calls, with work on its stream, while another reads
- * what it publishes. Whatever it had, the other never reads a wrong byte that is called right, never hangs, and the daemon
- * is clean when the quarantine is over.
+ * what it publishes. Whatever it had, the other never reads a wrong byte that is called right, never hangs, and the
+ * daemon is clean when the quarantine is over.
  */
 
 #include <errno.h>
@@ -137,7 +137,7 @@ static bool round_with(const struct daemon *d, uint32_t point_of_death) {
 }
 
 int main(void) {
-        const char *const settings[] = {"daemon.quarantine=20", "daemon.pool=16M", NULL};
+        const char *const settings[] = {"daemon.quarantine_ms=20", "daemon.pool=16M", NULL};
         uint32_t n = 1;
         struct peer other;
         struct daemon d;

@@ -75,7 +75,7 @@ class Daemon:
         self.directory = tempfile.TemporaryDirectory(prefix="kvd-evidence-")
         self.socket = str(Path(self.directory.name) / "kvd.sock")
         self.process = subprocess.Popen(
-            [str(self.programs.kvd), "--private", self.directory.name, *self.options],
+            [str(self.programs.kvd), "--private", self.directory.name, "--backend", "host", *self.options],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for _ in range(500):
             if self.process.poll() is not None:

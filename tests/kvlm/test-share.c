@@ -32,8 +32,8 @@ static void start_daemon(const char *pool) {
         ck_assert_int_ge(daemon_pid, 0);
         if (daemon_pid == 0) {
                 fcntl(ready[1], F_SETFD, 0);
-                execl(daemon_program, daemon_program, "--private", folder_path("daemon"), "--pool", pool, "--set",
-                      "daemon.segment=4M", "--ready-fd", number, NULL);
+                execl(daemon_program, daemon_program, "--private", folder_path("daemon"), "--backend", "host", "--pool",
+                      pool, "--set", "daemon.segment=4M", "--ready-fd", number, NULL);
                 _exit(127);
         }
         close(ready[1]);

@@ -33,9 +33,9 @@ _Noreturn void die(const char *format, ...) {
 
 static void run_child(const struct daemon *d, const char *const *arguments, int ready) {
         const char *binary = getenv("KVD");
-        const char *argv[MAX_ARGUMENTS] = {"kvd", "--private", d->dir, "--ready-fd"};
+        const char *argv[MAX_ARGUMENTS] = {"kvd", "--private", d->dir, "--backend", "host", "--ready-fd"};
         char number[16];
-        int n = 4;
+        int n = 6;
 
         snprintf(number, sizeof number, "%d", ready);
         argv[n++] = number;

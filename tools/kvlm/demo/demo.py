@@ -82,7 +82,7 @@ class Demo:
         ready, wake = os.pipe()
         log = open(self.dir / "kvd.log", "w")
         self.daemon = subprocess.Popen(
-            [self.bin["kvd"], "--private", self.dir, "--pool", "256M", "--ready-fd", str(wake)],
+            [self.bin["kvd"], "--private", self.dir, "--backend", "host", "--pool", "256M", "--ready-fd", str(wake)],
             stdout=log, stderr=log, pass_fds=[wake])
         os.close(wake)
         if not os.read(ready, 1):
