@@ -116,10 +116,12 @@ static __device__ __forceinline__ struct piece piece_of(const struct gpu_sketch_
 }
 
 template <int NUMBER> static __device__ __forceinline__ bool is_wide(const struct gpu_sketch_parts &s) {
-        uint64_t bytes = s.blocks.base | s.blocks.block_bytes | s.layer_stride | s.planes[0].offset | s.planes[0].cells;
+        uint64_t bytes = s.blocks.base | s.blocks.block_bytes | s.layer_stride;
+
+        bytes |= s.planes[0].offset | s.planes[0].cells | s.planes[0].mean;
 
         if (s.n_planes > 1)
-                bytes |= s.planes[1].offset | s.planes[1].cells;
+                bytes |= s.planes[1].offset | s.planes[1].cells | s.planes[1].mean;
         return bytes % 16 == 0 && s.cell_stride % 4 == 0 &&
                (s.head_stride | s.token_stride | s.dim) % vector<NUMBER>::N == 0;
 }
@@ -166,14 +168,11 @@ static __device__ __forceinline__ void store_numbers(float *to, const float *fro
         }
 }
 
-template <int N>
+template <int N, bool WIDE>
 static __device__ __forceinline__ void load_mean(float *to, const struct gpu_sketch_plane &plane, const struct piece &p,
                                                  uint32_t n) {
-        const float *mean = reinterpret_cast<const float *>(plane.mean) + p.number;
-
-#pragma unroll
-        for (int i = 0; i < N; i++)
-                to[i] = plane.mean && (uint32_t)i < n ? mean[i] : 0.0f;
+        if (plane.mean)
+                load_numbers<N, WIDE>(to, reinterpret_cast<const float *>(plane.mean) + p.number, n);
 }
 
 /* ---- insert ------------------------------------------------------------------------------------------------------ */
@@ -186,10 +185,10 @@ static __device__ __forceinline__ void insert_piece(const struct gpu_sketch_inse
         const struct gpu_sketch_token *tokens = reinterpret_cast<const struct gpu_sketch_token *>(a.planned);
         float *cell = reinterpret_cast<float *>(plane.cells) + run->cell * a.parts.cell_stride + p.number;
         uint32_t left = a.parts.dim - p.d, end = run[1].first;
-        float sum[N], mean[N];
+        float sum[N], mean[N] = {};
 
         load_numbers<N, WIDE>(sum, cell, left);
-        load_mean<N>(mean, plane, p, left);
+        load_mean<N, WIDE>(mean, plane, p, left);
 #pragma unroll 1
         for (uint32_t e = run->first; e < end; e += AHEAD) {
                 float weight[AHEAD];
@@ -330,7 +329,7 @@ static __device__ __forceinline__ void query_piece(const struct gpu_sketch_query
         const struct gpu_sketch_plane &plane = s.planes[p.plane];
         const uint32_t *places = reinterpret_cast<const uint32_t *>(a.places) + (uint64_t)p.item * s.rows;
         uint8_t *at = vector_at<NUMBER>(s, p, reinterpret_cast<const struct gpu_sketch_token *>(a.tokens)[p.item]);
-        float cells[ROWS][N], sign[ROWS], mean[N], x[N];
+        float cells[ROWS][N], sign[ROWS], mean[N] = {}, x[N];
         uint32_t left = s.dim - p.d;
 
         if (!at)
@@ -343,7 +342,7 @@ static __device__ __forceinline__ void query_piece(const struct gpu_sketch_query
                 sign[r] = place & plane.sign ? -1.0f : 1.0f;
                 load_numbers<N, WIDE>(cells[r], reinterpret_cast<const float *>(plane.cells) + cell, left);
         }
-        load_mean<N>(mean, plane, p, left);
+        load_mean<N, WIDE>(mean, plane, p, left);
 #pragma unroll
         for (int i = 0; i < N; i++) {
                 float v[ROWS_MOST] = {};
