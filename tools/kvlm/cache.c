@@ -104,7 +104,7 @@ struct cache *cache_free(struct cache *c) {
         if (!c)
                 return NULL;
         if (c->options.device)
-                device_wait(c->options.device);
+                device_finish(c->options.device);
         for (size_t i = 0; i < c->n_spare; i++)
                 free(c->spare[i]);
         free(c->spare);

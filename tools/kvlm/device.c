@@ -62,8 +62,7 @@ int device_new(const struct device_options *options, struct device **ret) {
 struct device *device_free(struct device *d) {
         if (!d)
                 return NULL;
-        if (d->stream)
-                d->gpu.cuda->cuStreamSynchronize(d->stream);
+        device_finish(d);
         gpu_blas_close(&d->blas);
         if (d->stream)
                 d->gpu.cuda->cuStreamDestroy(d->stream);
@@ -79,6 +78,11 @@ uint32_t device_number(const struct device *d) {
 
 int device_wait(struct device *d) {
         return check(d, d->gpu.cuda->cuStreamSynchronize(d->stream), "cuStreamSynchronize");
+}
+
+void device_finish(struct device *d) {
+        if (d->stream)
+                d->gpu.cuda->cuStreamSynchronize(d->stream);
 }
 
 /* ---- memory ---- */

@@ -40,6 +40,7 @@ uint32_t device_number(const struct device *);
 
 int device_failed(struct device *, int error); /* notes gpu.why, returns error */
 int device_wait(struct device *);              /* until all that was launched is done */
+void device_finish(struct device *);           /* the same, before memory is let go of: errors are nobody's any more */
 
 /* ---- memory; what names it as a resource goes into the line where there is not enough ---- */
 

@@ -362,7 +362,7 @@ int device_forward_new(struct device *device, const struct device_model *model, 
 struct device_forward *device_forward_free(struct device_forward *f) {
         if (!f)
                 return NULL;
-        device_wait(f->device);
+        device_finish(f->device);
         device_inputs_free(f->inputs);
         device_give(f->device, f->workspace);
         device_give(f->device, f->rows);
