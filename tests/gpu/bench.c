@@ -256,6 +256,7 @@ static const struct {
         {"attend", bench_attend},
         {"memshare", bench_memshare},
         {"hshare", bench_hshare},
+        {"sketch", bench_sketch},
         {"copy", bench_copy},
 };
 

@@ -80,5 +80,6 @@ void bench_keydiff(struct bench *b);
 void bench_attend(struct bench *b);
 void bench_memshare(struct bench *b);
 void bench_hshare(struct bench *b);
+void bench_sketch(struct bench *b);
 
 #endif

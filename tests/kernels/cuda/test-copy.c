@@ -20,7 +20,7 @@ static uint8_t *random_bytes(size_t n) {
 }
 
 static void assert_gathered(const struct gpu_gather *a, const uint8_t *pool, const uint32_t *ids) {
-        const uint8_t *packed = (const uint8_t *)a->packed, *zeros = buffer(a->bytes);
+        const uint8_t *packed = host_of(a->packed), *zeros = buffer(a->bytes);
 
         for (uint32_t i = 0; i < a->n; i++) {
                 const uint8_t *block = pool + ids[i] * a->blocks.block_bytes;

@@ -93,7 +93,7 @@ static void assert_sums(const struct scene *s) {
         const float *got = floats_of(s->a.sums);
 
         fixture_wait();
-        ck_assert_int_eq(memcmp(s->expected_counts, (const void *)s->a.counts, rows * sizeof *s->expected_counts), 0);
+        ck_assert_int_eq(memcmp(s->expected_counts, host_of(s->a.counts), rows * sizeof *s->expected_counts), 0);
         for (uint32_t row = 0; row < rows; row++) {
                 const float *expected = s->expected_sums + (size_t)row * dim;
                 double length = 0, difference = 0;

@@ -116,13 +116,13 @@ static double expected_of(const struct scene *s, uint32_t i, uint32_t *layers) {
 
 /* Returns how many of them are near. */
 static uint32_t compare(const struct scene *s) {
-        const double *distances = (const double *)s->a.distances;
+        const double *distances = host_of(s->a.distances);
         uint32_t near = 0;
 
         fixture_ok(gpu_memshare(fixture_gpu(), NULL, &s->a));
         fixture_wait();
         for (uint32_t i = 0; i < s->a.n; i++) {
-                uint32_t layers, got = s->a.layers_read ? ((const uint32_t *)s->a.layers_read)[i] : 0;
+                uint32_t layers, got = s->a.layers_read ? ((const uint32_t *)host_of(s->a.layers_read))[i] : 0;
                 double expected = expected_of(s, i, &layers);
 
                 if (memcmp(&expected, &distances[i], sizeof expected) != 0 || (s->a.layers_read && got != layers))
@@ -136,7 +136,7 @@ static uint32_t compare(const struct scene *s) {
 
 /* Without a limit, then with one that some are above, rejected by what was read, by norms, by means. */
 static void limits_case(struct scene *s) {
-        const double *distances = (const double *)s->a.distances;
+        const double *distances = host_of(s->a.distances);
         double middle;
 
         ck_assert_uint_eq(compare(s), s->a.n);

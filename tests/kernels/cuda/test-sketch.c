@@ -57,7 +57,7 @@ static void assert_placed(const struct scene *s, const uint64_t ordinals[TOKENS]
 
         fixture_ok(gpu_sketch_place(fixture_gpu(), NULL, &a));
         fixture_wait();
-        ck_assert_mem_eq((const void *)a.places, s->places, bytes);
+        ck_assert_mem_eq(host_of(a.places), s->places, bytes);
 }
 
 static void make_places(struct scene *s) {
@@ -170,7 +170,7 @@ static void query(struct scene *s, float shrink) {
         fixture_wait();
         reference(s, true, shrink);
         for (size_t i = 0; i < bytes / size; i++) {
-                const uint8_t *mine = (const uint8_t *)a.parts.blocks.base + i * size, *its = s->pool.bytes + i * size;
+                const uint8_t *mine = (const uint8_t *)host_of(a.parts.blocks.base) + i * size, *its = s->pool.bytes + i * size;
 
                 if (memcmp(mine, its, size) != 0 &&
                     !(isnan(number_get(mine, s->form.type)) && isnan(number_get(its, s->form.type))))

@@ -73,7 +73,7 @@ static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, 
         s->a.row_bytes = ALIGN_UP(s->a.labels_off + heads * shape->tokens * labels, 64);
         s->a.tokens = address_of(s->tokens);
         s->a.rows = room(BLOCKS * s->a.row_bytes);
-        s->got = (uint8_t *)s->a.rows;
+        s->got = host_of(s->a.rows);
         s->expected = buffer(BLOCKS * s->a.row_bytes);
         memcpy(s->expected, s->got, BLOCKS * s->a.row_bytes);
 }
