@@ -16,7 +16,7 @@ static const struct {
 } kinds[] = {
         [KVD_JOB_SUMMARISE] = {run_summarise, "summarise", RUN_READ},
         [KVD_JOB_SCORE] = {run_score, "score", RUN_READ, run_score_on_device},
-        [KVD_JOB_COMPARE] = {run_compare, "compare", RUN_READ},
+        [KVD_JOB_COMPARE] = {run_compare, "compare", RUN_NONE},
         [KVD_JOB_SPILL] = {run_spill, "spill", RUN_READ},
         [KVD_JOB_REVIVE] = {run_revive, "revive", RUN_WRITE},
         [KVD_JOB_FORGET] = {run_forget, "forget", RUN_NONE},

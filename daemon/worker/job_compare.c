@@ -11,30 +11,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
-#include "kernels/memshare.h"
+#include "daemon/worker/compare.h"
 
-struct candidate {
-        uint32_t step;
-        float similarity;
-};
-
-struct compare {
-        struct run *run;
-        struct kvd_memshare_shape shape;
-        enum kvd_memshare_metric metric;
-        double limit;
-        uint32_t half;            /* pairs that are rotated; 0: not aligned */
-        double *frequencies;      /* [half] */
-        float *angles;            /* [thread]: cosine [half], sine [half] */
-        float *norms;             /* [item][layer][K, V] */
-        const uint8_t **blocks;   /* [item]; NULL: out of the question */
-        struct candidate *steps;  /* candidates, best first */
-        uint32_t n_steps;
-        struct kvd_match *found;  /* [item of step 0]; source NONE: nothing */
-};
-
-#define NONE UINT32_MAX
+#define NONE COMPARE_NONE
 
 /* ---- stage 1 ----------------------------------------------------------------------------------------------------- */
 
@@ -118,9 +97,24 @@ static void prepare(void *data, uint32_t i, uint32_t thread) {
                 run->ops->memshare->norms(&c->shape, block, norms);
 }
 
+bool compare_may(const struct compare *c, uint32_t target, uint32_t source) {
+        const struct kvd_job_item *items = c->run->items;
+
+        return items[target].flags & KVD_JOB_TARGET && items[source].flags & KVD_JOB_SOURCE &&
+               kvd_ref_id(items[source].ref) != kvd_ref_id(items[target].ref);
+}
+
+void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity, double distance) {
+        struct kvd_match *best = &c->found[target - c->run->steps[0].first_item];
+
+        if (!(distance <= c->limit) || (best->source != NONE && !(distance < (double)best->distance)))
+                return;
+        *best = (struct kvd_match){target, source, (float)distance, similarity};
+}
+
 static void compare_pair(struct compare *c, uint32_t target, uint32_t source, float similarity, uint32_t thread) {
         const struct run *run = c->run;
-        struct kvd_match *best = &c->found[target - run->steps[0].first_item];
+        const struct kvd_match *best = &c->found[target - run->steps[0].first_item];
         int64_t delta = (int64_t)run->items[target].position - run->items[source].position;
         float *cosine = c->angles + (size_t)thread * 2 * c->half;
         struct kvd_memshare_query q = {.shape = &c->shape, .metric = c->metric, .cosine = cosine,
@@ -133,9 +127,7 @@ static void compare_pair(struct compare *c, uint32_t target, uint32_t source, fl
         if (q.half)
                 kvd_memshare_angles(c->frequencies, c->half, delta, cosine, cosine + c->half);
         distance = run->ops->memshare->distance(&q, &a, &b, NULL);
-        if (!(distance <= c->limit) || (best->source != NONE && !(distance < (double)best->distance)))
-                return;
-        *best = (struct kvd_match){target, source, (float)distance, similarity};
+        compare_keep(c, target, source, similarity, distance);
 }
 
 static void find_nearest(void *data, uint32_t i, uint32_t thread) {
@@ -143,15 +135,13 @@ static void find_nearest(void *data, uint32_t i, uint32_t thread) {
         const struct run *run = c->run;
         uint32_t target = run->steps[0].first_item + i;
 
-        c->found[i].source = NONE;
-        if (!(run->items[target].flags & KVD_JOB_TARGET) || !c->blocks[target])
+        if (!c->blocks[target])
                 return;
         for (uint32_t k = 0; k < c->n_steps; k++) {
                 const struct kvd_job_step *s = &run->steps[c->steps[k].step];
 
                 for (uint32_t source = s->first_item; source < s->first_item + s->n_items; source++)
-                        if (run->items[source].flags & KVD_JOB_SOURCE && c->blocks[source] &&
-                            kvd_ref_id(run->items[source].ref) != kvd_ref_id(run->items[target].ref))
+                        if (c->blocks[source] && compare_may(c, target, source))
                                 compare_pair(c, target, source, c->steps[k].similarity, thread);
         }
 }
@@ -185,6 +175,15 @@ static int find_blocks(struct compare *c) {
         c->found = run_room(run, n, sizeof *c->found);
         if (!c->norms || !c->blocks || !c->found)
                 return -ENOMEM;
+        for (uint32_t i = 0; i < n; i++)
+                c->found[i].source = NONE;
+        r = run_on_device(run) ? compare_on_device(c) : -ENOSYS;
+        if (r == -ENOSYS)
+                r = run_stage(run, RUN_READ);
+        else
+                return r;
+        if (r < 0)
+                return r;
         team_run(run->team, run->job->n_items, prepare, c);
         team_run(run->team, n, find_nearest, c);
         return 0;

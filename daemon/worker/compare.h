@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_WORKER_COMPARE_H
+#define KVD_DAEMON_WORKER_COMPARE_H
+
+/* What a COMPARE job works on: job_compare.c, and compare_device.c for its second stage on a GPU. */
+
+#include "daemon/worker/job.h"
+#include "kernels/memshare.h"
+
+struct candidate {
+        uint32_t step;
+        float similarity;
+};
+
+struct compare {
+        struct run *run;
+        struct kvd_memshare_shape shape;
+        enum kvd_memshare_metric metric;
+        double limit;
+        uint32_t half;            /* pairs that are rotated; 0: not aligned */
+        double *frequencies;      /* [half] */
+        float *angles;            /* [thread]: cosine [half], sine [half] */
+        float *norms;             /* [item][layer][K, V] */
+        const uint8_t **blocks;   /* [item]; NULL: out of the question */
+        struct candidate *steps;  /* candidates, best first */
+        uint32_t n_steps;
+        struct kvd_match *found;  /* [item of step 0]; source COMPARE_NONE: nothing */
+};
+
+#define COMPARE_NONE UINT32_MAX
+
+/* May this item stand in for that one? */
+bool compare_may(const struct compare *c, uint32_t target, uint32_t source);
+
+/* Notes the pair if it is near enough, and nearer than the one before. */
+void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity, double distance);
+
+/* Fills found, where the blocks are. -ENOSYS: not in this way, and nothing was done. */
+int compare_on_device(struct compare *c);
+
+#endif
