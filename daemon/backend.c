@@ -197,8 +197,8 @@ int backend_size_pool(const struct backend *b, struct config *config, char why[s
                 return -EINVAL;
         }
         if (config->worker == CONFIG_OFF) {
-                snprintf(why, CONFIG_WHY, "worker = off, and a GPU's memory is cleared by the worker before anybody gets "
-                         "it; set worker = auto, or backend = host");
+                snprintf(why, CONFIG_WHY, "worker = off, and a GPU's memory is cleared by the worker before anybody "
+                         "gets it; set worker = auto, or backend = host");
                 return -EINVAL;
         }
         return config_check(config, why);

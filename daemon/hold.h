@@ -3,9 +3,10 @@
 #define KVD_DAEMON_HOLD_H
 
 /*
- * The owner's side of the holder: a process of the same program (kvd --holder) with a CUDA context that makes the pool's
- * memory and keeps it, where the driver exports nothing but legacy CUDA IPC handles, which only a context can make and
- * which end with their process. When it dies, every space is deleted, and clients begin anew with the next one's memory.
+ * The owner's side of the holder: a process of the same program (kvd --holder) with a CUDA context that makes the
+ * pool's memory and keeps it, where the driver exports nothing but legacy CUDA IPC handles, which only a context can
+ * make and which end with their process. When it dies, every space is deleted, and clients begin anew with the next
+ * one's memory.
  */
 
 #include <stdint.h>

@@ -71,8 +71,8 @@ int warm_up(struct warm *w, char why[static DAEMON_WHY]) {
                 return r;
         }
         if (clears.dirty && !clears.clean) {
-                snprintf(why, DAEMON_WHY, "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set backend = host",
-                         w->hold ? hold_why(w->hold) : work_clear_why(w->work));
+                snprintf(why, DAEMON_WHY, "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set "
+                         "backend = host", w->hold ? hold_why(w->hold) : work_clear_why(w->work));
                 return -EIO;
         }
         log_info("%u segments of GPU memory are ready, %u are not", clears.clean, clears.dirty + clears.missing);

@@ -32,8 +32,8 @@ static int make(struct store *store, struct chunk *chunk) {
         if (pool->cuda)
                 error = pool->cuda->cuMemCreate(&chunk->memory, pool->bytes, &pool->what, 0);
         if (error)
-                return store_refuse(store, kvd_cuda_errno(error), "a segment of %llu MiB cannot be had from the GPU: %s",
-                                    (unsigned long long)(pool->bytes >> 20),
+                return store_refuse(store, kvd_cuda_errno(error), "a segment of %llu MiB cannot be had from the GPU: "
+                                    "%s", (unsigned long long)(pool->bytes >> 20),
                                     kvd_cuda_why(pool->cuda, error, text, sizeof text));
         chunk_set_state(pool, chunk, DIRTY);
         return 0;
@@ -209,7 +209,7 @@ void store_clear_failed(struct store *store) {
         pool_of(store)->clear_failed = true;
 }
 
-/* ---- legacy handles: a holder makes the memory, clear, and keeps it ------------------------------------------------ */
+/* ---- legacy handles: a holder makes the memory, clear, and keeps it ---------------------------------------------- */
 
 bool store_has_holder(const struct store *store) {
         return store->config.backend == KVD_BACKEND_LEGACY;

@@ -139,8 +139,8 @@ static uint32_t spill_slots(const struct space *space, uint64_t block_bytes, uin
 }
 
 /*
- * A GPU's segments are of one size for all spaces: what does not hold a whole block is lost, so that there is a limit to
- * blocks. A few more numbers than there can be segments, since some wait for clients to unmap them.
+ * A GPU's segments are of one size for all spaces: what does not hold a whole block is lost, so that there is a limit
+ * to blocks. A few more numbers than there can be segments, since some wait for clients to unmap them.
  */
 static int cut_device(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
         uint64_t bytes = space_store(space)->config.segment_bytes, whole = bytes / block_bytes;

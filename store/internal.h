@@ -83,7 +83,7 @@ struct segment {
         uint32_t turn;         /* moves when it gets other memory than before; 0: it never had any */
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
-        uint64_t stale;        /* host memory: bytes from the first on that are memory still, without blocks: to be freed */
+        uint64_t stale;        /* host memory: bytes from the first on that have no blocks any more: to be freed */
         uint32_t n_free;
         uint32_t free;         /* list of free blocks */
         struct arena *arena;   /* who may write it */

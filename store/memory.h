@@ -7,8 +7,8 @@
  * does it. The daemon maps none of it.
  *
  *      memory_host.c     memfds: pages come a few MiB at a time, and go by punching holes under whoever has it mapped
- *      memory_device.c   chunks of a GPU's memory, all made at the start; a client has to unmap one before another space
- *                        can have it (drain.c)
+ *      memory_device.c   chunks of a GPU's memory, all made at the start; a client has to unmap one before another
+ *                        space can have it (drain.c)
  */
 
 #include "store/internal.h"

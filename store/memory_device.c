@@ -154,7 +154,7 @@ const uint8_t *space_segment_handle(const struct space *space, uint32_t segment)
         return space->ix->backend == KVD_BACKEND_LEGACY && chunk ? chunk->handle.bytes : NULL;
 }
 
-/* ---- the worker ---------------------------------------------------------------------------------------------------- */
+/* ---- the worker -------------------------------------------------------------------------------------------------- */
 
 bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment) {
         struct device_pool *pool = pool_of(store);
@@ -188,7 +188,7 @@ void store_worker_gone(struct store *store) {
                         space_worker_unmapped(pool->chunks[i].space, pool->chunks[i].segment->number);
 }
 
-/* ---- check --------------------------------------------------------------------------------------------------------- */
+/* ---- check ------------------------------------------------------------------------------------------------------- */
 
 static const char *wrong(const struct chunk *chunk) {
         bool placed = chunk->state == USED || chunk->state == DRAINING;
@@ -216,9 +216,12 @@ void device_check(struct walk *w) {
                 count[pool->chunks[i].state]++;
                 what = what ?: wrong(&pool->chunks[i]);
         }
-        for (uint32_t i = 0; pool && i < space->ix->max_segments; i++)
-                if (space->segments[i].n_ready && (!space->segments[i].chunk || space->segments[i].chunk->state != USED))
+        for (uint32_t i = 0; pool && i < space->ix->max_segments; i++) {
+                const struct chunk *chunk = space->segments[i].chunk;
+
+                if (space->segments[i].n_ready && (!chunk || chunk->state != USED))
                         what = "a segment has blocks and no memory";
+        }
         if (pool && !what && memcmp(count, pool->count, sizeof count) != 0)
                 what = "the chunks of a state are not as many as were counted";
         expect(w, !what, "G1 %s", what);

@@ -314,7 +314,7 @@ int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
 int space_worker_segment_fd(struct space *space, uint32_t segment); /* writable; -ENOENT, -ENODATA */
 uint32_t space_segment_turn(const struct space *space, uint32_t segment); /* moves with its memory; 0: it has none */
 
-/* ---- GPU memory: what a worker does for it, and what takes time --------------------------------------------------- */
+/* ---- GPU memory: what a worker does for it, and what takes time -------------------------------------------------- */
 
 #define STORE_CLEARS 16u
 

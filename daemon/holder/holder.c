@@ -20,9 +20,9 @@
 #include "ipc/msg.h"
 
 /*
- * The holder does nothing but keep: memory for each number that it was asked for, made by cuMemAlloc in its own context,
- * cleared before its handle leaves the process. It ends with the owner. An error of its context ends it, since the
- * memory is of no use then.
+ * The holder does nothing but keep: memory for each number that it was asked for, made by cuMemAlloc in its own
+ * context, cleared before its handle leaves the process. It ends with the owner. An error of its context ends it,
+ * since the memory is of no use then.
  */
 
 #define PROBE_BYTES ((size_t)2 << 20)

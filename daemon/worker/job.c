@@ -14,15 +14,15 @@ static const struct {
         enum run_access access; /* to the blocks that its items name */
         run_kind *on_device;    /* by the GPU itself; NULL: by the processor, in any case */
 } kinds[] = {
-        [KVD_JOB_SUMMARISE] = {run_summarise, "summarise", RUN_READ},
-        [KVD_JOB_SCORE] = {run_score, "score", RUN_READ, run_score_on_device},
-        [KVD_JOB_COMPARE] = {run_compare, "compare", RUN_NONE},
-        [KVD_JOB_SPILL] = {run_spill, "spill", RUN_READ},
-        [KVD_JOB_REVIVE] = {run_revive, "revive", RUN_WRITE},
-        [KVD_JOB_FORGET] = {run_forget, "forget", RUN_NONE},
-        [KVD_JOB_REBUILD] = {run_rebuild, "rebuild", RUN_NONE},
-        [KVD_JOB_CONFIG] = {run_config, "config", RUN_READ},
-        [KVD_JOB_PROFILE] = {run_profile, "profile", RUN_READ},
+        [KVD_JOB_SUMMARISE] = {.run = run_summarise, .name = "summarise", .access = RUN_READ},
+        [KVD_JOB_SCORE] = {.run = run_score, .name = "score", .access = RUN_READ, .on_device = run_score_on_device},
+        [KVD_JOB_COMPARE] = {.run = run_compare, .name = "compare", .access = RUN_NONE},
+        [KVD_JOB_SPILL] = {.run = run_spill, .name = "spill", .access = RUN_READ},
+        [KVD_JOB_REVIVE] = {.run = run_revive, .name = "revive", .access = RUN_WRITE},
+        [KVD_JOB_FORGET] = {.run = run_forget, .name = "forget", .access = RUN_NONE},
+        [KVD_JOB_REBUILD] = {.run = run_rebuild, .name = "rebuild", .access = RUN_NONE},
+        [KVD_JOB_CONFIG] = {.run = run_config, .name = "config", .access = RUN_READ},
+        [KVD_JOB_PROFILE] = {.run = run_profile, .name = "profile", .access = RUN_READ},
 };
 
 /* ---- for the families ------------------------------------------------------------------------------------------ */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * SCORE where the blocks are: as job_score.c, but keys are read by the GPU's own kernels, and what comes to the processor
- * is one number for each layer and block. Anchors come from the summaries, which are here; only blocks that have none
- * are read for them. -ENOSYS: not in this way (no kernels in this build or for this device, shapes they do not take, no
- * memory), and nothing was done.
+ * SCORE where the blocks are: as job_score.c, but keys are read by the GPU's own kernels, and what comes to the
+ * processor is one number for each layer and block. Anchors come from the summaries, which are here; only blocks that
+ * have none are read for them. -ENOSYS: not in this way (no kernels in this build or for this device, shapes they do
+ * not take, no memory), and nothing was done.
  */
 
 #include <errno.h>

@@ -68,7 +68,8 @@ bool instance_on_gpu(void) {
 
 void instance_start(struct instance *in, const char *const settings[]) {
         const char *arguments[60] = {"--private", NULL, "--pool", "64M", "--set", "daemon.segment=1M",
-                                     "--backend", getenv("KVD_TEST_BACKEND") ?: "host", "--set", "daemon.quarantine_ms=20"};
+                                     "--backend", getenv("KVD_TEST_BACKEND") ?: "host",
+                                     "--set", "daemon.quarantine_ms=20"};
         int n = 10;
 
         instance_make_dir(in);

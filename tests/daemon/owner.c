@@ -31,7 +31,7 @@ static void *make_memory(int *fd, uint64_t bytes) {
         return at;
 }
 
-/* ---- a GPU's, if KVD_TEST_BACKEND says so: the stand-in's, whose addresses are this process' ------------------------ */
+/* ---- a GPU's, if KVD_TEST_BACKEND says so: the stand-in's, whose addresses are this process' --------------------- */
 
 static bool on_gpu(void) {
         return getenv("KVD_TEST_BACKEND") != NULL;

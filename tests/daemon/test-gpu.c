@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon whose pool is on a GPU, over the stand-in driver (fresh memory of which is full of 0xa5, never zeros). Clients
- * are connections of this process that map what they are given, as libkvd would.
+ * A daemon whose pool is on a GPU, over the stand-in driver (fresh memory of which is full of 0xa5, never zeros).
+ * Clients are connections of this process that map what they are given, as libkvd would.
  */
 
 #include <check.h>
@@ -27,7 +27,8 @@
 
 static const char *const by_handle[] = {"daemon.backend=cuda-legacy", "domain a.client_quota=1T",
                                         "domain b.client_quota=1T", NULL};
-static const char *const on_gpu[] = {"daemon.backend=cuda", "domain a.client_quota=1T", "domain b.client_quota=1T", NULL};
+static const char *const on_gpu[] = {"daemon.backend=cuda", "domain a.client_quota=1T",
+                                     "domain b.client_quota=1T", NULL};
 
 static struct instance in;
 
@@ -547,7 +548,7 @@ START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
 }
 END_TEST
 
-/* ---- legacy handles ------------------------------------------------------------------------------------------------ */
+/* ---- legacy handles ---------------------------------------------------------------------------------------------- */
 
 static void delete(struct peer_end *p, const char *domain, uint32_t force, int error) {
         struct kvd_msg request = MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of(domain),

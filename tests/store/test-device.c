@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * GPU memory as the store deals with it, over the stand-in driver: chunks, who has them mapped, who gets them next. This
- * process plays the worker (it says that memory is clear) and the clients (it says what they unmapped). A chunk is known
- * by the file behind its descriptor.
+ * GPU memory as the store deals with it, over the stand-in driver: chunks, who has them mapped, who gets them next.
+ * This process plays the worker (it says that memory is clear) and the clients (it says what they unmapped). A chunk
+ * is known by the file behind its descriptor.
  */
 
 #include <check.h>
@@ -388,7 +388,7 @@ START_TEST(a_worker_unmaps_last) {
 }
 END_TEST
 
-/* ---- domains ------------------------------------------------------------------------------------------------------ */
+/* ---- domains ----------------------------------------------------------------------------------------------------- */
 
 /* Takes all it can get from another domain, which unmaps when it is asked. */
 START_TEST(a_chunk_never_changes_domains) {
@@ -436,7 +436,7 @@ START_TEST(memory_that_is_held_is_missing) {
 }
 END_TEST
 
-/* ---- at random ---------------------------------------------------------------------------------------------------- */
+/* ---- at random --------------------------------------------------------------------------------------------------- */
 
 struct client {
         struct attachment *a;
