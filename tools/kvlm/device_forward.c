@@ -13,7 +13,8 @@
 
 enum {
         ROWS = 64,   /* of every product: no slower than one row, as long as it waits for the weights */
-        SPLIT = 256, /* positions that a block of threads goes over in a decoding step */
+        SPLIT = 256, /* positions that a block of threads goes over in a decoding step, ... */
+        PROMPT_SPLIT = 2048, /* ... and otherwise: each piece of each token needs memory for its sums */
 };
 
 struct device_forward {
@@ -164,7 +165,7 @@ static struct gpu_attend attention(const struct device_forward *f, uint32_t laye
                 .out = from_first(f, f->mixed, (size_t)q_width(c) * number_bytes(number)),
                 .out_token = q_width(c),
                 .out_head = c->head_dim,
-                .split = SPLIT,
+                .split = splits(f) ? SPLIT : PROMPT_SPLIT,
                 .workspace = f->workspace,
                 .workspace_bytes = f->room,
         };
