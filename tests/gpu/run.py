@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 
@@ -314,6 +315,11 @@ def main():
             print(f'{name:<12} {getattr(Runner, name).__doc__}')
         return 0
     signal.signal(signal.SIGTERM, interrupted)
+    packed = os.path.join(o.build, 'kvd.tar.xz')
+    if os.path.exists(packed):  # tests/gpu/pack
+        o.build = tempfile.mkdtemp(prefix='kvd-gpu-build-')
+        with tarfile.open(packed) as archive:
+            archive.extractall(o.build)
     runner = Runner(o)
     status = 0
     try:
@@ -336,6 +342,8 @@ def main():
             print(f'tests/gpu/run: {stop}', file=sys.stderr)
             status = 2
         runner.table(sys.stdout)
+    if os.path.exists(packed):
+        shutil.rmtree(o.build, ignore_errors=True)
     return status
 
 
