@@ -241,13 +241,13 @@ template <bool WIDE, bool PLAIN>
 static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_memshare &a, float *sums) {
 #pragma unroll 1
         for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
-                bool far = a.bounded && reinterpret_cast<const double *>(a.distances)[i] == positive_infinity();
-
-                begin(w, a, i); /* with barriers: what is read here is written below */
-                if (far)
+                begin(w, a, i);
+                if (a.bounded && reinterpret_cast<const double *>(a.distances)[i] == positive_infinity())
                         continue;
                 if (w->pair.x && w->pair.y)
                         walk<WIDE, PLAIN, false>(w, a, sums);
+                else
+                        __syncthreads(); /* all have read what is written now */
                 if (w->layers == a.shape.layers && w->sum <= a.limit * a.shape.layers)
                         tell(a, i, w->sum / a.shape.layers, w->layers);
                 else
