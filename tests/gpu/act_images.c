@@ -68,7 +68,7 @@ static void act_image(struct stage *s, struct note *note) {
                 note->n[1] += words[i] != 7 + i;
 }
 
-/* ---- cuMemcpyBatchAsync: one name, two signatures ------------------------------------------------------------------- */
+/* ---- cuMemcpyBatchAsync: one name, two signatures --------------------------------------------------------------- */
 
 struct copy_attributes {
         int order;

@@ -75,7 +75,7 @@ static void act_see_free(struct stage *s, struct note *note) {
         note->n[1] = total;
 }
 
-/* ---- VMM --------------------------------------------------------------------------------------------------------- */
+/* ---- VMM -------------------------------------------------------------------------------------------------------- */
 
 static void act_create(struct stage *s, struct note *note) {
         struct cu_allocation what = exportable(s->device);
@@ -147,7 +147,7 @@ static void act_unmap(struct stage *s, struct note *note) {
         note->n[1] = now_ns() - begin;
 }
 
-/* ---- legacy handles ------------------------------------------------------------------------------------------------ */
+/* ---- legacy handles --------------------------------------------------------------------------------------------- */
 
 static void act_alloc(struct stage *s, struct note *note) {
         struct cu_ipc_handle handle;
@@ -176,7 +176,7 @@ static void act_unlegacy(struct stage *s, struct note *note) {
         s->at = 0;
 }
 
-/* ---- what is in it ------------------------------------------------------------------------------------------------- */
+/* ---- what is in it ---------------------------------------------------------------------------------------------- */
 
 static uint32_t word_of(uint64_t seed, uint64_t i) {
         return (uint32_t)((i + 1) * 2654435761u ^ (seed * 0x9e3779b97f4a7c15u >> 32));
@@ -241,7 +241,7 @@ static void act_health(struct stage *s, struct note *note) {
         TRY(s->cuda->cuCtxSynchronize());
 }
 
-/* ---- host memory --------------------------------------------------------------------------------------------------- */
+/* ---- host memory ------------------------------------------------------------------------------------------------ */
 
 static void act_register(struct stage *s, struct note *note) {
         uint64_t begin = now_ns();
@@ -290,7 +290,7 @@ static void act_rate(struct stage *s, struct note *note) {
         note->n[0] = bytes * 1000000000u / best;
 }
 
-/* ---- how many mappings ---------------------------------------------------------------------------------------------- */
+/* ---- how many mappings ------------------------------------------------------------------------------------------ */
 
 /* One handle again and again, at the addresses of one reservation. The process ends afterwards. */
 static void act_spread(struct stage *s, struct note *note) {

@@ -43,7 +43,7 @@ static void act_copy(struct stage *s, struct note *note) {
         note->n[0] = when;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------------------------------- */
+/* ---- waiting ---------------------------------------------------------------------------------------------------- */
 
 static cu_result spin(struct stage *s, uint64_t ms) {
         uint64_t until = now_ns() + ms * 1000000u;
@@ -80,7 +80,7 @@ static void act_echo(struct stage *s, struct note *note) {
         s->cuda->cuStreamQuery(s->streams[0]);
 }
 
-/* ---- data behind a slot ----------------------------------------------------------------------------------------------- */
+/* ---- data behind a slot ----------------------------------------------------------------------------------------- */
 
 static uint64_t data_words(const struct stage *s) {
         return (s->bytes - 4096) / 4;
@@ -108,7 +108,7 @@ static void act_consume(struct stage *s, struct note *note) {
                 note->n[0] += words[i] != (uint32_t)note->n[3];
 }
 
-/* ---- work to be killed in ----------------------------------------------------------------------------------------------- */
+/* ---- work to be killed in --------------------------------------------------------------------------------------- */
 
 static void act_beat(struct stage *s, struct note *note) {
         TRY(stage_launch(s, "kvd_check_beat",

@@ -26,8 +26,8 @@ struct member {
 };
 
 /* 256 KiB a block. */
-static const struct kvd_geometry geometry = {.layers = 8, .kv_heads = 8, .head_dim = 64, .block_tokens = POOL_BLOCK_TOKENS,
-                                             .dtype = KVD_BF16, .vocab = 1u << 30};
+static const struct kvd_geometry geometry = {.layers = 8, .kv_heads = 8, .head_dim = 64,
+                                             .block_tokens = POOL_BLOCK_TOKENS, .dtype = KVD_BF16, .vocab = 1u << 30};
 
 static int kvd_result(int64_t r, struct note *note) {
         if (r >= 0)
@@ -43,7 +43,7 @@ int ask_join(struct actor *a, const char *socket) {
         return actor_ask(a, note);
 }
 
-/* ---- content ------------------------------------------------------------------------------------------------------ */
+/* ---- content ---------------------------------------------------------------------------------------------------- */
 
 static uint32_t word_of(uint64_t seed, uint32_t block) {
         return (uint32_t)(seed * 2654435761u + block * 40503u + 1);
@@ -79,7 +79,7 @@ static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
         return r;
 }
 
-/* ---- actions ------------------------------------------------------------------------------------------------------ */
+/* ---- actions ---------------------------------------------------------------------------------------------------- */
 
 static void act_join(struct stage *s, struct note *note) {
         struct member *m = s->member = calloc(1, sizeof *m);
@@ -209,5 +209,6 @@ static void act_drop(struct stage *s, struct note *note) {
 }
 
 action_function *const actions_of_pool[N_ACTIONS] = {
-        [JOIN] = act_join, [PUT] = act_put, [FIND] = act_find, [READ] = act_read, [JUDGE] = act_judge, [DROP] = act_drop,
+        [JOIN] = act_join, [PUT] = act_put, [FIND] = act_find, [READ] = act_read, [JUDGE] = act_judge,
+        [DROP] = act_drop,
 };

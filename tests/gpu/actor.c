@@ -80,7 +80,7 @@ static int note_take(int socket, struct note *note, int *fd) {
         return 0;
 }
 
-/* ---- the script's side ------------------------------------------------------------------------------------------- */
+/* ---- the script's side ------------------------------------------------------------------------------------------ */
 
 void actor_tell(struct actor *a, struct note note) {
         note_send(a->socket, &note, a->fd);
@@ -131,7 +131,7 @@ const char *actor_word(int result) {
         return text;
 }
 
-/* ---- the actor's side --------------------------------------------------------------------------------------------- */
+/* ---- the actor's side ------------------------------------------------------------------------------------------- */
 
 static void act(struct stage *s, struct note *note) {
         action_function *function = NULL;

@@ -117,7 +117,7 @@ const char *actor_word(int result);
 uint64_t now_ns(void);
 void sleep_ms(unsigned ms);
 
-/* ---- between the actors' files -------------------------------------------------------------------------------------- */
+/* ---- between the actors' files ---------------------------------------------------------------------------------- */
 
 struct stage { /* what an actor has; see ACTIONS */
         const struct kvd_cuda *cuda;

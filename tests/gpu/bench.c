@@ -18,7 +18,7 @@
 #define ROUNDS 21
 #define NOISE (64 * MIB)
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
 
 static void must(struct bench *b, int error, const char *what) {
         struct line l;
@@ -143,7 +143,7 @@ uint64_t bench_size(const struct bench *b, uint64_t n, uint64_t least) {
         return b->tiny ? MAX(n >> 10, least) : n;
 }
 
-/* ---- time --------------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------------------------- */
 
 /* Microseconds of n launches. */
 static double one_round(struct bench *b, launch_fn *launch, const void *state, unsigned n, unsigned *turn) {
@@ -180,7 +180,7 @@ double bench_time(struct bench *b, launch_fn *launch, const void *state) {
         return median(times, rounds);
 }
 
-/* ---- lines -------------------------------------------------------------------------------------------------------- */
+/* ---- lines ------------------------------------------------------------------------------------------------------ */
 
 static const char *const bandwidths[] = {"read bandwidth", "copy bandwidth", "the bus", ""};
 
@@ -245,7 +245,7 @@ void bench_ratio(struct bench *b, const char *name, double slower_us, double fas
         line_answer(&l, aim == 0 ? OPEN_QUESTION : ratio >= aim ? YES : NO, "%.2f times", ratio);
 }
 
-/* ---- cases -------------------------------------------------------------------------------------------------------- */
+/* ---- cases ------------------------------------------------------------------------------------------------------ */
 
 static const struct {
         const char *name;

@@ -77,11 +77,11 @@ void bench_attend(struct bench *b) {
         struct attending s = make(b, n, tokens), least = at_least(b, &s);
         uint64_t bytes = gpu_attend_bytes(&s.a[0], (uint64_t)n * tokens, n);
 
-        bench_op(b, &(struct op){"paged decode attention, 64 sequences x 8 k tokens, 32 heads on 8 of 128, bf16", decode,
-                                 &s, &least, bytes, OF_READ, 0.8});
+        bench_op(b, &(struct op){"paged decode attention, 64 sequences x 8 k tokens, 32 heads on 8 of 128, bf16",
+                                 decode, &s, &least, bytes, OF_READ, 0.8});
 }
 
-/* ---- some of the positions ------------------------------------------------------------------------------------------ */
+/* ---- some of the positions -------------------------------------------------------------------------------------- */
 
 /* Every sequence and KV head has z of them, ascending, one in each run of tokens / z. */
 static cu_address make_chosen(struct bench *b, uint32_t rows, uint32_t tokens, uint32_t z) {
@@ -137,8 +137,8 @@ static struct choosing make_choosing(struct bench *b, uint32_t n, uint32_t token
 
         for (unsigned i = 0; i < TURNS; i++) {
                 c.scores[i] = (struct gpu_label_scores){
-                        .spans = spans, .n_channels = CHANNELS, .kv_heads = KV_HEADS, .group = GROUP, .queries = queries,
-                        .to = scores, .ld = tokens,
+                        .spans = spans, .n_channels = CHANNELS, .kv_heads = KV_HEADS, .group = GROUP,
+                        .queries = queries, .to = scores, .ld = tokens,
                         .labels = {{pool, block, bench_ids(b, (uint32_t)(n * ld), (uint32_t)(n * ld), NULL)}, ld, 0,
                                    PER_BLOCK * label, 0, PER_BLOCK}};
                 c.aggregate[i] = (struct gpu_aggregate){.spans = spans, .kv_heads = KV_HEADS, .group = GROUP,
@@ -173,8 +173,8 @@ static void choose(struct bench *b) {
 }
 
 /*
- * 32 k tokens, 16 sequences, and the selected eighth of the positions attended. With sharing of 1/8, one in eight of the
- * calls selects: its cost is counted to an eighth.
+ * 32 k tokens, 16 sequences, and the selected eighth of the positions attended. With sharing of 1/8, one in eight of
+ * the calls selects: its cost is counted to an eighth.
  */
 static void sparse(struct bench *b) {
         uint32_t n = (uint32_t)bench_size(b, 16, 1), tokens = (uint32_t)bench_size(b, 32 * 1024, 256), z = tokens / 8;
@@ -199,10 +199,11 @@ static void sparse(struct bench *b) {
         part = bench_op(b, &(struct op){"the same over an eighth of the positions", decode, &few, NULL,
                                         gpu_attend_bytes(&few.a[0], (uint64_t)n * z, n), OF_READ, 0});
         selection = bench_time(b, scores_and_top, &c);
-        bench_ratio(b, "token-sparse attention at 1/8, selection counted to an eighth: how many times faster than dense",
+        bench_ratio(b, "token-sparse attention at 1/8, selection counted to an eighth: how many times faster "
+                       "than dense",
                     whole, part < 0 || selection < 0 ? -1 : part + selection / 8, 4);
-        bench_ratio(b, "the same with selection in every call", whole, part < 0 || selection < 0 ? -1 : part + selection,
-                    0);
+        bench_ratio(b, "the same with selection in every call", whole,
+                    part < 0 || selection < 0 ? -1 : part + selection, 0);
 }
 
 void bench_hshare(struct bench *b) {

@@ -72,7 +72,7 @@ static void inside(struct bench *b) {
 /* 256 MiB in blocks of a size, to pinned memory or from it, by both. */
 static void over_bus(struct bench *b, cu_address pool, cu_address host, uint64_t bytes, bool in) {
         uint64_t total = bench_size(b, 256 * MIB, 64 * KIB), size = bench_size(b, bytes, 4 * KIB);
-        uint32_t of = (uint32_t)MAX(total / size, 1u), n = MAX(of / 2, 1u); /* half of the blocks there: gaps between them */
+        uint32_t of = (uint32_t)MAX(total / size, 1u), n = MAX(of / 2, 1u); /* of the blocks half: with gaps */
         struct state s = {0};
         char name[120];
         double kernel, copies;
@@ -102,7 +102,7 @@ void bench_copy(struct bench *b) {
         inside(b);
         pool = bench_random(b, total);
         pinned = bench_pinned(b, total);
-        if (gpu_check(&b->gpu, b->gpu.cuda->cuMemHostGetDevicePointer(&host, pinned, 0), "cuMemHostGetDevicePointer") < 0)
+        if (gpu_check(&b->gpu, b->gpu.cuda->cuMemHostGetDevicePointer(&host, pinned, 0), "a pinned address") < 0)
                 return;
         for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
                 for (int in = 0; in < 2; in++)

@@ -34,7 +34,7 @@ static int copy_in(struct bench *b, const void *state, unsigned turn) {
                          "cuMemcpyHtoDAsync");
 }
 
-/* ---- reading: a kernel of its own (checks.cu), which sums what it reads ------------------------------------------- */
+/* ---- reading: a kernel of its own (checks.cu), which sums what it reads ----------------------------------------- */
 
 struct reading {
         struct stage *stage;

@@ -40,7 +40,8 @@ static void plan(struct bench *b, struct state *s, unsigned i, uint32_t n, uint3
         struct kvd_sketch_hash hash = {KVD_SKETCH_UNIFORM, ROWS, columns, 4711 + i};
         struct gpu_sketch_token *tokens = room(n, sizeof *tokens), *planned = room((size_t)n * ROWS, sizeof *planned);
         struct gpu_sketch_run *runs = room((size_t)n * ROWS + 1, sizeof *runs);
-        uint32_t *places = room((size_t)n * ROWS, sizeof *places), *counts = room((size_t)ROWS * columns, sizeof *counts);
+        uint32_t *places = room((size_t)n * ROWS, sizeof *places);
+        uint32_t *counts = room((size_t)ROWS * columns, sizeof *counts);
         uint64_t *ordinals = room(n, sizeof *ordinals);
 
         for (uint32_t t = 0; t < n; t++) {
@@ -68,15 +69,17 @@ void bench_sketch(struct bench *b) {
         uint32_t n = (uint32_t)bench_size(b, 4096, 32), columns = n / 4, layers = (uint32_t)bench_size(b, 32, 1);
         uint64_t plane = PER_BLOCK * HEADS * DIM * 2, block = layers * 2 * plane;
         uint64_t cell = (uint64_t)layers * HEADS * DIM, cells = ROWS * columns * cell * 4;
-        cu_address pool = bench_random(b, n / PER_BLOCK * block), keys = bench_room(b, cells), values = bench_room(b, cells);
+        cu_address pool = bench_random(b, n / PER_BLOCK * block);
+        cu_address keys = bench_room(b, cells), values = bench_room(b, cells);
         struct state s;
 
         b->gpu.cuda->cuMemsetD8Async(keys, 0, cells, b->stream);
         b->gpu.cuda->cuMemsetD8Async(values, 0, cells, b->stream);
         for (unsigned i = 0; i < TURNS; i++) {
                 struct gpu_sketch_parts parts = {
-                        .blocks = {pool, block, bench_ids(b, n / PER_BLOCK, n / PER_BLOCK, NULL)}, .layer_stride = 2 * plane,
-                        .head_stride = PER_BLOCK * DIM, .token_stride = DIM, .cell_stride = cell,
+                        .blocks = {pool, block, bench_ids(b, n / PER_BLOCK, n / PER_BLOCK, NULL)},
+                        .layer_stride = 2 * plane, .head_stride = PER_BLOCK * DIM, .token_stride = DIM,
+                        .cell_stride = cell,
                         .planes = {{.cells = keys, .sign = KVD_SKETCH_KEY_SIGN},
                                    {.cells = values, .offset = plane, .sign = KVD_SKETCH_VALUE_SIGN}},
                         .n_planes = 2, .layers = layers, .heads = HEADS, .dim = DIM, .number = KVD_NUMBER_BF16,
@@ -85,8 +88,8 @@ void bench_sketch(struct bench *b) {
                 s.in[i].parts = s.out[i].parts = parts;
                 plan(b, &s, i, n, columns);
         }
-        bench_op(b, &(struct op){"sketch insert, 4,096 tokens of 32 layers and 8 heads of 128, 3 rows", insert, &s, NULL,
-                                 gpu_sketch_insert_bytes(&s.in[0].parts, n, s.in[0].n_runs), OF_COPY, 0.7});
+        bench_op(b, &(struct op){"sketch insert, 4,096 tokens of 32 layers and 8 heads of 128, 3 rows", insert, &s,
+                                 NULL, gpu_sketch_insert_bytes(&s.in[0].parts, n, s.in[0].n_runs), OF_COPY, 0.7});
         bench_op(b, &(struct op){"sketch median query of the same", query, &s, NULL,
                                  gpu_sketch_query_bytes(&s.out[0].parts, n), OF_COPY, 0.7});
 }

@@ -40,7 +40,8 @@ bool cannot_ask(struct line *l, int r, const char *step, const struct actor *a) 
 int host_page(uint64_t bytes, unsigned flags) {
         int fd = memfd_create("kvd-gpu-check", MFD_CLOEXEC | flags);
 
-        if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && (!(flags & MFD_HUGETLB) || !fallocate(fd, 0, 0, (off_t)bytes)))
+        if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 &&
+            (!(flags & MFD_HUGETLB) || fallocate(fd, 0, 0, (off_t)bytes) == 0))
                 return fd;
         closep(&fd);
         return -1;
@@ -66,7 +67,7 @@ double us_of(uint64_t ns) {
         return (double)ns / 1e3;
 }
 
-/* ---- one after the other -------------------------------------------------------------------------------------------- */
+/* ---- one after the other ---------------------------------------------------------------------------------------- */
 
 static void say_ended(const struct check *check, const char *how) {
         struct line l;

@@ -21,7 +21,7 @@ struct check {
 struct driver;
 
 void check_driver(const struct driver *d);                     /* first of all */
-bool check_run(const struct check *check, unsigned seconds);   /* false: it did not end well (it was said); 0: its own limit */
+bool check_run(const struct check *check, unsigned seconds);   /* 0: its own limit. False: it did not end well */
 bool check_is_wanted(const char *only, const char *name);      /* only: names with commas; NULL: all */
 
 /* The amount of memory that a check may use, at most wanted: less on a stand-in, and where little is free. */

@@ -36,7 +36,7 @@ static int reader_start(struct actor *a, uint64_t bytes, int fd, uint64_t access
         return r ? r : ask(a, IMPORT, bytes, access);
 }
 
-/* ---- T1: read-only ------------------------------------------------------------------------------------------------ */
+/* ---- T1: read-only ---------------------------------------------------------------------------------------------- */
 
 static bool kernel_is_missing(int r) {
         return r == CU_INVALID_IMAGE || r == CU_NO_BINARY_FOR_GPU || r == CU_NOT_FOUND || r == CU_UNSUPPORTED_PTX ||

@@ -75,7 +75,7 @@ static bool begin(struct pair *p, struct line *l) {
         return !cannot_ask(l, r, "registering host memory", &p->waiter);
 }
 
-/* ---- who wakes a wait ---------------------------------------------------------------------------------------------- */
+/* ---- who wakes a wait ------------------------------------------------------------------------------------------- */
 
 enum release { BY_STREAM, BY_STORE, BY_OUR_STORE, BY_MEMCPY };
 
@@ -169,7 +169,7 @@ static void wait_variant(const struct variant *v) {
         pair_stop(&p);
 }
 
-/* ---- what else the design stands on ------------------------------------------------------------------------------------ */
+/* ---- what else the design stands on ----------------------------------------------------------------------------- */
 
 /* Data first, then the slot: does who sees the slot see the data? */
 static void data_behind(unsigned where) {

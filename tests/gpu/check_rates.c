@@ -148,8 +148,8 @@ static uint64_t one_batch(uint64_t version) {
         struct line l;
         int r;
 
-        line_begin(&l, "T8", "cuMemcpyBatchAsync, asked for as of CUDA %llu.%llu, with that signature: 256 copies of 64 "
-                             "KiB", (unsigned long long)version / 1000, (unsigned long long)version % 1000 / 10);
+        line_begin(&l, "T8", "cuMemcpyBatchAsync, asked for as of CUDA %llu.%llu, with that signature: 256 copies "
+                             "of 64 KiB", (unsigned long long)version / 1000, (unsigned long long)version % 1000 / 10);
         r = ask(&a, OPEN);
         if (!r || !cannot_ask(&l, r, "opening", &a)) {
                 r = ask(&a, BATCH, version, 256, 65536);

@@ -7,7 +7,9 @@
 KVD_KERNEL(check_fill, struct check_fill, THREADS) {
         uint32_t *to = reinterpret_cast<uint32_t *>(a.at);
 
-        for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * (uint64_t)blockDim.x)
+        uint64_t step = gridDim.x * (uint64_t)blockDim.x;
+
+        for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < a.n; i += step)
                 to[i] = a.seed + (uint32_t)i;
 }
 

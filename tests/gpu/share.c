@@ -26,7 +26,7 @@
 static struct driver driver;
 static char **more; /* arguments of kvd */
 
-/* ---- a daemon on the device ---------------------------------------------------------------------------------------- */
+/* ---- a daemon on the device ------------------------------------------------------------------------------------- */
 
 static const char *const *arguments(void) {
         static const char *list[16] = {"--backend", "cuda", "--device", "0", "--pool"};
@@ -105,7 +105,7 @@ static uint64_t find_all(struct scene *s, struct actor *a, uint64_t seed) {
         return tokens / POOL_BLOCK_TOKENS;
 }
 
-/* ---- scripts ------------------------------------------------------------------------------------------------------- */
+/* ---- scripts ---------------------------------------------------------------------------------------------------- */
 
 /* Client 1 fills a chain by a stream and seals it at once; client 2 finds it and reads it in place. */
 static void in_place(void) {
@@ -114,8 +114,8 @@ static void in_place(void) {
         struct scene s;
         struct line l;
 
-        line_begin(&l, "share", "a prefix of %u blocks of 256 KiB that another process computed: what does its first use "
-                                "add?", BLOCKS);
+        line_begin(&l, "share", "a prefix of %u blocks of 256 KiB that another process computed: what does its first "
+                                "use add?", BLOCKS);
         scene_start(&s, 2);
         if (cannot_join(&s, &l))
                 goto out;
@@ -153,8 +153,8 @@ static void together(void) {
         struct scene s;
         struct line l;
 
-        line_begin(&l, "share", "%d processes fill, find and read chains of %u blocks at once: does anybody see a wrong "
-                                "byte?", CLIENTS, BLOCKS / 8);
+        line_begin(&l, "share", "%d processes fill, find and read chains of %u blocks at once: does anybody see a "
+                                "wrong byte?", CLIENTS, BLOCKS / 8);
         scene_start(&s, CLIENTS);
         if (cannot_join(&s, &l))
                 goto out;
@@ -187,8 +187,8 @@ static void killed_client(void) {
         uint64_t killed, again;
         int waits, went, judged;
 
-        line_begin(&l, "share", "a process is killed while a long kernel of it runs, with sealed blocks behind that kernel "
-                                "that another one waits for: what do the others see?");
+        line_begin(&l, "share", "a process is killed while a long kernel of it runs, with sealed blocks behind that "
+                                "kernel that another one waits for: what do the others see?");
         scene_start(&s, 3);
         if (cannot_join(&s, &l))
                 goto out;
@@ -218,8 +218,8 @@ static void killed_client(void) {
         find_all(&s, b, 3);
         line_number(&l, "wrong_words_of_others", (double)s.wrong);
         line_answer(&l, waits == CU_NOT_READY && !went && judged == -EIO && !again && !s.wrong && !s.r ? YES : NO,
-                    "before: %s; after the kill its reader's stream goes on in %.0f ms (%s), kvd_check_pin says \"%s\", "
-                    "the chain is %sfound again, others' blocks: %llu words wrong", actor_word(waits), ms,
+                    "before: %s; after the kill its reader's stream goes on in %.0f ms (%s), kvd_check_pin says "
+                    "\"%s\", the chain is %sfound again, others' blocks: %llu words wrong", actor_word(waits), ms,
                     actor_word(went), judged ? strerror(-judged) : "well", again ? "" : "not ",
                     (unsigned long long)s.wrong);
 out:
@@ -233,8 +233,8 @@ static void killed_owner(void) {
         uint64_t held = 0;
         int r = 0;
 
-        line_begin(&l, "share", "the owner is killed while clients hold blocks: are they what they were, and does the next "
-                                "owner serve them?");
+        line_begin(&l, "share", "the owner is killed while clients hold blocks: are they what they were, and does the "
+                                "next owner serve them?");
         scene_start(&s, 2);
         if (cannot_join(&s, &l))
                 goto out;
@@ -273,7 +273,7 @@ out:
         scene_stop(&s);
 }
 
-/* ---- main ------------------------------------------------------------------------------------------------------------ */
+/* ---- main ------------------------------------------------------------------------------------------------------- */
 
 static const struct check scripts[] = {
         {"in-place", "a prefix that another process computed", in_place, 40},

@@ -81,7 +81,7 @@ static void examine(struct finding *findings, uint32_t device) {
                         probe(rows[i].function, device, rows[i].seconds, &findings[i]);
 }
 
-/* ---- findings ----------------------------------------------------------------------------------------------------- */
+/* ---- findings --------------------------------------------------------------------------------------------------- */
 
 static const struct {
         const char *word, *colour;
@@ -107,7 +107,7 @@ static void fill_finding(struct table *t, const struct row *row, const struct fi
         table_string(t, tried ? f->text : needs[row->needs]);
 }
 
-/* ---- what follows ------------------------------------------------------------------------------------------------- */
+/* ---- what follows ----------------------------------------------------------------------------------------------- */
 
 static void say_memory(struct table *t, const struct finding *f) {
         bool vmm = has(f, VMM), legacy = has(f, LEGACY);
@@ -123,7 +123,7 @@ static void say_order(struct table *t, const struct finding *f) {
         else if (!has(f, ORDER_HOST))
                 table_string(t, "calls wait for their streams: no stream memory operations on host memory");
         else if (!has(f, ORDER_STORE))
-                table_string(t, "by streams; the streams of a dead producer's readers need a client that lets them go on");
+                table_string(t, "by streams; a stream's write wakes the readers of a producer that died");
         else
                 table_string(t, "by streams: no processor waits");
 }
@@ -149,7 +149,7 @@ static void fill_verdict(struct table *t, const struct finding *f) {
         table_string(t, has(f, URING) ? "io_uring" : "epoll");
 }
 
-/* ---- the verb ----------------------------------------------------------------------------------------------------- */
+/* ---- the verb --------------------------------------------------------------------------------------------------- */
 
 static int read_device(struct kvctl *kvctl, uint32_t *ret) {
         const char *text = kvctl->args.n_operands ? kvctl->args.operand[0] : "0";

@@ -39,7 +39,7 @@ int socket_take(int socket, void *bytes, size_t size, int *fd);      /* whole, o
 
 _printf_(3, 4) void found(struct finding *f, enum health health, const char *format, ...);
 
-/* ---- the GPU ----------------------------------------------------------------------------------------------------- */
+/* ---- the GPU ---------------------------------------------------------------------------------------------------- */
 
 probe_fn probe_driver;   /* value: CUDA version, devices */
 probe_fn probe_device;   /* value: memory, capability, MPS */
@@ -50,7 +50,7 @@ probe_fn probe_order_device, probe_order_host, probe_order_store;
 probe_fn probe_kernels;  /* a launch, its result compared */
 probe_fn probe_cublas;
 
-/* ---- the system -------------------------------------------------------------------------------------------------- */
+/* ---- the system ------------------------------------------------------------------------------------------------- */
 
 probe_fn probe_memfd;    /* sealed against writing */
 probe_fn probe_pidfd;

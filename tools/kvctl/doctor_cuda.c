@@ -15,7 +15,7 @@
 
 #define PAGE 4096u
 
-/* ---- words ------------------------------------------------------------------------------------------------------- */
+/* ---- words ------------------------------------------------------------------------------------------------------ */
 
 static void failed(struct finding *f, const struct kvd_cuda *cuda, const char *what, cu_result error) {
         char text[200];
@@ -32,7 +32,7 @@ static bool try(struct finding *f, const struct kvd_cuda *cuda, const char *what
         return !error;
 }
 
-/* ---- driver and devices ------------------------------------------------------------------------------------------ */
+/* ---- driver and devices ----------------------------------------------------------------------------------------- */
 
 static const struct kvd_cuda *load(struct finding *f) {
         const char *why = NULL;
@@ -107,7 +107,7 @@ static bool open_device(struct finding *f, struct kvd_device *d, uint32_t ordina
         return false;
 }
 
-/* ---- memory between processes --------------------------------------------------------------------------------------- */
+/* ---- memory between processes ----------------------------------------------------------------------------------- */
 
 struct offer { /* from who makes the memory */
         uint64_t bytes;
@@ -205,7 +205,7 @@ void probe_legacy(struct finding *f, uint32_t ordinal) {
                 ask_client(f, client, &offer, -1, "opened and written by another process");
 }
 
-/* ---- streams that wait -------------------------------------------------------------------------------------------- */
+/* ---- streams that wait ------------------------------------------------------------------------------------------ */
 
 struct order {
         struct kvd_device d;
@@ -281,7 +281,7 @@ void probe_order_store(struct finding *f, uint32_t device) {
         order(f, device, true, true, "a stream that waits goes on when a processor stores the value");
 }
 
-/* ---- kernels ------------------------------------------------------------------------------------------------------ */
+/* ---- kernels ---------------------------------------------------------------------------------------------------- */
 
 /* Two blocks, gathered in the other order. */
 static bool launch(struct finding *f, struct gpu *gpu) {

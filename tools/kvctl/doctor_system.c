@@ -55,7 +55,7 @@ void probe_uring(struct finding *f, uint32_t device) {
                 found(f, HEALTH_OK, "available");
 }
 
-/* ---- memory and limits ------------------------------------------------------------------------------------------- */
+/* ---- memory and limits ------------------------------------------------------------------------------------------ */
 
 static uint64_t read_number(const char *path) {
         FILE *file = fopen(path, "re");
@@ -123,7 +123,7 @@ void probe_memlock(struct finding *f, uint32_t device) {
         found(f, HEALTH_OK, "%s bytes", limit_text(limit.rlim_cur, soft, sizeof soft));
 }
 
-/* ---- around us ---------------------------------------------------------------------------------------------------- */
+/* ---- around us -------------------------------------------------------------------------------------------------- */
 
 static bool file_says(const char *path, const char *word) {
         char text[4096];
