@@ -116,6 +116,7 @@ KVD_KERNEL(label_query, struct gpu_label_query, THREADS) {
         const uint16_t *channels = reinterpret_cast<const uint16_t *>(a.channels.channels) +
                                    head / a.group * a.channels.ld_channels;
         struct kvd_label_query *to = reinterpret_cast<struct kvd_label_query *>(a.to) + i;
+        uint8_t *codes = lane % 2 ? to->high : to->low;
         struct range r;
         float x[EACH];
 
@@ -131,7 +132,7 @@ KVD_KERNEL(label_query, struct gpu_label_query, THREADS) {
         for (uint32_t j = 0; j < EACH; j++) {
                 uint32_t code = 32 * j + lane < n ? code_of(x[j], r) : 0;
 
-                (lane % 2 ? to->high : to->low)[16 * j + lane / 2] = (uint8_t)code;
+                codes[16 * j + lane / 2] = (uint8_t)code;
                 sum += code;
         }
         for (int mask = 16; mask; mask /= 2)
