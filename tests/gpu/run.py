@@ -195,8 +195,9 @@ class Runner:
                     self.not_run('sanitizer', f'{which} {name}')
                     continue
                 self.checked('sanitizer', f'{which} {name}',
-                             [tool, '--tool', which, '--error-exitcode', '9', self.path('tests/kernels/cuda', 'test-cuda-' + name)],
-                             60, {'KVD_TEST_GPU': '1', 'CK_FORK': 'no', 'KVD_TEST_QUICK': '1'},
+                             [tool, '--tool', which, '--error-exitcode', '9',
+                              self.path('tests/kernels/cuda', 'test-cuda-' + name)],
+                             120, {'KVD_TEST_GPU': '1', 'CK_FORK': 'no'},
                              f'{name} under {which}: anything found?')
 
     def kernel_tests(self):

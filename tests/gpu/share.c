@@ -137,7 +137,6 @@ static void in_place(void) {
         line_number(&l, "wait_on_us", median(wait, rounds));
         line_number(&l, "to_end_of_first_use_us", median(hit, rounds));
         line_number(&l, "wrong_words", (double)s.wrong);
-        line_number(&l, "bytes_copied", 0);
         line_answer(&l, s.r || s.wrong || lookup[rounds / 2] + wait[rounds / 2] > 100 ? NO : YES,
                     "%s; look up and pin %.1f us, wait %.1f us, with a copy of 4 bytes to the host %.1f us; %llu words "
                     "wrong", word(b, s.r), lookup[rounds / 2], wait[rounds / 2], hit[rounds / 2],
