@@ -14,7 +14,8 @@ static const struct {
         enum run_access access; /* to the blocks that its items name */
         run_kind *on_device;    /* by the GPU itself; NULL: by the processor, in any case */
 } kinds[] = {
-        [KVD_JOB_SUMMARISE] = {.run = run_summarise, .name = "summarise", .access = RUN_READ},
+        [KVD_JOB_SUMMARISE] = {.run = run_summarise, .name = "summarise", .access = RUN_READ,
+                               .on_device = run_summarise_on_device},
         [KVD_JOB_SCORE] = {.run = run_score, .name = "score", .access = RUN_READ, .on_device = run_score_on_device},
         [KVD_JOB_COMPARE] = {.run = run_compare, .name = "compare", .access = RUN_NONE},
         [KVD_JOB_SPILL] = {.run = run_spill, .name = "spill", .access = RUN_READ},

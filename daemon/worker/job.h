@@ -57,6 +57,7 @@ int run_job(struct run *run, struct spaces *spaces, uint64_t bytes);
 
 typedef int run_kind(struct run *run);
 run_kind run_summarise;
+run_kind run_summarise_on_device;
 run_kind run_score;
 run_kind run_score_on_device;
 run_kind run_compare;

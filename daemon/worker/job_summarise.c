@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/summarise.h"
 #include "kernels/hshare.h"
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
@@ -29,6 +29,15 @@ static bool is_chosen(const struct run *run, const uint16_t *channels) {
         uint32_t n = run->space->summary.channels;
 
         return n < 2 || __atomic_load_n(&channels[n - 1], __ATOMIC_ACQUIRE);
+}
+
+bool summary_has_channels(const struct run *run) {
+        const struct shape *s = &run->shape;
+
+        for (uint32_t i = 0; i < s->layers * s->heads; i++)
+                if (!is_chosen(run, channels_of(run, i / s->heads, i % s->heads)))
+                        return false;
+        return true;
 }
 
 struct choice {
@@ -62,7 +71,7 @@ static void choose(void *data, uint32_t i, uint32_t thread) {
         __atomic_store_n(&to[n - 1], chosen[n - 1], __ATOMIC_RELEASE);
 }
 
-static int choose_channels(struct run *run) {
+int summary_choose_channels(struct run *run) {
         const struct shape *s = &run->shape;
         uint32_t threads = team_threads(run->team);
         struct choice choice = {.run = run};
@@ -177,7 +186,7 @@ int run_summarise(struct run *run) {
         int r = run_needs_numbers(run);
 
         if (r == 0)
-                r = choose_channels(run);
+                r = summary_choose_channels(run);
         if (r < 0)
                 return r;
         all.rooms = run_room(run, team_threads(run->team), all.room_bytes);

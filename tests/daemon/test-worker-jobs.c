@@ -5,8 +5,10 @@
 #include <check.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "ipc/base/sequence.h"
@@ -182,6 +184,89 @@ START_TEST(label_channels_stay) {
         ((uint16_t *)o.summaries)[o.layout.channels - 1] = 0; /* the first head's last one was not written */
         ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 1)), 0);
         ck_assert_mem_eq(before, o.summaries, bytes);
+        owner_stop(&o);
+}
+END_TEST
+
+/* What the worker called, of functions that begin so, as the stand-in driver writes it down. */
+static uint32_t calls(const char *path, const char *function) {
+        char call[64];
+        uint32_t n = 0;
+        int pid;
+        FILE *log = fopen(path, "r");
+
+        ck_assert_ptr_nonnull(log);
+        while (fscanf(log, "%d %63s%*[^\n]", &pid, call) == 2)
+                n += pid == o.pid && strncmp(call, function, strlen(function)) == 0;
+        fclose(log);
+        return n;
+}
+
+/* Two jobs: the first chooses channels. One block is another incarnation, and one has no row. */
+static void summarise_twice(int which, uint8_t **ret, const char *log) {
+        struct owner_job *job;
+
+        setenv("FAKECUDA_LOG", log, 1);
+        start(which, 8);
+        for (uint32_t more = 0; more < 2; more++) {
+                job = new_job(KVD_JOB_SUMMARISE, 7 + more);
+                job->items[1].ref = kvd_ref_make(1, kvd_ref_generation(owner_ref(1)) + 1);
+                job->items[2].row = UINT32_MAX;
+                job->items[3].row = o.ix->capacity + 3;
+                job->items[4].n_tokens = 0;
+                job->items[6].n_tokens = 3 + more;
+                ck_assert_uint_eq(owner_do(&o, job), 0);
+        }
+        *ret = malloc(o.layout.size);
+        ck_assert_ptr_nonnull(*ret);
+        memcpy(*ret, o.summaries, o.layout.size);
+        owner_stop(&o);
+}
+
+/* By the GPU's kernels, and then by the processor because the GPU takes no kernels. */
+START_TEST(kernels_make_the_same_bits) {
+        bool kernels = !getenv("FAKECUDA_FAIL");
+        uint8_t *by_kernels, *staged;
+        char path[64];
+
+        snprintf(path, sizeof path, "/tmp/kvd-test-jobs-%d.log", getpid());
+        summarise_twice(_i, &by_kernels, path);
+        ck_assert_uint_eq(calls(path, "cuLaunch"), kernels ? 2 : 0);
+        ck_assert_uint_eq(calls(path, "cuMemcpyDtoH"), kernels ? 6 + 1 + 1 : 6 + 7);
+        setenv("FAKECUDA_FAIL", "cuLibraryLoadData:1=209", 1);
+        summarise_twice(_i, &staged, path);
+        ck_assert_uint_eq(calls(path, "cuLaunch"), 0);
+        ck_assert_uint_eq(calls(path, "cuMemcpyDtoH"), 6 + 7);
+        ck_assert_mem_eq(by_kernels, staged, o.layout.size);
+        unlink(path);
+        free(by_kernels);
+        free(staged);
+}
+END_TEST
+
+/* More dimensions than the kernel has. */
+START_TEST(what_no_kernel_takes_is_staged) {
+        static const struct kvd_geometry wide = {.layers = 1, .kv_heads = 2, .head_dim = 264, .dtype = KVD_F16,
+                                                 .order = KVD_HND, .vocab = 1000};
+        const uint8_t *row;
+        char path[64];
+
+        snprintf(path, sizeof path, "/tmp/kvd-test-jobs-%d.log", getpid());
+        setenv("FAKECUDA_LOG", path, 1);
+        owner_start(&o, &wide, 4);
+        for (uint32_t i = 0; i < 4; i++)
+                owner_fill(&o, i, i + 1);
+        for (uint32_t n = 3; n <= 4; n++)
+                ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, n)), 0);
+        ck_assert_uint_eq(calls(path, "cuLaunch"), 0);
+        for (uint32_t b = 0; b < 4; b++) {
+                row = kvd_summary_row(&o.layout, o.summaries, b);
+                ck_assert_uint_eq(*(const uint64_t *)row, UINT64_C(7) << 32 | KVD_SUMMARY_MADE);
+                check_norms(row, owner_block(&o, b), 0, o.g.block_tokens);
+                check_anchor(row, owner_block(&o, b), 0, 1, o.g.block_tokens);
+                check_labels(row, owner_block(&o, b), 0, 1, o.g.block_tokens);
+        }
+        unlink(path);
         owner_stop(&o);
 }
 END_TEST
@@ -461,6 +546,10 @@ int main(void) {
         tcase_set_timeout(tcase, 60);
         tcase_add_loop_test(tcase, summaries_are_what_they_should_be, 0, N_GEOMETRIES);
         tcase_add_test(tcase, label_channels_stay);
+        if (getenv("KVD_TEST_BACKEND")) {
+                tcase_add_loop_test(tcase, kernels_make_the_same_bits, 0, N_GEOMETRIES);
+                tcase_add_test(tcase, what_no_kernel_takes_is_staged);
+        }
         tcase_add_loop_test(tcase, scores_are_keydiffs, 0, N_GEOMETRIES);
         tcase_add_test(tcase, a_repeated_step_is_found_where_it_is);
         tcase_add_test(tcase, what_may_not_be_shared_is_not);

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_WORKER_SUMMARISE_H
+#define KVD_DAEMON_WORKER_SUMMARISE_H
+
+/* What both ways to SUMMARISE share: the channels of a space's labels, chosen once (job_summarise.c). */
+
+#include "daemon/worker/job.h"
+
+/* Whether no head is without. */
+bool summary_has_channels(const struct run *run);
+
+/* For those that are without, by the processor, from what run_block finds of the job's blocks. 0 or -ENOMEM. */
+int summary_choose_channels(struct run *run);
+
+#endif
