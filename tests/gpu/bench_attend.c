@@ -26,7 +26,7 @@ static int decode(struct bench *b, const void *state, unsigned turn) {
 }
 
 static cu_address repeated(struct bench *b, uint32_t value, uint32_t n) {
-        uint32_t *words = malloc(n * sizeof *words);
+        uint32_t *words = calloc(n, sizeof *words);
         cu_address at;
 
         if (!words)
