@@ -385,6 +385,7 @@ static void expect_broken(cu_address elsewhere) {
 }
 
 START_TEST(a_copy_against_the_access_breaks) {
+        struct gate gate = {0};
         cu_address read_only, at;
         cu_memory handle;
 
@@ -394,14 +395,17 @@ START_TEST(a_copy_against_the_access_breaks) {
         read_only = map(handle, SEGMENT, CU_ACCESS_READ);
         OK(cuMemcpyDtoDAsync(at + 8, read_only, 8, NULL));
         OK(cuCtxSynchronize());
+        OK(cuLaunchHostFunc(NULL, pass_gate, &gate)); /* until both are queued */
         OK(cuMemsetD8Async(read_only, 0, 8, NULL));
         OK(cuMemsetD8Async(at, 0, 8, NULL));
+        gate.open = 1;
         expect_broken(at);
         ck_assert_uint_eq(words(read_only)[0], 0xa5a5a5a5a5a5a5a5u);
 }
 END_TEST
 
 START_TEST(a_kernel_that_faults_breaks) {
+        struct gate gate = {0};
         cu_address read_only, at;
         cu_function store;
 
@@ -409,8 +413,10 @@ START_TEST(a_kernel_that_faults_breaks) {
         at = memory();
         read_only = map(create(SEGMENT), SEGMENT, CU_ACCESS_READ);
         store = store_kernel();
+        OK(cuLaunchHostFunc(NULL, pass_gate, &gate)); /* until both are queued */
         launch_store(store, NULL, read_only, 1, 1);
         launch_store(store, NULL, at, 1, 1);
+        gate.open = 1;
         expect_broken(at);
         ck_assert_uint_eq(words(read_only)[0], 0xa5a5a5a5a5a5a5a5u);
 }
