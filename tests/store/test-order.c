@@ -422,6 +422,7 @@ int main(void) {
         TCase *tc = tcase_create("order");
         Suite *s = suite_create("order");
         SRunner *runner;
+        int failed;
 
         tcase_add_checked_fixture(tc, open_all, close_all);
         for (size_t i = 0; i < ARRAY_SIZE(tests); i++)
@@ -430,5 +431,7 @@ int main(void) {
         suite_add_tcase(s, tc);
         runner = srunner_create(s);
         srunner_run_all(runner, CK_ENV);
-        return srunner_ntests_failed(runner) != 0;
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
 }
