@@ -123,7 +123,7 @@ static void spawn(struct owner *o) {
 }
 
 void owner_start(struct owner *o, const struct kvd_geometry *g, uint32_t n_blocks) {
-        struct kvd_msg segments = {.number = KVD_MSG_work_segments, .work_segments = {5, 0, 1}};
+        struct kvd_msg segments = {.number = KVD_MSG_work_segments, .work_segments = {.space = 5, .count = 1}};
         struct kvd_msg space = {.number = KVD_MSG_work_space};
 
         memset(o, 0, sizeof *o);

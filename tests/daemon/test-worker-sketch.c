@@ -415,7 +415,8 @@ START_TEST(nonsense_is_refused) {
         ck_assert_uint_eq(owner_do(&o, new_job(77, 0)), EPROTO);
         job = spill_job(1, true);
         ck_assert_uint_eq(owner_do(&o, job), EPROTO); /* no sketch was sent */
-        ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_segments, .work_segments = {5, 3, 1}},
+        ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_segments,
+                                                         .work_segments = {.space = 5, .first = 3, .count = 1}},
                                     &o.fds[4], 1), EPROTO);
         ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_sketch, .work_sketch = {5, 1, 100}},
                                     &o.fds[4], 1), EPROTO);
