@@ -64,6 +64,7 @@ bool order_quiet(struct view *view); /* waits for what our streams still promise
 void order_close(struct view *view); /* waits likewise */
 /* Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for instead. */
 int order_promise(struct view *view, void *stream, struct promise *ret);
+void order_finish(struct view *view, void *stream); /* waits for it; if its context has failed, it is over as well */
 int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t value);
 uint64_t order_reached(const struct view *view, uint32_t order_slot); /* of any row, as in descriptors */
 bool order_passed(const struct view *view, struct promise until);

@@ -186,11 +186,10 @@ void kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
         kvd_unpin(space, pin);
 }
 
-/* Blocks that nobody knows the state of (seal.c) go back at once: the daemon decides what they are. */
-static bool can_wait(const struct kvd_block *block) {
+static bool on_device(const struct kvd_block *block) {
         struct view *view = block->view;
 
-        return view && view->device && block->data;
+        return view && view->device;
 }
 
 void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream) {
@@ -200,8 +199,12 @@ void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, 
         if (forked(space->handle))
                 return;
         for (uint32_t i = 0; i < n; i++) {
-                if (!can_wait(&blocks[i]))
+                if (!on_device(&blocks[i]))
                         continue;
+                if (!blocks[i].data) { /* nobody knows its state (seal.c): the daemon does, and may free it at once */
+                        order_finish(blocks[i].view, stream);
+                        continue;
+                }
                 if (view != blocks[i].view && !promise_or_wait(blocks[i].view, stream, &until))
                         continue; /* the stream was waited for */
                 view = blocks[i].view;

@@ -834,6 +834,51 @@ static void layers(void) {
         end_daemon(&d);
 }
 
+/* ---- in doubt --------------------------------------------------------------------------------------------------- */
+
+/*
+ * The daemon is stopped while it should seal: nobody knows what became of the blocks, and it may free them as soon as
+ * it goes on. So they are given back only when the stream that fills them is done.
+ */
+static void seals_in_doubt(struct role *role) {
+        struct kvd_pin pin = {0};
+        struct kvd_block block;
+        uint32_t tokens[BT];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        alloc(&s, 1, &block);
+        make_tokens(DOC, 1, tokens);
+        say(role, 'a');
+        hear(role, 's');
+        put_fill(&s, &block, word_of(DOC, 0));
+        CHECK(kvd_seal_on(s.space, &pin, 1, &block, tokens, BT, s.stream) == -ETIMEDOUT);
+        CHECK(!block.data);
+        say(role, 'd');
+        hear(role, 'g');
+        CHECK(s.cuda->cuStreamQuery(s.stream) == CU_NOT_READY);
+        kvd_free_on(s.space, 1, &block, s.stream);
+        CHECK(s.cuda->cuStreamQuery(s.stream) == CU_OK);
+        side_close(&s);
+}
+
+static void in_doubt_waits_for_the_stream(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:9000", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(seals_in_doubt, d.socket, slow);
+        expect(&a, 'a');
+        CHECK(kill(d.pid, SIGSTOP) == 0);
+        cue(&a, 's');
+        expect(&a, 'd');
+        CHECK(kill(d.pid, SIGCONT) == 0);
+        cue(&a, 'g');
+        peer_end(&a);
+        end_daemon(&d);
+}
+
 /* ----------------------------------------------------------------------------------------------------------------- */
 
 int main(int argc, char **argv) {
@@ -858,6 +903,7 @@ int main(int argc, char **argv) {
                 {"daemon-killed", daemon_killed},
                 {"two-devices", two_daemons_on_two_devices},
                 {"layers", layers},
+                {"in-doubt-waits", in_doubt_waits_for_the_stream},
         };
         int ran = 0;
 
