@@ -37,7 +37,7 @@ except ImportError as missing:
     skip(f"{missing.name} is not installed")
 
 from corpus import Writer, enc          # noqa: E402  (needs the path above)
-from vocabulary import BOS, EOS, Tokenizer      # noqa: E402
+from vocabulary import BOS, EOS, FIRST_PIECE, Tokenizer      # noqa: E402
 
 TEXTS = [
     "",
@@ -119,6 +119,28 @@ def check_tokenizer(kvlm: Kvlm, folder: Path) -> list[str]:
     return wrong
 
 
+def check_auto_tokenizer(folder: Path) -> list[str]:
+    """The complaints about the folder's tokenizer.json, as engines load it."""
+    ours, theirs = Tokenizer.load(folder / "vocab.txt"), transformers.AutoTokenizer.from_pretrained(folder)
+    every = ["".join(map(chr, range(start, start + 0x100))) for start in (*range(0, 0x900, 0x100), 0x2000, 0x1F600)]
+    noise = random.Random(11)
+    pieces = [piece.decode() for piece in ours.bytes_of[FIRST_PIECE:]]
+    mixed = ["".join(noise.choice(pieces)[noise.randrange(2):] for _ in range(200)) for _ in range(50)]
+    documents = [path.read_text() for path in sorted((ROOT / "tools/kvlm/demo").glob("document-*.txt"))]
+    wrong, texts = [], TEXTS + every + mixed + documents
+    for text in texts:
+        ids = theirs(text).input_ids
+        if ids != [BOS, *ours.encode(text)]:
+            wrong.append(f"AutoTokenizer's ids of {text[:60]!r} differ")
+        if theirs.decode(ids, skip_special_tokens=True) != text:
+            wrong.append(f"AutoTokenizer does not give {text[:60]!r} back")
+    for token, data in enumerate(ours.bytes_of):
+        if theirs.decode([token], skip_special_tokens=True) != data.decode(errors="replace"):
+            wrong.append(f"AutoTokenizer decodes token {token} differently")
+    print(f"tokenizer.json: {len(texts)} texts and {len(ours)} tokens compared")
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=ROOT / "tools/kvlm/model")
@@ -126,7 +148,7 @@ def main() -> int:
     if "KVLM" not in os.environ:
         skip("KVLM does not name the program")
     kvlm = Kvlm(os.environ["KVLM"], options.model)
-    wrong = check_tokenizer(kvlm, options.model) + check_logits(kvlm, options.model)
+    wrong = check_tokenizer(kvlm, options.model) + check_auto_tokenizer(options.model) + check_logits(kvlm, options.model)
     print("\n".join(wrong) or "ok")
     return 1 if wrong else 0
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import hf_tokenizer
 from corpus import ANSWER, TOKENS, Mixture, Writer
 from model import Llama, Shape
 from optimiser import Optimiser
@@ -179,12 +180,14 @@ class Trainer:
         self.save()
 
     def export(self, folder: Path) -> None:
-        """Writes the averaged weights and the vocabulary."""
+        """Writes the averaged weights and the vocabulary; of a model that engines know, what they read of it, too."""
         with torch.no_grad():
             for parameter, average in zip(self.model.parameters(), self.average):
                 parameter.copy_(average)
         self.model.save(folder)
         TOKENS.save(folder / "vocab.txt")
+        if self.model.shape.mask is None:
+            hf_tokenizer.export(folder)
 
     def log(self, loss: float, rate: float) -> None:
         p = self.progress

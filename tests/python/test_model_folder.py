@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that Hugging Face's libraries read beside tools/kvlm/model/vocab.txt are what the training code makes.
+
+Needs nothing but the standard library; that they mean what vocab.txt does, test_hf_equality.py asks transformers.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "tools/kvlm/model"
+sys.path.insert(0, str(ROOT / "tools/kvlm/train"))
+
+from hf_tokenizer import pattern_of, texts_of, tree_of      # noqa: E402  (needs the path above)
+
+
+def stale(folder: Path) -> list[str]:
+    return [name for name, text in texts_of(folder).items() if (folder / name).read_text() != text]
+
+
+def first_match(pieces: list[str], text: str) -> str:
+    pattern = re.sub(r"\\x\{([0-9A-F]+)\}", lambda hexadecimal: re.escape(chr(int(hexadecimal[1], 16))),
+                     pattern_of(tree_of(pieces)))
+    found = re.match(pattern, text)
+    return found[0] if found else ""
+
+
+def main() -> int:
+    wrong = [f"{MODEL / name} is not what tools/kvlm/train/hf_tokenizer.py makes" for name in stale(MODEL)]
+    pieces = ["a", "abc", "abcde", "?", "?\nA", " ", "\\", "xyz"]
+    for text, longest in {"abcdX": "abc", "abcde": "abcde", "abX": "a", "?\nB": "?", "?\nA": "?\nA", "xy": "",
+                          "\\x": "\\", "  ": " ", "b": ""}.items():
+        if first_match(pieces, text) != longest:
+            wrong.append(f"of {text!r} the pattern takes {first_match(pieces, text)!r}, not {longest!r}")
+    print("\n".join(wrong) or "ok")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
