@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 
 #include "client/error.h"
@@ -45,11 +46,16 @@ static const char *effective_path(const char *path) {
 }
 
 static int connect_failed(const char *path, int error) {
+        struct stat st;
+
         switch (error) {
         case ENOENT:
                 return client_fail(-ENOENT, "no kvd at %s: start one, or set KVD_SOCKET to its socket", path);
         case ECONNREFUSED:
-                return client_fail(-ECONNREFUSED, "no kvd listens at %s any more: start it again", path);
+                if (stat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
+                        return client_fail(-ENOTSOCK, "%s is a %s, not the socket of a kvd", path,
+                                           S_ISDIR(st.st_mode) ? "folder" : "file");
+                return client_fail(-ECONNREFUSED, "%s: connection refused; is kvd running?", path);
         case EACCES:
                 return client_fail(-EACCES, "not allowed to use %s: become a member of its group", path);
         case EAGAIN: /* as many wait for it as the kernel lets wait */

@@ -129,6 +129,10 @@ bool view_is_current(const struct view *view);
 void space_revive(struct kvd_space *space);
 
 /* lookup.c */
+
+/* As kvd_lookup in group 0, but all of it or nothing. blocks has room for all. */
+int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
+                     struct kvd_pin *pin);
 bool pin_block(struct view *view, kvd_ref ref); /* true: it is sealed in this incarnation, and pinned */
 void unpin_block(struct view *view, uint32_t id);
 

@@ -62,6 +62,9 @@ enum kvd_policy { KVD_LRU = 1, KVD_FIFO = 2, KVD_PRIORITY = 3 }; /* priority: th
  * in order: the K plane, then the V plane, each of kv_heads * block_tokens * head_dim elements in the given order
  * (HND: [head][token][dim], NHD: [token][head][dim]); behind the last layer the state plane, if there is one, of
  * block_tokens * state_width elements (BiCache's boundary hidden state).
+ *
+ * Or blocks are opaque: block_bytes of whatever an engine keeps per block, under a name for its layout. All of layers
+ * to state_width but block_tokens are 0 then. The methods (kvd_methods.h) need planes, and are refused.
  */
 struct kvd_geometry {
         uint32_t layers;
@@ -73,26 +76,37 @@ struct kvd_geometry {
         uint32_t order;        /* enum kvd_order; 0 means KVD_HND */
         uint32_t rope;         /* enum kvd_rope; 0 means KVD_ROPE_POST */
         uint32_t state_width;  /* elements per token of the state plane, 0: none */
-        uint32_t vocab;        /* token ids are below this; a larger one is refused */
+        uint32_t vocab;        /* token ids are below this, larger ones are refused; 0, if opaque: any word is one */
         uint64_t fingerprint[2]; /* of everything else that changes bytes: weights, tokenizer, RoPE parameters */
+        uint64_t block_bytes;  /* of an opaque block, a multiple of 64; 0: planes, as described above */
+        char layout[32];       /* of opaque blocks: what is inside, by a name of 1 to 31 of [A-Za-z0-9._-] */
 };
+
+enum kvd_space_flags { KVD_SPACE_FIXED = 1 };
 
 struct kvd_space_options {
         uint32_t kind;   /* enum kvd_kind; 0 means KVD_CAUSAL */
         uint32_t keys;   /* enum kvd_keys; 0 means KVD_KEYS_SERVE */
         uint32_t policy; /* enum kvd_policy; 0 means KVD_LRU */
-        uint32_t flags;  /* must be 0 */
+        uint32_t flags;  /* enum kvd_space_flags; others are -EINVAL */
         uint64_t max_blocks; /* upper bound of the space's size; 0: what the domain's quota allows */
 };
 
-/* Bytes of one block, or 0 if the geometry is impossible (kvd_error() says what is wrong with it). */
+/* Bytes of one block, or 0 if the geometry is impossible (kvd_space_open says what is wrong with it). */
 uint64_t kvd_block_bytes(const struct kvd_geometry *geometry);
+
+/*
+ * Adds a part to a fingerprint, which begins as {0, 0}: names, versions, settings, weights, whatever changes the bytes
+ * of a block. Parts and their order count: "ab" is not "a" and "b". The same on every machine; not for secrets (XXH3-128).
+ */
+void kvd_fingerprint(uint64_t fingerprint[2], const void *data, size_t bytes);
 
 /* ---- connection -------------------------------------------------------------------------------------------- */
 
 /*
  * Connects to the daemon at a socket path; NULL takes $KVD_SOCKET, then /run/kvd-0.sock. The handle is freed by
- * kvd_close, which returns NULL. -ENOENT, -ECONNREFUSED: no daemon there; -EACCES: not allowed to use the socket;
+ * kvd_close, which returns NULL. -ENOENT, -ECONNREFUSED: no daemon there; -ENOTSOCK: that is a folder or a file;
+ * -EACCES: not allowed to use the socket;
  * -EPROTO: not a kvd, or another protocol version.
  */
 int kvd_open(const char *socket_path, kvd **ret);
@@ -120,13 +134,14 @@ kvd_space *kvd_space_close(kvd_space *space);
 
 /*
  * What holds a stored prefix. {0} holds nothing. Filled by kvd_lookup and kvd_seal, emptied by kvd_unpin. One pin
- * on the deepest block keeps the whole chain: a parent is never evicted before its children.
+ * on the deepest block keeps the whole chain: a parent is never evicted before its children. kvd_unpin makes it {0}.
  * base is the address of block 0: block b lies at base + b * block_bytes (see kvd_pin_block).
  */
 struct kvd_pin {
         void *view;          /* private: the mapping that base belongs to */
         uint8_t *base;       /* NULL if the pin holds nothing */
         uint64_t block_bytes;
+        uint64_t salt;       /* in: extra key of the chain (LoRA, images, a tenant), see kvd_lookup; 0: none */
         uint32_t leaf;       /* deepest block of the chain */
         uint32_t generation; /* of that block */
         uint32_t n_blocks;   /* blocks of the chain */
@@ -142,7 +157,9 @@ struct kvd_pin {
  * block is a sealed partial one that ends exactly at n_tokens. In a bidirectional space the answer is n_tokens or 0.
  * Makes no system call, takes no lock and does not wait for the daemon, except when the pool has grown since the
  * last call (the new segment is fetched once). pin must hold nothing; on 0 it still holds nothing.
- * -EINVAL: group out of range, or a pin that holds something.
+ * pin->salt is read: chains of different salts are strangers, and never share a block, whatever their tokens. A token
+ * id beyond the vocabulary is in no chain: what is before it is found.
+ * -EINVAL: group out of range, a pin that holds something, or a salt in a bidirectional space.
  * If the daemon is dead the answer is still right for as long as its memory is mapped.
  */
 int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
@@ -150,6 +167,7 @@ int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uin
 
 /* The same search without a pin: a hint for schedulers, true at no particular time. */
 int64_t kvd_match(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens);
+int64_t kvd_match_salted(kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens, uint32_t n_tokens);
 
 /* Lets go. The blocks must not be read afterwards. A pin that holds nothing is fine. Cannot fail. */
 void kvd_unpin(kvd_space *space, struct kvd_pin *pin);
@@ -180,7 +198,7 @@ void kvd_free(kvd_space *space, uint32_t n, struct kvd_block *blocks);
 
 /*
  * Publishes blocks[0..n), which the caller filled completely, as the continuation of the chain that pin holds (an
- * empty pin: the start of a chain in pin->group). tokens[0..n_tokens) are the tokens in these blocks, oldest
+ * empty pin: the start of a chain in pin->group, under pin->salt). tokens[0..n_tokens) are the tokens in these blocks, oldest
  * first; all but the last block are full, and a last one that is not full ends its chain for good (zero its unused
  * slots). On success the pin holds the longer chain and every block is sealed. Where the same content was sealed
  * by somebody else before, blocks[i] becomes that block (its id, data and generation) and the caller's own is
@@ -200,6 +218,22 @@ int kvd_seal(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block
 
 /* Copies with non-temporal stores where that is faster (64 KiB and up): to fill a block from private memory. */
 void kvd_copy(void *to, const void *from, size_t bytes);
+
+/* ---- blocks by key ------------------------------------------------------------------------------------------ */
+
+/*
+ * For engines that name what they store by hashes. In a causal space of opaque blocks with vocab 0 and block_tokens 4
+ * to 8, a key of 4 * block_tokens bytes (16 to 32), any bytes, names an object of n blocks, 1 to 1,024: always the same
+ * n for one key. An object is found whole or not at all. Keys are compared, not only hashed.
+ *
+ * kvd_lookup_keys looks for many at once: keys lie side by side, blocks is [n_keys][blocks_per_key], pins is [n_keys]
+ * and each holds nothing. Afterwards a pin that holds something (n_blocks is not 0) has its object, whose blocks are in
+ * its row; rows of others are undefined. Returns how many were found. kvd_seal_key is kvd_seal of one object: blocks[i]
+ * may become the block of somebody who was first. -EINVAL: not such a space, or counts out of range; nothing is pinned then.
+ */
+int64_t kvd_lookup_keys(kvd_space *space, const void *keys, uint32_t n_keys, uint32_t blocks_per_key, uint32_t *blocks,
+                        struct kvd_pin *pins);
+int kvd_seal_key(kvd_space *space, const void *key, uint32_t n, struct kvd_block *blocks, struct kvd_pin *pin);
 
 /* ---- single flight (bidirectional prefixes) ---------------------------------------------------------------- */
 

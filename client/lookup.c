@@ -40,7 +40,8 @@ struct search {
         const uint32_t *tokens;
         uint32_t n_tokens;
         uint32_t group;
-        uint32_t prefix_tokens;
+        uint64_t root;        /* of the chain: the salt, or the tokens of a bidirectional prefix */
+        bool whole;           /* all of it, or nothing, as in bidirectional spaces */
         uint32_t *blocks;     /* NULL: only count */
         uint32_t max_blocks;
 
@@ -87,7 +88,7 @@ static bool try_run(struct search *s, uint32_t id) {
         run = kvd_index_run(s->ix, id);
         leaf = shm_load(&run->leaf);
         if (!leaf || shm_get64(&run->parent) != s->leaf || shm_get32(&run->group) != s->group ||
-            shm_get32(&run->prefix_tokens) != s->prefix_tokens ||
+            shm_get64(&run->root) != s->root ||
             !shm_equal_words(run->tokens, s->tokens + s->n_covered, KVD_RUN_BLOCKS * s->ix->geometry.block_tokens))
                 return false;
         shm_read_words(ids, run->ids, KVD_RUN_BLOCKS);
@@ -185,7 +186,7 @@ static bool matches(const struct search *s, const struct kvd_desc *desc, uint32_
         return shm_get64(&desc->parent) == s->leaf &&
                __atomic_load_n(&desc->n_tokens, __ATOMIC_RELAXED) == n &&
                __atomic_load_n(&desc->group, __ATOMIC_RELAXED) == s->group &&
-               shm_get32(&desc->prefix_tokens) == s->prefix_tokens &&
+               shm_get64(&desc->root) == s->root &&
                shm_equal_words(desc->tokens, s->tokens + s->n_covered, n);
 }
 
@@ -281,14 +282,16 @@ static void continue_from_leaf(struct search *s) {
 
 /* ---- the whole search --------------------------------------------------------------------------------------- */
 
-static void begin(struct search *s) {
-        bool whole = s->ix->kind == KVD_BIDIRECTIONAL;
+static bool bidirectional(const struct search *s) {
+        return s->ix->kind == KVD_BIDIRECTIONAL;
+}
 
+static void begin(struct search *s) {
         s->n_found = s->n_covered = 0;
         s->leaf = KVD_ROOT;
-        s->prefix_tokens = whole ? s->n_tokens : 0;
-        s->key = whole ? kvd_key_prefix_root(s->ix, kvd_key_prefix(s->ix, s->tokens, s->n_tokens), s->group) :
-                         kvd_key_root(s->ix, s->group);
+        s->key = bidirectional(s) ?
+                         kvd_key_prefix_root(s->ix, kvd_key_prefix(s->ix, s->tokens, s->n_tokens), s->group) :
+                         kvd_key_root(s->ix, s->group, s->root);
 }
 
 static void search(struct search *s) {
@@ -298,8 +301,7 @@ static void search(struct search *s) {
         continue_from_leaf(s);
         while (search_blocks(s))
                 ;
-        /* A bidirectional prefix is there whole or not at all. */
-        if (s->prefix_tokens && s->n_covered != s->n_tokens) {
+        if ((s->whole || bidirectional(s)) && s->n_covered != s->n_tokens) {
                 s->n_found = s->n_covered = 0;
                 s->leaf = KVD_ROOT;
         }
@@ -404,13 +406,17 @@ static void fill_pin(struct kvd_pin *pin, struct view *view, const struct search
         pin->n_tokens = s->n_covered;
 }
 
-static int check_arguments(const struct kvd_space *space, uint32_t group, const struct kvd_pin *pin) {
+static int check_arguments(const struct kvd_space *space, uint32_t group, uint64_t salt,
+                           const struct kvd_pin *pin) {
         if (forked(space->handle))
                 return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
         if (group >= space->geometry.layer_groups)
                 return client_fail(-EINVAL, "layer group %u of %u", group, space->geometry.layer_groups);
         if (pin && pin->view)
                 return client_fail(-EINVAL, "the pin holds something already; kvd_unpin it first");
+        if (salt && space->options.kind == KVD_BIDIRECTIONAL)
+                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by all of its "
+                                   "tokens");
         return 0;
 }
 
@@ -425,17 +431,23 @@ static struct view *view_for_lookup(struct kvd_space *space) {
         return view_get(space);
 }
 
-int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
-                   uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
-        int r = check_arguments(space, group, pin);
+/* Of the chain that is looked for. */
+static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t n_tokens) {
+        return view->ix->kind == KVD_BIDIRECTIONAL ? n_tokens : salt;
+}
+
+static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole, const uint32_t *tokens,
+                           uint32_t n_tokens, uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
+        int r = check_arguments(space, group, pin->salt, pin);
         struct view *view;
         struct search s;
 
         if (r < 0)
                 return r;
         view = view_for_lookup(space);
-        s = (struct search){.ix = view->ix, .pins = view->pins, .tokens = tokens, .n_tokens = n_tokens,
-                            .group = group, .blocks = blocks, .max_blocks = max_blocks};
+        s = (struct search){.ix = view->ix, .pins = view->pins, .tokens = tokens, .n_tokens = n_tokens, .group = group,
+                            .root = root_of(view, pin->salt, n_tokens), .whole = whole, .blocks = blocks,
+                            .max_blocks = max_blocks};
         pin->group = group;
         count_lookup(view, KVD_CLIENT_LOOKUPS, 1);
         count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);
@@ -449,8 +461,19 @@ int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *toke
         return s.n_covered;
 }
 
-int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens) {
-        int r = check_arguments(space, group, NULL);
+int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
+                   uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
+        return find(space, group, false, tokens, n_tokens, blocks, max_blocks, pin);
+}
+
+int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
+                     struct kvd_pin *pin) {
+        return find(space, 0, true, tokens, n_tokens, blocks, UINT32_MAX, pin);
+}
+
+int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
+                         uint32_t n_tokens) {
+        int r = check_arguments(space, group, salt, NULL);
         struct view *view;
         struct search s;
 
@@ -458,10 +481,14 @@ int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *token
                 return r;
         view = view_for_lookup(space);
         s = (struct search){.ix = view->ix, .tokens = tokens, .n_tokens = n_tokens, .group = group,
-                            .max_blocks = UINT32_MAX};
+                            .root = root_of(view, salt, n_tokens), .max_blocks = UINT32_MAX};
         search(&s);
         view_put(view);
         return s.n_covered;
+}
+
+int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens) {
+        return kvd_match_salted(space, group, 0, tokens, n_tokens);
 }
 
 void kvd_unpin(struct kvd_space *space, struct kvd_pin *pin) {
@@ -471,6 +498,6 @@ void kvd_unpin(struct kvd_space *space, struct kvd_pin *pin) {
                 return;
         touch(view, pin->leaf);
         unpin_block(view, pin->leaf);
-        *pin = (struct kvd_pin){.group = pin->group};
+        *pin = (struct kvd_pin){0};
         view_put(view);
 }

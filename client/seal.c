@@ -25,8 +25,8 @@ struct piece {
         uint32_t n_blocks;
         const uint32_t *tokens;
         uint32_t n_tokens;
-        uint32_t prefix_tokens;   /* bidirectional */
-        struct kvd_key prefix;
+        uint64_t root;            /* as in the message */
+        struct kvd_key prefix;    /* bidirectional */
         const struct promise *until; /* NULL: the data is there */
 };
 
@@ -43,7 +43,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
                 .space = p->view->handle,
                 .group = p->pin->group,
                 .parent = p->pin->view ? kvd_ref_make(p->pin->leaf, p->pin->generation) : KVD_ROOT,
-                .prefix_tokens = p->prefix_tokens,
+                .root = p->root,
                 .blocks = {own, bytes},
                 .tokens = {p->tokens, p->n_tokens * (uint32_t)sizeof *p->tokens},
         };
@@ -55,7 +55,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
                 request.order_slot = p->until->slot + 1;
                 request.order_value = p->until->value;
         }
-        if (p->prefix_tokens)
+        if (p->view->ix->kind == KVD_BIDIRECTIONAL)
                 request.prefix_key = (struct kvd_slice){&p->prefix, sizeof p->prefix};
         *in_doubt = false;
         pthread_mutex_lock(&p->view->space->handle->lock);
@@ -178,6 +178,9 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
                 return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n, bt);
         if (pin->n_tokens % bt != 0)
                 return client_fail(-EINVAL, "the chain ended with a partial block");
+        if (space->options.kind == KVD_BIDIRECTIONAL && pin->salt)
+                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by all of its "
+                                   "tokens");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->view)
                 return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must hold nothing");
         for (uint32_t i = 0; i < n; i++)
@@ -197,12 +200,13 @@ static void next_piece(struct piece *p, uint32_t n, uint32_t n_tokens, uint32_t 
 
 int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
                 const uint32_t *tokens, uint32_t n_tokens, const struct promise *until) {
-        struct piece p = {.view = blocks[0].view, .pin = pin, .blocks = blocks, .tokens = tokens, .until = until};
+        struct piece p = {.view = blocks[0].view, .pin = pin, .blocks = blocks, .tokens = tokens, .until = until,
+                          .root = pin->salt};
         uint32_t done = 0, done_tokens = 0;
         int r;
 
         if (space->options.kind == KVD_BIDIRECTIONAL) {
-                p.prefix_tokens = n_tokens;
+                p.root = n_tokens;
                 p.prefix = kvd_key_prefix(p.view->ix, tokens, n_tokens);
         }
         while (done < n) {

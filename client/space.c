@@ -13,6 +13,27 @@ static void space_free(struct kvd_space *space) {
         free(space);
 }
 
+/* What the daemon could only call a value over its limit, or never gets to see. */
+static int check_options(const struct kvd_space_options *o) {
+        const char *bad = o->kind > KVD_BIDIRECTIONAL        ? "kind: 1 causal, 2 bidirectional" :
+                          o->keys > KVD_KEYS_PAPER           ? "keys: 1 serve, 2 paper" :
+                          o->policy > KVD_PRIORITY           ? "policy: 1 lru, 2 fifo, 3 priority" :
+                          o->flags & ~(uint32_t)KVD_SPACE_FIXED ? "flags: 1 fixed" :
+                          o->max_blocks > UINT32_MAX         ? "max_blocks: less than 2^32" :
+                                                               NULL;
+
+        return bad ? client_fail(-EINVAL, "an option is unknown; %s", bad) : 0;
+}
+
+static int check_request(const char *name, const struct kvd_geometry *geometry,
+                         const struct kvd_space_options *options) {
+        if (!name || !geometry)
+                return client_fail(-EINVAL, "a space needs a name and a geometry");
+        if (strlen(name) > KVD_NAME_MAX)
+                return client_fail(-EINVAL, "a space's name has at most %d characters", KVD_NAME_MAX);
+        return options ? check_options(options) : 0;
+}
+
 int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geometry *geometry,
                    const struct kvd_space_options *options, struct kvd_space **ret) {
         struct kvd_space *space;
@@ -23,8 +44,9 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         if (forked(handle))
                 return client_fail(-ECHILD, "this process was forked from the one that connected; open a connection of "
                                    "its own");
-        if (strlen(name) > KVD_NAME_MAX)
-                return client_fail(-EINVAL, "a space's name has at most %d characters", KVD_NAME_MAX);
+        r = check_request(name, geometry, options);
+        if (r < 0)
+                return r;
         space = sys->calloc(1, sizeof *space);
         if (!space)
                 return client_fail(-ENOMEM, "out of memory");

@@ -259,6 +259,8 @@ static struct kvd_msg_space open_request(const struct kvd_space *s) {
                 .vocab = g->vocab,
                 .fingerprint0 = g->fingerprint[0],
                 .fingerprint1 = g->fingerprint[1],
+                .block_bytes = g->block_bytes,
+                .layout = kvd_slice_of(g->layout),
                 .kind = s->options.kind,
                 .keys = s->options.keys,
                 .policy = s->options.policy,

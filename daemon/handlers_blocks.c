@@ -50,7 +50,7 @@ static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal
         *ret = (struct seal_request){
                 .group = m->group,
                 .parent = m->parent,
-                .prefix_tokens = m->prefix_tokens,
+                .root = m->root,
                 .n_blocks = (uint32_t)n_blocks,
                 .blocks = s->blocks,
                 .n_tokens = (uint32_t)n_tokens,

@@ -112,10 +112,11 @@ static void spec_of(const struct kvd_msg_space *m, struct space_spec *ret) {
                 .geometry = {.layers = m->layers, .kv_heads = m->kv_heads, .head_dim = m->head_dim,
                              .block_tokens = m->block_tokens, .layer_groups = m->layer_groups, .dtype = m->dtype,
                              .order = m->order, .rope = m->rope, .state_width = m->state_width, .vocab = m->vocab,
-                             .fingerprint = {m->fingerprint0, m->fingerprint1}},
+                             .fingerprint = {m->fingerprint0, m->fingerprint1}, .block_bytes = m->block_bytes},
                 .options = {.kind = m->kind, .keys = m->keys, .policy = m->policy, .max_blocks = m->max_blocks},
         };
         kvd_slice_copy(m->name, ret->name, sizeof ret->name);
+        kvd_slice_copy(m->layout, ret->geometry.layout, sizeof ret->geometry.layout);
 }
 
 static int check_space_count(struct client *c, struct domain *domain, const char *name) {

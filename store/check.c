@@ -122,7 +122,7 @@ static void check_chain(struct walk *w, uint32_t id) {
         expect(w, s->blocks[b->parent].state == KVD_SEALED && desc->parent == block_ref(s, b->parent),
                "B5 parent of block %u is gone or another one", id);
         expect(w, desc->depth == parent->depth + 1 && parent->n_tokens == bt && parent->group == desc->group &&
-               parent->prefix_tokens == desc->prefix_tokens, "B6 block %u does not continue its parent", id);
+               parent->root == desc->root, "B6 block %u does not continue its parent", id);
         expect(w, kvd_key_equal(desc->key, kvd_key_block(s->ix, parent->key, desc->tokens, desc->n_tokens)),
                "B7 key of block %u is not that of its tokens", id);
 }
@@ -147,6 +147,7 @@ static void check_children(struct walk *w, uint32_t id) {
 static void check_run(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct kvd_run *run = kvd_index_run(s->ix, s->blocks[id].run - 1);
+        const struct kvd_desc *leaf = kvd_index_desc(s->ix, id);
         uint32_t bt = s->ix->geometry.block_tokens, at = id;
 
         expect(w, shm_load(&run->leaf) == block_ref(s, id), "B12 run of block %u ends elsewhere", id);
@@ -155,7 +156,8 @@ static void check_run(struct walk *w, uint32_t id) {
                 expect(w, run->ids[i] == at && memcmp(run->tokens + i * bt, kvd_index_desc(s->ix, at)->tokens,
                                                       bt * sizeof(uint32_t)) == 0,
                        "B14 run of block %u differs from its chain at %u", id, at);
-        expect(w, run->parent == (at == NONE ? KVD_ROOT : block_ref(s, at)), "B15 run of block %u hangs wrong", id);
+        expect(w, run->parent == (at == NONE ? KVD_ROOT : block_ref(s, at)) && run->root == leaf->root &&
+               run->group == leaf->group, "B15 run of block %u hangs wrong", id);
 }
 
 static void check_block(struct walk *w, uint32_t id) {

@@ -200,6 +200,7 @@ static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, s
 static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {
         uint64_t block_bytes = kvd_block_bytes(&spec->geometry);
         uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
+        bool opaque = kvd_geometry_is_opaque(&spec->geometry);
         int r;
 
         space->max_blocks = (uint32_t)max_blocks;
@@ -214,7 +215,7 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .block_bytes = block_bytes,
                 .backend = space_store(space)->config.backend,
                 .order_rows = space_store(space)->config.backend ? space_store(space)->config.max_attachments : 0,
-                .spill_slots = spill_slots(space, block_bytes, max_blocks),
+                .spill_slots = opaque ? 0 : spill_slots(space, block_bytes, max_blocks),
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
         r = cut(space, block_bytes, max_blocks, ix);
@@ -307,7 +308,7 @@ static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, con
         shm_set32(&desc->depth, fields->depth);
         __atomic_store_n(&desc->n_tokens, fields->n_tokens, __ATOMIC_RELAXED);
         __atomic_store_n(&desc->group, fields->group, __ATOMIC_RELAXED);
-        shm_set32(&desc->prefix_tokens, fields->prefix_tokens);
+        shm_set64(&desc->root, fields->root);
         shm_set32(&desc->flags, fields->flags);
         shm_set64(&desc->order_value, fields->order_value);
         shm_set32(&desc->order_slot, fields->order_slot);
@@ -347,7 +348,7 @@ static void write_run(struct kvd_run *run, const struct kvd_run *fields, const u
         shm_set64(&run->key.hi, fields->key.hi);
         shm_set64(&run->parent, fields->parent);
         shm_set32(&run->group, fields->group);
-        shm_set32(&run->prefix_tokens, fields->prefix_tokens);
+        shm_set64(&run->root, fields->root);
         shm_write_words(run->ids, fields->ids, KVD_RUN_BLOCKS);
         shm_write_words(run->tokens, tokens, n_tokens);
         shm_write_end(&run->leaf, leaf);
@@ -372,7 +373,7 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         const struct kvd_desc *leaf = kvd_index_desc(ix, id);
         uint32_t n_tokens = KVD_RUN_BLOCKS * ix->geometry.block_tokens;
         uint32_t tokens[KVD_RUN_BLOCKS * KVD_MAX_BLOCK_TOKENS];
-        struct kvd_run fields = {.group = leaf->group, .prefix_tokens = leaf->prefix_tokens};
+        struct kvd_run fields = {.group = leaf->group, .root = leaf->root};
         struct table table = run_table(ix);
         struct kvd_key key;
         uint32_t before, run;
@@ -443,7 +444,7 @@ static bool same_child(const struct space *space, uint32_t id, const struct kvd_
 
         return space->blocks[id].state == KVD_SEALED && kvd_key_equal(have->key, want->key) &&
                have->parent == want->parent && have->group == want->group && have->n_tokens == want->n_tokens &&
-               have->prefix_tokens == want->prefix_tokens &&
+               have->root == want->root &&
                memcmp(have->tokens, tokens, want->n_tokens * sizeof *tokens) == 0;
 }
 

@@ -252,6 +252,9 @@ static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
         return kvd_ref_make(id, block_generation(s, id));
 }
 
+/* -EOPNOTSUPP, with what there is not, if the space has opaque blocks. */
+int space_refuse_opaque(const struct space *space, const char *what);
+
 static inline void space_count(struct space *s, enum kvd_space_counter which, uint64_t n) {
         shm_u64 *counter = &s->ix->counters[which];
 

@@ -196,8 +196,10 @@ int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_
                  uint64_t *ticket) {
         struct sample *s;
         struct profile *p;
-        int error = check_sample(a, r, n_tokens, blocks, n_blocks);
+        int error = space_refuse_opaque(a->space, "samples");
 
+        if (error == 0)
+                error = check_sample(a, r, n_tokens, blocks, n_blocks);
         if (error < 0)
                 return error;
         p = profile_of(a->space);
@@ -272,7 +274,10 @@ int space_profile_build(struct space *space) {
 
 int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t def) {
         uint32_t own = 1 + (uint32_t)setting(space, KVD_bicache_r_def);
+        int error = space_refuse_opaque(space, "table of depths");
 
+        if (error < 0)
+                return error;
         if (def != own)
                 return refuse(space, -EINVAL, "it was made with the other bicache.r_def; make it anew, or set that");
         for (uint32_t r = 0; r < RATIOS; r++)

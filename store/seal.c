@@ -32,10 +32,10 @@ static int check_counts(struct attachment *a, const struct seal_request *q) {
                 return refuse(a, -EINVAL, "the number of tokens does not fit the number of blocks");
         if (q->group >= g->layer_groups)
                 return refuse(a, -EINVAL, "there is no such layer group");
-        if (bidirectional != (q->prefix_tokens != 0))
-                return refuse(a, -EINVAL, "prefix_tokens belongs to bidirectional spaces, and is needed there");
+        if (bidirectional && (!q->root || q->root > UINT32_MAX))
+                return refuse(a, -EINVAL, "root is the number of tokens of the whole prefix");
         for (uint32_t i = 0; i < q->n_tokens; i++)
-                if (q->tokens[i] >= g->vocab)
+                if (!kvd_token_is_valid(g, q->tokens[i]))
                         return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         return 0;
 }
@@ -65,8 +65,8 @@ static int check_parent(struct attachment *a, const struct seal_request *q, cons
         struct space *space = a->space;
 
         if (parent->group != q->group || parent->n_tokens < space->ix->geometry.block_tokens ||
-            parent->prefix_tokens != q->prefix_tokens)
-                return refuse(a, -EINVAL, "the chain cannot go on there: other group, ended, or other prefix");
+            parent->root != q->root)
+                return refuse(a, -EINVAL, "the chain cannot go on there: other group, ended, other salt or prefix");
         return 0;
 }
 
@@ -75,7 +75,7 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
         uint64_t end = (uint64_t)depth * ix->geometry.block_tokens + q->n_tokens;
         bool partial = q->n_tokens % ix->geometry.block_tokens != 0;
 
-        if (ix->kind == KVD_BIDIRECTIONAL && (end > q->prefix_tokens || (partial && end != q->prefix_tokens)))
+        if (ix->kind == KVD_BIDIRECTIONAL && (end > q->root || (partial && end != q->root)))
                 return refuse(a, -EINVAL, "more tokens than the prefix has, or a part-filled block before its end");
         return 0;
 }
@@ -84,7 +84,7 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
 
 static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_request *q) {
         return ix->kind == KVD_BIDIRECTIONAL ? kvd_key_prefix_root(ix, q->prefix_key, q->group) :
-                                               kvd_key_root(ix, q->group);
+                                               kvd_key_root(ix, q->group, q->root);
 }
 
 static int find_parent(struct attachment *a, const struct seal_request *q, struct growth *g) {
@@ -93,7 +93,7 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
         const struct kvd_desc *parent;
 
         *g = (struct growth){.root = chain_root(space->ix, q), .parent = NONE};
-        g->fields = (struct kvd_desc){.key = g->root, .group = (uint16_t)q->group, .prefix_tokens = q->prefix_tokens};
+        g->fields = (struct kvd_desc){.key = g->root, .group = (uint16_t)q->group, .root = q->root};
         if (q->parent == KVD_ROOT)
                 return 0;
         if (!block_current(space, q->parent) || space->blocks[id].private)

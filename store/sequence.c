@@ -149,8 +149,10 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         struct space *space = a->space;
         uint32_t slot = free_slot(space);
         struct sequence *q;
-        int r = check_room(a, max_blocks);
+        int r = space_refuse_opaque(space, "sequences");
 
+        if (r == 0)
+                r = check_room(a, max_blocks);
         if (r < 0)
                 return r;
         if (slot == NONE)
@@ -200,7 +202,7 @@ static int check_append(struct attachment *a, const struct sequence *q, const st
         if (!req->own && req->n_tokens != room)
                 return refuse(a, -EINVAL, "only full blocks can be borrowed");
         for (uint32_t i = 0; i < req->n_tokens; i++)
-                if (req->tokens[i] >= g->vocab)
+                if (!kvd_token_is_valid(g, req->tokens[i]))
                         return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         if (req->n_blocks > q->max_blocks - q->n_entries)
                 return refuse(a, -ENOSPC, "its table is full");

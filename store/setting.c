@@ -19,6 +19,10 @@ static const char *const policies[] = {[KVD_LRU] = "lru", [KVD_FIFO] = "fifo", [
 static int set_policy(struct space *space, const char *value) {
         for (uint32_t i = KVD_LRU; i < ARRAY_SIZE(policies); i++)
                 if (strcmp(policies[i], value) == 0) {
+                        int r = i == KVD_PRIORITY ? space_refuse_opaque(space, "policy priority") : 0;
+
+                        if (r < 0)
+                                return r;
                         space->ix->policy = i;
                         evict_policy_changed(space);
                         return 0;
@@ -61,7 +65,10 @@ static void tell_channels(struct kvd_index *ix) {
 
 static int set_method(struct space *space, enum kvd_setting which, const char *text) {
         double value;
+        int r = space_refuse_opaque(space, kvd_setting_info(which)->method);
 
+        if (r < 0)
+                return r;
         if (kvd_setting_parse(which, text, &value) < 0)
                 return refuse_value(space, which, text);
         if (which == KVD_hshare_channels && value != space->ix->label_channels)

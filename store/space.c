@@ -42,6 +42,9 @@ static int normalise(struct store *store, struct space_spec *spec) {
         if (spec->options.kind > KVD_BIDIRECTIONAL || spec->options.keys > KVD_KEYS_PAPER ||
             spec->options.policy > KVD_PRIORITY || spec->options.flags)
                 return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys, policy or flags", spec->name);
+        if (spec->options.policy == KVD_PRIORITY && kvd_geometry_is_opaque(&spec->geometry))
+                return store_refuse(store, -EOPNOTSUPP, "space '%s': policy priority goes by what the methods think of "
+                                    "a block, and they cannot look into opaque ones", spec->name);
         return 0;
 }
 
@@ -246,6 +249,13 @@ int space_delete(struct space *space, bool force) {
         space->next = store->deleted;
         store->deleted = space;
         return 0;
+}
+
+int space_refuse_opaque(const struct space *space, const char *what) {
+        if (!kvd_geometry_is_opaque(&space->ix->geometry))
+                return 0;
+        return store_refuse(space_store(space), -EOPNOTSUPP, "space '%s' has opaque blocks (%.31s), which the methods "
+                            "cannot look into: no %s", space->name, space->ix->geometry.layout, what);
 }
 
 /* ---- questions ---------------------------------------------------------------------------------------------- */

@@ -166,7 +166,7 @@ uint32_t space_release(struct attachment *attachment, const kvd_ref *blocks, uin
 struct seal_request {
         uint32_t group;
         kvd_ref parent;          /* KVD_ROOT: start of a chain */
-        uint32_t prefix_tokens;  /* bidirectional only */
+        uint64_t root;           /* causal: the salt; bidirectional: tokens of the whole prefix */
         struct kvd_key prefix_key;
         uint32_t n_blocks;
         const kvd_ref *blocks;

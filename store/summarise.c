@@ -124,8 +124,11 @@ static int make_memory(struct space *space) {
 }
 
 int space_summary_fd(struct space *space, bool writable) {
-        int r = space->summary_fd < 0 ? make_memory(space) : 0;
+        int r = space_refuse_opaque(space, "summaries");
 
+        if (r < 0)
+                return r;
+        r = space->summary_fd < 0 ? make_memory(space) : 0;
         if (r < 0)
                 return store_refuse(space_store(space), r, "no memory for the summaries of space '%s'", space->name);
         return writable ? space->summary_fd : space->summary_fd_ro;

@@ -70,13 +70,16 @@ static bool paper(const struct kvd_index *ix) {
         return ix->keys == KVD_KEYS_PAPER;
 }
 
-struct kvd_key kvd_key_root(const struct kvd_index *ix, uint32_t group) {
+struct kvd_key kvd_key_root(const struct kvd_index *ix, uint32_t group, uint64_t salt) {
         struct {
-                char tag[8];
-                uint64_t group;
-        } in = {"kvdroot", group};
+                char tag[4];
+                uint32_t group;
+                uint64_t salt;
+        } in = {"kvd", group, salt};
 
-        return paper(ix) ? from_xxh64(group) : keyed(ix, &in, sizeof in);
+        if (paper(ix))
+                return from_xxh64(salt ? XXH64(&salt, sizeof salt, group) : group);
+        return keyed(ix, &in, sizeof in);
 }
 
 struct kvd_key kvd_key_prefix(const struct kvd_index *ix, const uint32_t *tokens, uint32_t n_tokens) {

@@ -2,6 +2,7 @@
 #include "ipc/base/layout.h"
 
 #include <errno.h>
+#include <string.h>
 
 uint32_t kvd_dtype_bytes(uint32_t dtype) {
         static const uint32_t bytes[] = {[KVD_F32] = 4, [KVD_F16] = 2, [KVD_BF16] = 2, [KVD_I8] = 1};
@@ -14,31 +15,36 @@ static void geometry_defaults(struct kvd_geometry *g) {
                 g->block_tokens = 16;
         if (!g->layer_groups)
                 g->layer_groups = 1;
+        if (kvd_geometry_is_opaque(g))
+                return;
         if (!g->order)
                 g->order = KVD_HND;
         if (!g->rope)
                 g->rope = KVD_ROPE_POST;
 }
 
-int kvd_geometry_normalise(struct kvd_geometry *g, const char **why) {
-        geometry_defaults(g);
-        *why = g->layers == 0 || g->layers > 65535         ? "layers must be 1 to 65535" :
-               g->kv_heads == 0 || g->kv_heads > 65535     ? "kv_heads must be 1 to 65535" :
-               g->head_dim == 0 || g->head_dim > 65535     ? "head_dim must be 1 to 65535" :
-               g->block_tokens > KVD_MAX_BLOCK_TOKENS      ? "block_tokens must be 1 to 256" :
-               g->layers % g->layer_groups != 0            ? "layer_groups must divide layers" :
-               kvd_dtype_bytes(g->dtype) == 0              ? "dtype must be f32, f16, bf16 or i8" :
-               g->order > KVD_NHD                          ? "order must be hnd or nhd" :
-               g->rope > KVD_ROPE_NONE                     ? "rope must be post, pre or none" :
-               g->state_width > 1048576                    ? "state_width must be at most 1048576" :
-               g->vocab == 0                               ? "vocab must be given: token ids are below it" :
-               kvd_block_bytes(g) > UINT64_C(1) << 34      ? "a block would be larger than 16 GiB" :
-                                                             NULL;
-        return *why ? -EINVAL : 0;
+static bool layout_is_name(const char layout[32]) {
+        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+        size_t n = strnlen(layout, 32), i = 0;
+
+        while (i < n && strchr(allowed, layout[i]))
+                i++;
+        return n > 0 && n < 32 && i == n;
+}
+
+static const char *opaque_why(const struct kvd_geometry *g) {
+        return g->layers || g->kv_heads || g->head_dim || g->layer_groups > 1 || g->dtype || g->order || g->rope ||
+               g->state_width                         ? "with block_bytes, layers, kv_heads, head_dim, layer_groups, "
+                                                        "dtype, order, rope and state_width must be 0" :
+               g->block_bytes % 64 != 0               ? "block_bytes must be a multiple of 64" :
+               g->block_bytes > UINT64_C(1) << 34     ? "block_bytes must be at most 16 GiB" :
+               g->block_tokens > KVD_MAX_BLOCK_TOKENS ? "block_tokens must be 1 to 256" :
+               !layout_is_name(g->layout)             ? "layout must be 1 to 31 of A-Z a-z 0-9 . _ -" :
+                                                        NULL;
 }
 
 /* Every block starts on a cache line. */
-uint64_t kvd_block_bytes(const struct kvd_geometry *g) {
+static uint64_t planes_bytes(const struct kvd_geometry *g) {
         uint64_t e = kvd_dtype_bytes(g->dtype);
         uint64_t tokens = g->block_tokens ? g->block_tokens : 16;
         uint64_t layers = g->layers / (g->layer_groups ? g->layer_groups : 1);
@@ -51,8 +57,40 @@ uint64_t kvd_block_bytes(const struct kvd_geometry *g) {
         return ALIGN_UP(tokens * per_token * e, 64);
 }
 
+static const char *planes_why(const struct kvd_geometry *g) {
+        return g->layers == 0 || g->layers > 65535         ? "layers must be 1 to 65535" :
+               g->kv_heads == 0 || g->kv_heads > 65535     ? "kv_heads must be 1 to 65535" :
+               g->head_dim == 0 || g->head_dim > 65535     ? "head_dim must be 1 to 65535" :
+               g->block_tokens > KVD_MAX_BLOCK_TOKENS      ? "block_tokens must be 1 to 256" :
+               g->layers % g->layer_groups != 0            ? "layer_groups must divide layers" :
+               kvd_dtype_bytes(g->dtype) == 0              ? "dtype must be f32, f16, bf16 or i8" :
+               g->order > KVD_NHD                          ? "order must be hnd or nhd" :
+               g->rope > KVD_ROPE_NONE                     ? "rope must be post, pre or none" :
+               g->state_width > 1048576                    ? "state_width must be at most 1048576" :
+               g->vocab == 0                               ? "vocab must be given: token ids are below it" :
+               g->layout[0]                                ? "layout names opaque blocks: give block_bytes" :
+               planes_bytes(g) > UINT64_C(1) << 34         ? "a block would be larger than 16 GiB" :
+                                                             NULL;
+}
+
+int kvd_geometry_normalise(struct kvd_geometry *g, const char **why) {
+        geometry_defaults(g);
+        *why = kvd_geometry_is_opaque(g) ? opaque_why(g) : planes_why(g);
+        return *why ? -EINVAL : 0;
+}
+
+uint64_t kvd_block_bytes(const struct kvd_geometry *g) {
+        struct kvd_geometry opaque = *g;
+        const char *why;
+
+        if (!kvd_geometry_is_opaque(g))
+                return planes_bytes(g);
+        return kvd_geometry_normalise(&opaque, &why) < 0 ? 0 : g->block_bytes;
+}
+
 const char *kvd_geometry_difference(const struct kvd_geometry *a, const struct kvd_geometry *b) {
-        return a->layers != b->layers             ? "layers" :
+        return a->block_bytes != b->block_bytes   ? "block_bytes" :
+               a->layers != b->layers             ? "layers" :
                a->kv_heads != b->kv_heads         ? "kv_heads" :
                a->head_dim != b->head_dim         ? "head_dim" :
                a->block_tokens != b->block_tokens ? "block_tokens" :
@@ -62,6 +100,7 @@ const char *kvd_geometry_difference(const struct kvd_geometry *a, const struct k
                a->rope != b->rope                 ? "rope" :
                a->state_width != b->state_width   ? "state_width" :
                a->vocab != b->vocab               ? "vocab" :
+               strncmp(a->layout, b->layout, sizeof a->layout) != 0 ? "layout" :
                a->fingerprint[0] != b->fingerprint[0] || a->fingerprint[1] != b->fingerprint[1] ? "fingerprint" :
                                                                                                   NULL;
 }

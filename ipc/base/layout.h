@@ -43,7 +43,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 3u
+#define KVD_LAYOUT_VERSION 4u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_BLOCK_TOKENS 256u
@@ -110,10 +110,9 @@ struct kvd_desc {
         uint32_t depth;         /* blocks before it in its chain */
         uint16_t n_tokens;      /* less than block_tokens: a tail, never a parent */
         uint16_t group;         /* layer group */
-        uint32_t prefix_tokens; /* bidirectional: tokens of the whole prefix; causal: 0 */
+        uint64_t root;          /* of its chain. Causal: the salt; bidirectional: tokens of the whole prefix */
         uint32_t flags;         /* enum kvd_desc_flags */
         uint32_t order_slot;    /* device spaces, see order.h; 0: the data is there */
-        uint32_t reserved;      /* must be 0 */
         uint64_t order_value;
         uint32_t tokens[];      /* block_tokens, unused ones 0 */
 };
@@ -130,8 +129,9 @@ struct kvd_run {
         struct kvd_key key;  /* of the run's tokens and the run before it */
         kvd_ref parent;      /* last block of the run before it, or KVD_ROOT */
         uint32_t group;
-        uint32_t prefix_tokens;
-        uint64_t reserved[3]; /* must be 0 */
+        uint32_t pad;         /* must be 0 */
+        uint64_t root;        /* as in its blocks */
+        uint64_t reserved[2]; /* must be 0 */
         uint32_t ids[KVD_RUN_BLOCKS];
         uint32_t tokens[];
 };
@@ -289,6 +289,16 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes);
 /* Fills in defaults; 0, or -EINVAL with the reason in *why. */
 int kvd_geometry_normalise(struct kvd_geometry *g, const char **why);
 uint32_t kvd_dtype_bytes(uint32_t dtype);
+
+/* Blocks whose contents only their users know. */
+static inline bool kvd_geometry_is_opaque(const struct kvd_geometry *g) {
+        return g->block_bytes != 0;
+}
+
+/* vocab 0, which opaque spaces may have: any word is a token. */
+static inline bool kvd_token_is_valid(const struct kvd_geometry *g, uint32_t token) {
+        return token <= g->vocab - 1;
+}
 
 /* Name of the first field in which the two differ, or NULL. */
 const char *kvd_geometry_difference(const struct kvd_geometry *a, const struct kvd_geometry *b);

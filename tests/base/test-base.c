@@ -82,10 +82,12 @@ END_TEST
 START_TEST(keys_depend_on_all_that_they_should) {
         static const uint32_t a[16] = {1, 2, 3}, b[16] = {1, 2, 4};
         struct kvd_index ix = make_index(KVD_KEYS_SERVE), other = ix;
-        struct kvd_key root = kvd_key_root(&ix, 0), key = kvd_key_block(&ix, root, a, 16);
+        struct kvd_key root = kvd_key_root(&ix, 0, 0), key = kvd_key_block(&ix, root, a, 16);
 
         other.secret[0] ^= 1;
-        ck_assert(!kvd_key_equal(root, kvd_key_root(&ix, 1)));
+        ck_assert(!kvd_key_equal(root, kvd_key_root(&ix, 1, 0)));
+        ck_assert(!kvd_key_equal(root, kvd_key_root(&ix, 0, 1)));
+        ck_assert(!kvd_key_equal(root, kvd_key_root(&ix, 0, UINT64_C(1) << 63)));
         ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, root, b, 16)));
         ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, root, a, 15)));
         ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, key, a, 16)));

@@ -15,7 +15,7 @@ class Error(OSError):
 class GeometryStruct(Structure):
     _fields_ = [(name, c_uint32) for name in ("layers", "kv_heads", "head_dim", "block_tokens", "layer_groups",
                                               "dtype", "order", "rope", "state_width", "vocab")]
-    _fields_ += [("fingerprint", c_uint64 * 2)]
+    _fields_ += [("fingerprint", c_uint64 * 2), ("block_bytes", c_uint64), ("layout", ctypes.c_char * 32)]
 
 
 class OptionsStruct(Structure):
@@ -24,7 +24,7 @@ class OptionsStruct(Structure):
 
 
 class PinStruct(Structure):
-    _fields_ = [("view", c_void_p), ("base", c_void_p), ("block_bytes", c_uint64), ("leaf", c_uint32),
+    _fields_ = [("view", c_void_p), ("base", c_void_p), ("block_bytes", c_uint64), ("salt", c_uint64), ("leaf", c_uint32),
                 ("generation", c_uint32), ("n_blocks", c_uint32), ("n_tokens", c_uint32), ("group", c_uint32),
                 ("pad", c_uint32)]
 

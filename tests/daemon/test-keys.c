@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Salts, opaque blocks and keys, through libkvd: what is found is what was sealed under that very name, or nothing. */
+
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/kvd.h"
+#include "client/kvd_cuda.h"
+#include "client/kvd_methods.h"
+#include "tests/daemon/harness.h"
+
+#define BT 4u
+#define BYTES 256u /* of an opaque block */
+
+static struct instance in;
+static struct peer_end *peer;
+static kvd *handle;
+
+static void setup(void) {
+        instance_start(&in, (const char *const[]){"daemon.pool=4M", NULL});
+        peer = peer_attach(in.socket);
+        ck_assert_int_eq(kvd_open(in.socket, &handle), 0);
+}
+
+static void teardown(void) {
+        handle = kvd_close(handle);
+        peer_close(peer);
+        instance_stop(&in);
+}
+
+static void check_clean(const char *space) {
+        struct kvd_msg r = {.check_reply.next = 0};
+
+        do {
+                r = peer_ok(peer, (struct kvd_msg){.number = KVD_MSG_check, .check = {.space = kvd_slice_of(space),
+                                                   .cursor = r.check_reply.next}});
+                ck_assert_msg(r.check_reply.broken == 0, "%.*s", (int)r.check_reply.first.size,
+                              (const char *)r.check_reply.first.data);
+        } while (r.check_reply.next);
+}
+
+#define PLANES {.layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000}
+#define OPAQUE(tokens) {.block_tokens = tokens, .block_bytes = BYTES, .layout = "test.v1"}
+
+static kvd_space *open_space(const char *name, const struct kvd_geometry *g, uint32_t kind) {
+        const struct kvd_space_options options = {.kind = kind};
+        kvd_space *space;
+
+        ck_assert_msg(kvd_space_open(handle, name, g, &options, &space) == 0, "%s", kvd_error());
+        return space;
+}
+
+/* ---- salts ------------------------------------------------------------------------------------------------------- */
+
+#define CHAIN 40u /* blocks: two runs and some */
+
+static uint64_t salt_of(uint32_t i) {
+        return i == 0 ? 0 : i == 1 ? UINT64_MAX : i % 2 ? i : (uint64_t)i << 32;
+}
+
+static void seal_salted(kvd_space *space, uint64_t salt, const uint32_t *tokens, uint32_t *ids) {
+        struct kvd_block blocks[CHAIN];
+        struct kvd_pin pin = {.salt = salt};
+
+        for (uint32_t i = 0; i < CHAIN; i++)
+                ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
+        ck_assert_int_eq(kvd_seal(space, &pin, CHAIN / 2, blocks, tokens, CHAIN / 2 * BT), CHAIN / 2);
+        ck_assert_int_eq(kvd_seal(space, &pin, CHAIN / 2, blocks + CHAIN / 2, tokens + CHAIN / 2 * BT, CHAIN / 2 * BT),
+                         CHAIN / 2);
+        for (uint32_t i = 0; i < CHAIN; i++)
+                ids[i] = blocks[i].id;
+        kvd_unpin(space, &pin);
+        ck_assert(!pin.view && !pin.salt && !pin.n_tokens);
+}
+
+START_TEST(chains_of_different_salts_never_share) {
+        static const struct kvd_geometry g = PLANES;
+        enum { SALTS = 12 };
+        uint32_t tokens[CHAIN * BT], sealed[SALTS][CHAIN], ids[CHAIN];
+        kvd_space *space = open_space("s", &g, 0);
+        bool taken[4096] = {0};
+
+        for (uint32_t i = 0; i < CHAIN * BT; i++)
+                tokens[i] = i * 7 % 1000;
+        for (uint32_t i = 0; i < SALTS; i++) {
+                struct kvd_pin pin = {.salt = salt_of(i)};
+
+                ck_assert_int_eq(kvd_lookup(space, 0, tokens, CHAIN * BT, ids, CHAIN, &pin), 0);
+                ck_assert_int_eq(kvd_match_salted(space, 0, salt_of(i), tokens, CHAIN * BT), 0);
+                seal_salted(space, salt_of(i), tokens, sealed[i]);
+                for (uint32_t b = 0; b < CHAIN; b++) {
+                        ck_assert_uint_lt(sealed[i][b], 4096);
+                        ck_assert(!taken[sealed[i][b]]);
+                        taken[sealed[i][b]] = true;
+                }
+        }
+        for (uint32_t i = 0; i < SALTS; i++) {
+                struct kvd_pin pin = {.salt = salt_of(i)};
+
+                ck_assert_int_eq(kvd_match_salted(space, 0, salt_of(i), tokens, CHAIN * BT), CHAIN * BT);
+                ck_assert_int_eq(kvd_lookup(space, 0, tokens, CHAIN * BT, ids, CHAIN, &pin), CHAIN * BT);
+                ck_assert_mem_eq(ids, sealed[i], sizeof ids);
+                kvd_unpin(space, &pin);
+        }
+        seal_salted(space, salt_of(3), tokens, ids); /* again: the same blocks */
+        ck_assert_mem_eq(ids, sealed[3], sizeof ids);
+        check_clean("s");
+        kvd_space_close(space);
+}
+END_TEST
+
+START_TEST(a_chain_keeps_its_salt) {
+        static const struct kvd_geometry g = PLANES;
+        uint32_t tokens[2 * BT] = {1, 2, 3, 4, 5, 6, 7, 8};
+        kvd_space *space = open_space("s", &g, 0), *whole = open_space("w", &g, KVD_BIDIRECTIONAL);
+        struct kvd_pin pin = {.salt = 5};
+        struct kvd_block blocks[2];
+
+        for (uint32_t i = 0; i < 2; i++)
+                ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
+        ck_assert_int_eq(kvd_seal(space, &pin, 1, blocks, tokens, BT), 1);
+        pin.salt = 6; /* behind a chain of salt 5 */
+        ck_assert_int_eq(kvd_seal(space, &pin, 1, blocks + 1, tokens + BT, BT), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "salt"));
+        kvd_free(space, 1, blocks + 1);
+        kvd_unpin(space, &pin);
+
+        pin.salt = 1;
+        ck_assert_int_eq(kvd_lookup(whole, 0, tokens, BT, (uint32_t[1]){0}, 1, &pin), -EINVAL);
+        ck_assert_int_eq(kvd_match_salted(whole, 0, 1, tokens, BT), -EINVAL);
+        ck_assert_int_eq(kvd_alloc(whole, 1, blocks), 1);
+        ck_assert_int_eq(kvd_seal(whole, &pin, 1, blocks, tokens, BT), -EINVAL);
+        kvd_free(whole, 1, blocks);
+        kvd_space_close(whole);
+        kvd_space_close(space);
+}
+END_TEST
+
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
+
+/* Full words and zeros among them; two keys that differ differ in the last byte, too. */
+static void make_key(uint32_t i, uint8_t *key, uint32_t bytes) {
+        memset(key, i % 3 ? 0xff : 0, bytes);
+        memcpy(key + 8, &i, sizeof i);
+        key[bytes - 1] = (uint8_t)i;
+}
+
+static void seal_object(kvd_space *space, const uint8_t *key, uint32_t n, uint8_t fill, uint32_t *ids) {
+        struct kvd_block blocks[20];
+        struct kvd_pin pin = {0};
+
+        for (uint32_t i = 0; i < n; i++) {
+                ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
+                memset(blocks[i].data, fill + (int)i, BYTES);
+        }
+        ck_assert_msg(kvd_seal_key(space, key, n, blocks, &pin) == (int)n, "%s", kvd_error());
+        for (uint32_t i = 0; i < n; i++)
+                ids[i] = blocks[i].id;
+        ck_assert_uint_eq(pin.n_blocks, n);
+        kvd_unpin(space, &pin);
+}
+
+START_TEST(keys_find_their_objects) {
+        const struct kvd_geometry g = OPAQUE(BT + (uint32_t)_i);
+        enum { KEYS = 24 };
+        uint32_t key_bytes = 4 * g.block_tokens, n = _i == 4 ? 17 : 1 + (uint32_t)_i, sealed[KEYS][20];
+        kvd_space *space = open_space("keys", &g, 0);
+        uint32_t blocks[(KEYS + 1) * 20];
+        uint8_t keys[(KEYS + 1) * 32];
+        struct kvd_pin pins[KEYS + 1] = {{0}};
+
+        for (uint32_t i = 0; i <= KEYS; i++)
+                make_key(i, keys + i * key_bytes, key_bytes);
+        ck_assert_int_eq(kvd_lookup_keys(space, keys, KEYS + 1, n, blocks, pins), 0);
+        for (uint32_t i = 0; i < KEYS; i++)
+                seal_object(space, keys + i * key_bytes, n, (uint8_t)i, sealed[i]);
+        ck_assert_int_eq(kvd_lookup_keys(space, keys, KEYS + 1, n, blocks, pins), KEYS);
+        ck_assert(!pins[KEYS].view && pins[KEYS].n_blocks == 0);
+        for (uint32_t i = 0; i < KEYS; i++) {
+                ck_assert_uint_eq(pins[i].n_blocks, n);
+                ck_assert_mem_eq(blocks + i * n, sealed[i], n * sizeof *blocks);
+                for (uint32_t b = 0; b < n; b++)
+                        ck_assert_uint_eq(kvd_pin_block(&pins[i], blocks[i * n + b])[BYTES - 1], (uint8_t)(i + b));
+                kvd_unpin(space, &pins[i]);
+        }
+        check_clean("keys");
+        kvd_space_close(space);
+}
+END_TEST
+
+START_TEST(an_object_is_found_whole_or_not) {
+        static const struct kvd_geometry g = OPAQUE(8);
+        kvd_space *space = open_space("keys", &g, 0);
+        struct kvd_pin pin = {0};
+        uint32_t ids[20], blocks[20];
+        uint8_t key[32];
+
+        make_key(1, key, sizeof key);
+        seal_object(space, key, 18, 0, ids);
+        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 1);
+        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), -EINVAL); /* it holds something */
+        kvd_unpin(space, &pin);
+        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 19, blocks, &pin), 0);
+        peer_ok(peer, (struct kvd_msg){.number = KVD_MSG_evict, .evict = {.space = kvd_slice_of("keys"),
+                                       .blocks = 1}}); /* the end */
+        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 0);
+        ck_assert_ptr_null(pin.view);
+        seal_object(space, key, 18, 0, blocks); /* brings back the one that is missing, only */
+        ck_assert_mem_eq(ids, blocks, 17 * sizeof *ids);
+        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 1);
+        kvd_unpin(space, &pin);
+        check_clean("keys");
+        kvd_space_close(space);
+}
+END_TEST
+
+START_TEST(keys_need_a_space_for_them) {
+        static const struct kvd_geometry geometries[] = {
+                PLANES, OPAQUE(3), OPAQUE(9),
+                {.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .vocab = UINT32_MAX}};
+        uint32_t blocks[1];
+        uint8_t key[64] = {0};
+        char name[8];
+
+        for (uint32_t i = 0; i < 4; i++) {
+                kvd_space *space;
+                struct kvd_pin pin = {0};
+
+                snprintf(name, sizeof name, "s%u", i);
+                space = open_space(name, &geometries[i], 0);
+                ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 1, blocks, &pin), -EINVAL);
+                kvd_space_close(space);
+        }
+}
+END_TEST
+
+/* ---- opaque blocks ----------------------------------------------------------------------------------------------- */
+
+static struct kvd_msg set_policy(const char *policy) {
+        return (struct kvd_msg){.number = KVD_MSG_space_set,
+                                .space_set = {.space = kvd_slice_of("o"), .key = kvd_slice_of("policy"),
+                                              .value = kvd_slice_of(policy)}};
+}
+
+START_TEST(an_opaque_space_refuses_the_methods) {
+        static const struct kvd_geometry g = OPAQUE(16);
+        static const struct kvd_space_options priority = {.policy = KVD_PRIORITY};
+        static const char *const settings[] = {"memshare", "keydiff.budget", "kvreviver", "bicache.tau", "hshare", NULL};
+        kvd_space *space = open_space("o", &g, 0), *other;
+        struct kvd_layer_view view;
+        kvd_sequence *sequence;
+
+        for (uint32_t i = 0; settings[i]; i++) {
+                ck_assert_int_eq(kvd_space_set(space, settings[i], 1), -EOPNOTSUPP);
+                ck_assert_msg(strstr(kvd_error(), "opaque") && strstr(kvd_error(), "test.v1"), "%s", kvd_error());
+        }
+        peer_refused(peer, set_policy("priority"), -EOPNOTSUPP);
+        peer_ok(peer, set_policy("fifo"));
+        ck_assert_int_eq(kvd_sequence_open(space, 8, &sequence), -EOPNOTSUPP);
+        ck_assert_int_eq(kvd_layer_view(space, 0, &view), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "opaque"));
+        ck_assert_int_eq(kvd_space_open(handle, "p", &g, &priority, &other), -EOPNOTSUPP);
+        kvd_space_close(space);
+}
+END_TEST
+
+/* Any word is a token where vocab is 0; blocks have the size that was asked for. */
+START_TEST(an_opaque_space_is_a_space) {
+        static const struct kvd_geometry g = OPAQUE(BT);
+        uint32_t tokens[2 * BT] = {UINT32_MAX, 0, UINT32_MAX - 1, 7, 8, UINT32_MAX}, ids[2];
+        kvd_space *space = open_space("o", &g, 0);
+        struct kvd_block blocks[2];
+        struct kvd_pin pin = {0};
+
+        for (uint32_t i = 0; i < 2; i++) {
+                ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
+                memset(blocks[i].data, (int)i + 1, BYTES);
+        }
+        ck_assert_int_eq(kvd_seal(space, &pin, 2, blocks, tokens, 6), 2);
+        ck_assert_uint_eq(pin.block_bytes, BYTES);
+        kvd_unpin(space, &pin);
+        ck_assert_int_eq(kvd_lookup(space, 0, tokens, 6, ids, 2, &pin), 6);
+        for (uint32_t i = 0; i < 2; i++)
+                ck_assert_uint_eq(kvd_pin_block(&pin, ids[i])[BYTES - 1], i + 1);
+        kvd_unpin(space, &pin);
+        check_clean("o");
+        kvd_space_close(space);
+}
+END_TEST
+
+START_TEST(another_opaque_geometry_is_refused_by_name) {
+        static const struct kvd_geometry good = OPAQUE(8), planes = PLANES;
+        static const struct {
+                struct kvd_geometry g;
+                const char *field;
+        } others[] = {
+                {{.block_tokens = 8, .block_bytes = 512, .layout = "test.v1"}, "block_bytes"},
+                {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v2"}, "layout"},
+                {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .vocab = 9}, "vocab"},
+                {{.block_tokens = 4, .block_bytes = BYTES, .layout = "test.v1"}, "block_tokens"},
+                {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .fingerprint = {1}}, "fingerprint"},
+                {PLANES, "block_bytes"},
+        };
+        kvd_space *space = open_space("o", &good, 0), *other;
+
+        for (uint32_t i = 0; i < sizeof others / sizeof *others; i++) {
+                ck_assert_int_eq(kvd_space_open(handle, "o", &others[i].g, NULL, &other), -EEXIST);
+                ck_assert_msg(strstr(kvd_error(), others[i].field), "%s", kvd_error());
+        }
+        kvd_space_close(space);
+        space = open_space("planes", &planes, 0);
+        ck_assert_int_eq(kvd_space_open(handle, "planes", &good, NULL, &other), -EEXIST);
+        kvd_space_close(space);
+}
+END_TEST
+
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
+
+START_TEST(wrong_arguments_are_refused_in_words) {
+        static const struct kvd_geometry g = PLANES;
+        static const struct {
+                struct kvd_space_options options;
+                const char *says;
+        } bad[] = {{{.flags = 2}, "flags"}, {{.flags = UINT32_MAX}, "flags"}, {{.policy = 7}, "policy"},
+                   {{.kind = 3}, "kind"}, {{.keys = 3}, "keys"}, {{.max_blocks = UINT64_MAX}, "max_blocks"}};
+        kvd_space *space;
+        kvd *other;
+
+        for (uint32_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+                ck_assert_int_eq(kvd_space_open(handle, "s", &g, &bad[i].options, &space), -EINVAL);
+                ck_assert_msg(strstr(kvd_error(), bad[i].says), "%s", kvd_error());
+        }
+        ck_assert_int_eq(kvd_space_open(handle, NULL, &g, NULL, &space), -EINVAL);
+        ck_assert_int_eq(kvd_space_open(handle, "s", NULL, NULL, &space), -EINVAL);
+        ck_assert_int_eq(kvd_open(in.dir, &other), -ENOTSOCK);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "folder"));
+}
+END_TEST
+
+/* Unknown ids are in no chain: what is before them is found. */
+START_TEST(a_token_beyond_the_vocabulary_is_not_found) {
+        static const struct kvd_geometry g = PLANES;
+        uint32_t tokens[2 * BT] = {1, 2, 3, 4, 1000, 1001, 1002, 1003};
+        kvd_space *space = open_space("s", &g, 0);
+        struct kvd_block block;
+        struct kvd_pin pin = {0};
+
+        ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
+        ck_assert_int_eq(kvd_seal(space, &pin, 1, &block, tokens, BT), 1);
+        kvd_unpin(space, &pin);
+        ck_assert_int_eq(kvd_match(space, 0, tokens, 2 * BT), BT);
+        kvd_space_close(space);
+}
+END_TEST
+
+START_TEST(a_fingerprint_depends_on_every_part) {
+        uint64_t a[2] = {0}, b[2] = {0}, c[2] = {0}, d[2] = {0}, none[2] = {0};
+
+        kvd_fingerprint(a, "ab", 2);
+        kvd_fingerprint(b, "a", 1);
+        kvd_fingerprint(b, "b", 1);
+        kvd_fingerprint(c, "b", 1);
+        kvd_fingerprint(c, "a", 1);
+        kvd_fingerprint(d, "a", 1);
+        ck_assert_mem_ne(a, b, sizeof a);
+        ck_assert_mem_ne(b, c, sizeof a);
+        kvd_fingerprint(d, "b", 1);
+        ck_assert_mem_eq(b, d, sizeof b);
+        kvd_fingerprint(d, NULL, 0);
+        ck_assert_mem_ne(b, d, sizeof b);
+        kvd_fingerprint(none, NULL, 0);
+        ck_assert(none[0] && none[1]);
+}
+END_TEST
+
+int main(void) {
+        Suite *s = suite_create("keys");
+        TCase *c = tcase_create("keys");
+        SRunner *runner = srunner_create(s);
+        int failed;
+
+        tcase_add_checked_fixture(c, setup, teardown);
+        tcase_set_timeout(c, 60);
+        tcase_add_test(c, chains_of_different_salts_never_share);
+        tcase_add_test(c, a_chain_keeps_its_salt);
+        tcase_add_loop_test(c, keys_find_their_objects, 0, 5);
+        tcase_add_test(c, an_object_is_found_whole_or_not);
+        tcase_add_test(c, keys_need_a_space_for_them);
+        tcase_add_test(c, an_opaque_space_refuses_the_methods);
+        tcase_add_test(c, an_opaque_space_is_a_space);
+        tcase_add_test(c, another_opaque_geometry_is_refused_by_name);
+        tcase_add_test(c, wrong_arguments_are_refused_in_words);
+        tcase_add_test(c, a_token_beyond_the_vocabulary_is_not_found);
+        tcase_add_test(c, a_fingerprint_depends_on_every_part);
+        suite_add_tcase(s, c);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
