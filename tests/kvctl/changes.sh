@@ -24,10 +24,20 @@ shape='--layers 2 --kv-heads 2 --head-dim 8 --vocab 1000'
         kvctl 0 --json space create other $shape --dtype i8 --block-tokens 32 --order nhd --rope none --keys paper --max-blocks 77
         json_is_valid
         says '"created": true'
+        kvctl 0 space create opaque --block-bytes 4096 --layout engine.v1 --block-tokens 8
+        kvctl 1 space create opaque --block-bytes 4096 --layout engine.v2 --block-tokens 8
+        complains layout
+        kvctl 1 space create wrong --block-bytes 4096 --layout engine.v1 $shape
+        complains 'must be 0'
+        kvctl 1 space set opaque keydiff=on
+        complains opaque
+        kvctl 0 spaces
+        says '^opaque  *engine.v1 x 8 .* 4.0 KiB'
+        kvctl 0 space delete opaque
 }
 kvctl 0 spaces --json
 says '"kind": "bidirectional"' '"policy": "fifo"' '"fingerprint": "00000000000000000000000000abc123"' '"dtype": "i8"' \
-        '"order": "nhd"' '"rope": "none"' '"keys": "paper"' '"block_tokens": 32' '"max_blocks": 77'
+        '"order": "nhd"' '"rope": "none"' '"keys": "paper"' '"block_tokens": 32' '"max_blocks": 77' '"layout": null'
 kvctl 0 prefixes tiny
 says '^Nothing is cached\.$'
 kvctl 0 blocks tiny

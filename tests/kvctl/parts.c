@@ -247,6 +247,8 @@ static const struct {
         {"blocks a b", "\"blocks\" does not know what to do with \"b\""},
         {"space set", "\"space set\" wants NAME KEY=VALUE..."},
         {"space create x --layers 2", "\"space create\" wants --kv-heads N"},
+        {"space create x --block-bytes 256", "\"space create\" wants --layout NAME"},
+        {"space create x --layers 2 --layout v1", "\"space create\" wants --block-bytes N"},
 };
 
 START_TEST(args_refused) {

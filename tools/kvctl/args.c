@@ -224,10 +224,17 @@ static int take_all(struct reader *reader) {
 
 /* ---- does it fit the verb? -------------------------------------------------------------------------------------- */
 
+/* A space of opaque blocks has other things to say for itself. */
+static uint64_t required(const struct args *args) {
+        static const uint64_t opaque = FLAG_BIT(FLAG_BLOCK_BYTES) | FLAG_BIT(FLAG_LAYOUT);
+
+        return args->given & opaque ? opaque : args->verb->required;
+}
+
 static int check_flags(struct reader *reader) {
         const struct args *args = reader->args;
         const char *verb = args->verb->name;
-        uint64_t surplus = args->given & ~allowed(args->verb), missing = args->verb->required & ~args->given;
+        uint64_t surplus = args->given & ~allowed(args->verb), missing = required(args) & ~args->given;
 
         for (unsigned i = 0; i < N_FLAGS; i++) {
                 if (surplus & FLAG_BIT(i))

@@ -93,6 +93,12 @@ static int take_fingerprint(struct kvctl *kvctl, struct kvd_msg_space *request) 
         return 0;
 }
 
+static void take_opaque(const struct args *args, struct kvd_msg_space *request) {
+        request->block_bytes = args->number[FLAG_BLOCK_BYTES];
+        if (args_has(args, FLAG_LAYOUT))
+                request->layout = kvd_slice_of(args->text[FLAG_LAYOUT]);
+}
+
 static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
         int r = 0;
 
@@ -106,6 +112,7 @@ static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
                 else
                         r = take_number(kvctl, settings[i].flag, settings[i].member, member);
         }
+        take_opaque(&kvctl->args, request);
         if (r == 0 && kvctl->args.number[FLAG_MAX_BLOCKS] > UINT32_MAX)
                 r = kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--max-blocks takes at most %u", UINT32_MAX);
         if (r == 0 && args_has(&kvctl->args, FLAG_FINGERPRINT))

@@ -28,6 +28,7 @@ static const struct column space_columns[] = {
         {"geometry.state_width", NULL, UNIT_COUNT},
         {"geometry.vocab", NULL, UNIT_COUNT},
         {"geometry.fingerprint", NULL, UNIT_NONE},
+        {"geometry.layout", NULL, UNIT_NONE},
         {"block_bytes", "BLOCK", UNIT_BYTES},
         {"max_blocks", NULL, UNIT_COUNT},
         {"capacity", NULL, UNIT_COUNT},
@@ -56,8 +57,11 @@ static const struct column space_columns[] = {
 };
 
 static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info, const struct kvd_geometry *g) {
-        table_format(t, "%ux%ux%u %s x %u", g->layers, g->kv_heads, g->head_dim, word_of(words_dtype, g->dtype),
-                     g->block_tokens);
+        if (kvd_geometry_is_opaque(g))
+                table_format(t, "%.31s x %u", g->layout, g->block_tokens);
+        else
+                table_format(t, "%ux%ux%u %s x %u", g->layers, g->kv_heads, g->head_dim,
+                             word_of(words_dtype, g->dtype), g->block_tokens);
         table_string(t, word_of(words_kind, info->kind));
         table_string(t, word_of(words_keys, info->keys));
         table_string(t, word_of(words_policy, info->policy));
@@ -65,17 +69,23 @@ static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply
 }
 
 static void fill_geometry(struct table *t, const struct kvd_geometry *g) {
+        bool opaque = kvd_geometry_is_opaque(g);
+
         table_number(t, g->layers);
         table_number(t, g->kv_heads);
         table_number(t, g->head_dim);
         table_number(t, g->block_tokens);
         table_number(t, g->layer_groups);
-        table_string(t, word_of(words_dtype, g->dtype));
-        table_string(t, word_of(words_order, g->order));
-        table_string(t, word_of(words_rope, g->rope));
+        table_string(t, opaque ? NULL : word_of(words_dtype, g->dtype));
+        table_string(t, opaque ? NULL : word_of(words_order, g->order));
+        table_string(t, opaque ? NULL : word_of(words_rope, g->rope));
         table_number(t, g->state_width);
         table_number(t, g->vocab);
         table_format(t, "%016" PRIx64 "%016" PRIx64, g->fingerprint[1], g->fingerprint[0]);
+        if (opaque)
+                table_format(t, "%.31s", g->layout);
+        else
+                table_string(t, NULL);
 }
 
 static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *info) {
