@@ -85,6 +85,15 @@ static void own_blocks_misused(const struct hostile *h) {
                 die("the connection has ended");
 }
 
+#define SALT UINT64_C(0x123456789abcdef)
+
+static struct kvd_msg_seal salted(struct kvd_msg_seal seal, const kvd_ref *block) {
+        seal.parent = KVD_ROOT;
+        seal.root = SALT;
+        seal.blocks = (struct kvd_slice){block, sizeof *block};
+        return seal;
+}
+
 static void wrong_parents(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
         uint32_t space = raw_open_space(fd, "parent"), second = raw_open_space(fd, "parent2"), tokens[] = {1, 2, 3, 4};
@@ -101,6 +110,15 @@ static void wrong_parents(const struct hostile *h) {
                 m.seal.parent = i == 0 ? in_second : i == 1 ? refs[0] : i == 2 ? refs[1] :
                                 i < 20 ? kvd_ref_make(i, i) : kvd_ref_make(UINT32_MAX - i, 1);
                 raw_expect_refusal(fd, &m, ESTALE);
+        }
+        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_seal, .sequence = 1, .seal = salted(m.seal, refs)}, &reply,
+                     NULL) != 1 || reply.number != KVD_MSG_seal_reply)
+                die("seal under a salt");
+        m = seal_message(space, refs + 1, 1, tokens);
+        m.seal.parent = refs[0];
+        for (uint32_t i = 0; i < 64; i++) { /* a chain goes on under its own salt only */
+                m.seal.root = (UINT64_C(1) << i) ^ SALT;
+                raw_expect_refusal(fd, &m, EINVAL);
         }
 }
 
@@ -163,11 +181,37 @@ static void other_geometry(const struct hostile *h) {
                 if (!strstr(raw_expect_refusal(fd, &m, EEXIST), "fingerprint"))
                         die("the refusal does not name the fingerprint");
         }
+        m = (struct kvd_msg){.number = KVD_MSG_space, .sequence = 1, .space = {
+                .name = victim_space_message().space.name, .create = 1, .block_bytes = 4096,
+                .layout = kvd_slice_of("opaque")}};
+        if (!strstr(raw_expect_refusal(fd, &m, EEXIST), "block_bytes"))
+                die("the refusal does not name block_bytes");
         m = victim_space_message();
         m.space.layers = 2;
         m.space.layer_groups = 2;
         if (!strstr(raw_expect_refusal(fd, &m, EEXIST), "layer"))
                 die("the refusal does not name the layers");
+}
+
+static void impossible_opaque(int fd) {
+        static const struct kvd_msg_space good = {.create = 1, .block_bytes = 4096, .block_tokens = 8};
+        static const struct {
+                uint64_t bytes;
+                uint32_t layers;
+                struct kvd_slice layout;
+        } bad[] = {{4097, 0, {"x", 1}}, {32, 0, {"x", 1}}, {UINT64_MAX - 63, 0, {"x", 1}},
+                   {UINT64_C(1) << 35, 0, {"x", 1}},
+                   {4096, 0, {"", 0}}, {4096, 0, {"a b", 3}}, {4096, 0, {"\xff", 1}}, {4096, 1, {"x", 1}},
+                   {4096, 0, {"012345678901234567890123456789/", 31}}, {4096, 0, {"\0x", 2}}, {0, 0, {"x", 1}}};
+        struct kvd_msg m = {.number = KVD_MSG_space, .sequence = 1, .space = good};
+
+        m.space.name = kvd_slice_of("impossible");
+        for (uint32_t i = 0; i < ARRAY_SIZE(bad); i++) {
+                m.space.block_bytes = bad[i].bytes;
+                m.space.layers = bad[i].layers;
+                m.space.layout = bad[i].layout;
+                raw_expect_refusal(fd, &m, EINVAL);
+        }
 }
 
 static void impossible_geometry(const struct hostile *h) {
@@ -189,6 +233,7 @@ static void impossible_geometry(const struct hostile *h) {
         raw_expect_refusal(fd, &m, EINVAL);
         m.space.name = kvd_slice_of("a/b");
         raw_expect_refusal(fd, &m, EINVAL);
+        impossible_opaque(fd);
         if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .sequence = 1}, &reply, NULL) != 1)
                 die("the connection has ended");
 }

@@ -189,6 +189,7 @@ static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
         expect_clean(conn);
         delete_space(conn, "causal");
         delete_space(conn, "whole");
+        delete_space(conn, "keyed");
         for (int i = 0; i < 200; i++, usleep(5000)) {
                 if (conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
                         die("daemon_info: %s", kvd_error());

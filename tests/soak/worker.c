@@ -27,13 +27,16 @@
 const struct kvd_geometry soak_geometry = {
         .layers = 2, .kv_heads = 2, .head_dim = 16, .block_tokens = BT, .dtype = KVD_F32, .vocab = 5000};
 
-enum { CAUSAL, WHOLE, N_SPACES };
+static const struct kvd_geometry keyed_geometry = {.block_tokens = 8, .block_bytes = 2048, .layout = "soak"};
+
+enum { CAUSAL, WHOLE, KEYED, N_SPACES };
 
 struct hold { /* a pin and what must be behind it */
         struct kvd_pin pin;
         uint32_t space;
         uint32_t chain;
         uint32_t prefix_tokens; /* WHOLE */
+        uint64_t salt;          /* CAUSAL */
         uint32_t ids[MAX_BLOCKS];
 };
 
@@ -78,7 +81,17 @@ static uint64_t seed_of(const struct hold *h, const uint32_t *tokens, uint32_t b
 
         /* A bidirectional block depends on the whole prefix: the oracle takes that in as a space of its own. */
         return h->space == WHOLE ? oracle_seed(oracle_seed(7, tokens, h->prefix_tokens) + block, tokens, end) :
-                                   oracle_seed(3, tokens, end);
+                                   oracle_seed(3 + h->salt, tokens, end);
+}
+
+static uint32_t bytes_of(uint32_t space) {
+        return space == KEYED ? (uint32_t)keyed_geometry.block_bytes : (uint32_t)kvd_block_bytes(&soak_geometry);
+}
+
+/* 32 bytes, most of them 0xff. */
+static void make_key(uint32_t object, uint32_t key[8]) {
+        memset(key, 0xff, 8 * sizeof *key);
+        key[object % 8] = object * 7;
 }
 
 /* ---- checking ----------------------------------------------------------------------------------------------- */
@@ -182,6 +195,43 @@ static void extend(struct worker *w, struct hold *h, uint32_t end) {
         maybe_die(w);
 }
 
+static void check_object(struct worker *w, const struct kvd_pin *pin, const uint32_t *key, uint32_t n,
+                         const uint32_t *blocks) {
+        size_t wrong = pin->n_blocks != n;
+
+        for (uint32_t i = 0; i < n; i++)
+                wrong += oracle_wrong(kvd_pin_block(pin, blocks[i]), bytes_of(KEYED), oracle_seed(100 + i, key, 8));
+        count(&w->o->tally->bytes_checked, n * pin->block_bytes);
+        count(&w->o->tally->bytes_wrong, wrong);
+        if (wrong)
+                w->failed = true;
+}
+
+static void seal_object(struct worker *w, const uint32_t *key, uint32_t n) {
+        struct kvd_space *space = w->spaces[KEYED];
+        struct kvd_block blocks[4];
+        struct kvd_pin pin = {0};
+        uint32_t got = take_blocks(w, space, n, blocks), ids[4];
+        int r = 0;
+
+        for (uint32_t i = 0; i < got; i++)
+                oracle_fill(blocks[i].data, bytes_of(KEYED), oracle_seed(100 + i, key, 8));
+        maybe_die(w);
+        if (got == n)
+                r = kvd_seal_key(space, key, n, blocks, &pin);
+        if (r < 0 && !harmless(w, r))
+                complain(w, "kvd_seal_key");
+        if (r <= 0) {
+                kvd_free(space, got, blocks);
+                return;
+        }
+        count(&w->o->tally->blocks_sealed, n);
+        for (uint32_t i = 0; i < n; i++)
+                ids[i] = blocks[i].id;
+        check_object(w, &pin, key, n, ids);
+        kvd_unpin(space, &pin);
+}
+
 /* ---- operations --------------------------------------------------------------------------------------------- */
 
 static int64_t look_up(struct worker *w, struct hold *h, uint32_t n_tokens) {
@@ -200,12 +250,20 @@ static int64_t look_up(struct worker *w, struct hold *h, uint32_t n_tokens) {
         return n;
 }
 
+/* Mostly none. */
+static uint64_t random_salt(struct worker *w) {
+        static const uint64_t salts[] = {0, 0, 1, UINT64_C(1) << 40};
+
+        return salts[random_below(&w->random, 4)];
+}
+
 static void causal_operation(struct worker *w) {
         struct hold *h = empty_hold(w);
         uint32_t n_tokens = 1 + random_below(&w->random, MAX_TOKENS);
         int64_t n;
 
-        *h = (struct hold){.space = CAUSAL, .chain = random_below(&w->random, CHAINS)};
+        *h = (struct hold){.space = CAUSAL, .chain = random_below(&w->random, CHAINS), .salt = random_salt(w)};
+        h->pin.salt = h->salt;
         n = look_up(w, h, n_tokens);
         if (n >= 0 && n < n_tokens && n % BT == 0 && random_below(&w->random, 4))
                 extend(w, h, n_tokens);
@@ -242,15 +300,36 @@ static void whole_operation(struct worker *w) {
                 let_go(w, h);
 }
 
+/* Looks for three objects, checks those that are there, and seals the first if it is not. */
+static void keyed_operation(struct worker *w) {
+        uint32_t object = random_below(&w->random, 40), n = 1 + object % 4, keys[3][8], blocks[3 * 4];
+        struct kvd_pin pins[3] = {{0}};
+        int64_t found;
+
+        for (uint32_t i = 0; i < 3; i++) /* of n blocks, too */
+                make_key(object + 4 * i, keys[i]);
+        found = kvd_lookup_keys(w->spaces[KEYED], keys, 3, n, blocks, pins);
+        if (found < 0)
+                complain(w, "kvd_lookup_keys");
+        for (uint32_t i = 0; i < 3; i++)
+                if (pins[i].view)
+                        check_object(w, &pins[i], keys[i], n, blocks + i * n);
+        if (found >= 0 && !pins[0].view)
+                seal_object(w, keys[0], n);
+        for (uint32_t i = 0; i < 3; i++)
+                kvd_unpin(w->spaces[KEYED], &pins[i]);
+}
+
 /* Takes blocks, scribbles on them, and gives them back: nobody may ever see that. */
 static void scribble(struct worker *w) {
-        struct kvd_space *space = w->spaces[random_below(&w->random, N_SPACES)];
+        uint32_t space = random_below(&w->random, N_SPACES), n;
         struct kvd_block blocks[8];
-        uint32_t n = take_blocks(w, space, 1 + random_below(&w->random, 8), blocks);
+
+        n = take_blocks(w, w->spaces[space], 1 + random_below(&w->random, 8), blocks);
 
         for (uint32_t i = 0; i < n; i++)
-                memset(blocks[i].data, 0xee, kvd_block_bytes(&soak_geometry));
-        kvd_free(space, n, blocks);
+                memset(blocks[i].data, 0xee, bytes_of(space));
+        kvd_free(w->spaces[space], n, blocks);
 }
 
 static void evict_some(struct worker *w) {
@@ -272,8 +351,10 @@ static void operation(struct worker *w) {
 
         if (dice < 70)
                 causal_operation(w);
-        else if (dice < 90)
+        else if (dice < 86)
                 whole_operation(w);
+        else if (dice < 94)
+                keyed_operation(w);
         else if (dice < 98)
                 scribble(w);
         else
@@ -287,12 +368,14 @@ static void operation(struct worker *w) {
 static int open_spaces(struct worker *w) {
         static const struct kvd_space_options options[N_SPACES] = {
                 [CAUSAL] = {.kind = KVD_CAUSAL, .max_blocks = 400}, /* a fraction of the universe: eviction never rests */
-                [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 48}};
-        static const char *const names[N_SPACES] = {"causal", "whole"};
+                [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 48},
+                [KEYED] = {.max_blocks = 64}};
+        static const char *const names[N_SPACES] = {"causal", "whole", "keyed"};
         int r = kvd_open(w->o->socket, &w->kvd);
 
         for (uint32_t i = 0; r == 0 && i < N_SPACES; i++)
-                r = kvd_space_open(w->kvd, names[i], &soak_geometry, &options[i], &w->spaces[i]);
+                r = kvd_space_open(w->kvd, names[i], i == KEYED ? &keyed_geometry : &soak_geometry,
+                                   &options[i], &w->spaces[i]);
         return r;
 }
 

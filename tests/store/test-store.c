@@ -75,11 +75,12 @@ static struct space_usage usage_of(struct space *space) {
         return usage;
 }
 
-/* Seals n blocks of which all tokens are `token`, behind parent. */
-static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t token, kvd_ref *ret) {
+/* Seals n blocks of which all tokens are `token`, behind parent, in a chain of that salt. */
+static int seal_salted(struct attachment *a, uint64_t salt, kvd_ref parent, uint32_t n, uint32_t token, kvd_ref *ret) {
         uint32_t tokens[64 * BT];
         kvd_ref own[64];
-        struct seal_request q = {.parent = parent, .n_blocks = n, .blocks = own, .n_tokens = n * BT, .tokens = tokens};
+        struct seal_request q = {.parent = parent, .n_blocks = n, .blocks = own, .n_tokens = n * BT, .tokens = tokens,
+                                 .root = salt};
         uint32_t got = 0;
         int r;
 
@@ -98,6 +99,10 @@ static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t t
                 if (r < 0 || ret[i] != own[i])
                         space_release(a, &own[i], 1);
         return r;
+}
+
+static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t token, kvd_ref *ret) {
+        return seal_salted(a, 0, parent, n, token, ret);
 }
 
 /* ---- chains ------------------------------------------------------------------------------------------------- */
@@ -120,6 +125,26 @@ START_TEST(chain_is_sealed_and_found_again) {
 }
 END_TEST
 
+/* The same tokens under several salts: each has blocks of its own, each finds them again, none goes on in another's. */
+START_TEST(chains_of_different_salts_never_share) {
+        static const uint64_t salts[] = {0, 1, 2, 1ull << 32, UINT64_MAX};
+        struct space *space = make_space("s");
+        struct attachment *a = attach(space);
+        kvd_ref chain[5][12], again[12];
+
+        for (uint32_t i = 0; i < 5; i++)
+                ck_assert_int_eq(seal_salted(a, salts[i], KVD_ROOT, 12, 7, chain[i]), 0);
+        ck_assert_uint_eq(usage_of(space).sealed, 60);
+        for (uint32_t i = 0; i < 5; i++) {
+                ck_assert_int_eq(seal_salted(a, salts[i], KVD_ROOT, 4, 7, again), 0);
+                ck_assert_mem_eq(again, chain[i], 4 * sizeof *again);
+                ck_assert_int_eq(seal_salted(a, salts[(i + 1) % 5], chain[i][11], 1, 8, again), -EINVAL);
+        }
+        ck_assert_uint_eq(usage_of(space).sealed, 60);
+        check_clean(space);
+}
+END_TEST
+
 START_TEST(partial_tail_ends_a_chain) {
         struct space *space = make_space("s");
         struct attachment *a = attach(space);
@@ -130,6 +155,20 @@ START_TEST(partial_tail_ends_a_chain) {
         ck_assert_int_eq(space_allocate(a, 1, &own), 1);
         ck_assert_int_eq(space_seal(a, &q, &sealed), 0);
         ck_assert_int_eq(seal_run(a, sealed, 1, 3, more), -EINVAL);
+        check_clean(space);
+}
+END_TEST
+
+START_TEST(a_whole_prefix_has_a_length) {
+        struct space *space = make_space_with("s", (struct kvd_space_options){.kind = KVD_BIDIRECTIONAL});
+        struct attachment *a = attach(space);
+        kvd_ref ret[2];
+
+        ck_assert_int_eq(seal_salted(a, 0, KVD_ROOT, 2, 1, ret), -EINVAL);
+        ck_assert_int_eq(seal_salted(a, (1ull << 32) + 2 * BT, KVD_ROOT, 2, 1, ret), -EINVAL);
+        ck_assert_int_eq(seal_salted(a, BT, KVD_ROOT, 2, 1, ret), -EINVAL);
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+        ck_assert_int_eq(seal_salted(a, 2 * BT, KVD_ROOT, 2, 1, ret), 0);
         check_clean(space);
 }
 END_TEST
@@ -519,6 +558,7 @@ END_TEST
 struct walker {
         struct attachment *a;
         kvd_ref parent;
+        uint64_t salt; /* of its chain */
 };
 
 static uint64_t seed = 12345;
@@ -556,7 +596,9 @@ static void walk_one(struct space *space, struct walker *w) {
         default:
                 if (rnd(4) == 0)
                         w->parent = KVD_ROOT;
-                if (seal_run(w->a, w->parent, 1 + rnd(20), rnd(3), more) == 0)
+                if (w->parent == KVD_ROOT)
+                        w->salt = rnd(3);
+                if (seal_salted(w->a, w->salt, w->parent, 1 + rnd(20), rnd(3), more) == 0)
                         w->parent = more[0];
                 else
                         w->parent = KVD_ROOT;
@@ -584,7 +626,9 @@ static Suite *suite(void) {
         tcase_add_checked_fixture(c, setup, teardown);
         tcase_set_timeout(c, 60);
         tcase_add_test(c, chain_is_sealed_and_found_again);
+        tcase_add_test(c, chains_of_different_salts_never_share);
         tcase_add_test(c, partial_tail_ends_a_chain);
+        tcase_add_test(c, a_whole_prefix_has_a_length);
         tcase_add_test(c, nonsense_is_refused_and_changes_nothing);
         tcase_add_test(c, full_pool_evicts_coldest_leaf_first);
         tcase_add_test(c, fifo_ignores_use);
