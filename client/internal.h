@@ -21,8 +21,6 @@
 #include "client/kvd.h"
 #include "ipc/base/sequence.h"
 
-#define STOCK_ROOM 256u
-
 struct kvd {
         const uint32_t *not_forked; /* owned page, wiped in children: 1 here, 0 there */
         pthread_mutex_t lock;
@@ -76,8 +74,9 @@ struct view {
 
         /* under stock_lock: blocks allocated ahead, in nobody's hands */
         pthread_mutex_t stock_lock;
-        uint32_t n_stock;
-        kvd_ref stock[STOCK_ROOM];
+        _Atomic uint32_t n_stock;    /* read without the lock by kvd_available */
+        uint32_t stock_room;
+        kvd_ref *stock;              /* owned; ids descend: the lowest goes first */
 };
 
 struct kvd_space {
@@ -85,6 +84,7 @@ struct kvd_space {
         char name[KVD_NAME_MAX + 1];
         struct kvd_geometry geometry;
         struct kvd_space_options options;
+        _Atomic uint32_t reserve;    /* kvd_reserve's n */
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)]; /* of ended views, and our own */
         _Atomic uint32_t tensors; /* that are not deleted yet */

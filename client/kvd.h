@@ -130,6 +130,22 @@ int kvd_space_open(kvd *handle, const char *name, const struct kvd_geometry *geo
                    const struct kvd_space_options *options, kvd_space **ret);
 kvd_space *kvd_space_close(kvd_space *space);
 
+/* Where the space's blocks lie in this process. For engines that keep their own tables of block ids. */
+struct kvd_space_memory {
+        uint8_t *base;         /* block b lies at base + b * block_bytes; writable where the caller may write */
+        const uint8_t *sealed; /* the same memory, as pins give it out. On a GPU: equal to base */
+        uint64_t block_bytes;
+        uint32_t blocks;       /* ids below this fit the reserved addresses, and there are no others */
+        uint32_t mapped;       /* ids below this are mapped at present; beyond, only blocks that the caller holds */
+};
+
+/*
+ * Maps what the pool has grown by as well, so that blocks of which another process of the same engine told may be
+ * used: call it again when an id is not below mapped. Addresses stay what they are until the daemon is replaced. With
+ * the daemon gone: what is mapped.
+ */
+int kvd_space_memory(kvd_space *space, struct kvd_space_memory *ret);
+
 /* ---- look up and pin --------------------------------------------------------------------------------------- */
 
 /*
@@ -187,11 +203,32 @@ struct kvd_block {
 
 /*
  * Takes up to n blocks to fill, from a small stock that the library keeps (then no system call) or from the
- * daemon, who evicts unpinned blocks if it must. Returns how many it got, 1 to n.
+ * daemon, who evicts unpinned blocks if it must. Returns how many it got, 1 to n; fewer than n where there are no more.
+ * Ids ascend, and are consecutive as far as the stock has such: a fresh space gives 0, 1, 2 and so on.
  * -ENOBUFS: the pool is full and everything in it is pinned or being filled: let something go or wait;
  * -EDQUOT: the caller's or its domain's quota is used up. Both are refusals at once, never a stall.
  */
 int kvd_alloc(kvd_space *space, uint32_t n, struct kvd_block *blocks);
+
+/*
+ * The stock holds at least n blocks from now on, if the pool has them: then the next kvd_alloc of up to n cannot fail.
+ * What kvd_alloc takes of them is replaced from the daemon on a later call, as long as there is something to be had. n
+ * is the floor until the next kvd_reserve; 0, the beginning, is none. Counts as blocks being filled. Returns how many
+ * the stock holds, which is less than n where pool or quota are at their end.
+ */
+int kvd_reserve(kvd_space *space, uint32_t n);
+
+/*
+ * How many blocks kvd_alloc could give now, for schedulers: stock + free + growth that pool, quota and max_blocks allow
+ * + sealed blocks that nobody holds; at most what the client may be filling. Reads shared memory, makes no system call.
+ *
+ * It is an estimate. What the daemon knows is as of the last answer to this process, or of a look that it takes every
+ * tenth of a second; blocks that others allocated or pinned since are missing from it, so it errs high by those. Blocks
+ * that this process pinned since are taken off with their whole chains, and those that it let go of are added in
+ * proportion: where its pins share blocks it errs low and high by these until the next look. It errs low by what the
+ * daemon could take from larger spaces, and, under isolation = arena, from segments of processes that are gone.
+ */
+int64_t kvd_available(kvd_space *space);
 
 /* Gives back blocks that were not sealed. Their contents are lost. Cannot fail (a dead daemon frees them too). */
 void kvd_free(kvd_space *space, uint32_t n, struct kvd_block *blocks);
@@ -215,6 +252,15 @@ void kvd_free(kvd_space *space, uint32_t n, struct kvd_block *blocks);
  */
 int kvd_seal(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
              uint32_t n_tokens);
+
+/*
+ * kvd_seal for engines that cannot put another block into a running table. ids[i] becomes the block that holds the
+ * content of blocks[i] now. Where that is the caller's, it was sealed, and blocks[i] becomes {0}. Where the content was
+ * sealed by somebody else before, blocks[i] stays as it is: the caller's, unpublished, to be kvd_free'd when nothing
+ * reads it any more. The pin holds the chain of ids. After a call that sealed only some, ids of the rest are undefined.
+ */
+int kvd_seal_keep(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
+                  uint32_t n_tokens, uint32_t *ids);
 
 /* Copies with non-temporal stores where that is faster (64 KiB and up): to fill a block from private memory. */
 void kvd_copy(void *to, const void *from, size_t bytes);

@@ -76,6 +76,10 @@ int kvd_check_pin(kvd_space *space, const struct kvd_pin *pin);
 int kvd_seal_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
                 uint32_t n_tokens, void *stream);
 
+/* kvd_seal_keep likewise. Duplicates are the caller's still: kvd_free_on. */
+int kvd_seal_keep_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                     const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, void *stream);
+
 /*
  * Lets go when the stream has passed this point. The pin holds nothing afterwards; the blocks stay pinned until a later
  * call of this library (or kvd_settle) finds the stream past it.

@@ -404,6 +404,7 @@ static void fill_pin(struct kvd_pin *pin, struct view *view, const struct search
         pin->generation = kvd_ref_generation(s->leaf);
         pin->n_blocks = s->n_found;
         pin->n_tokens = s->n_covered;
+        atomic_fetch_add_explicit(&view->page->held, s->n_found, memory_order_relaxed);
 }
 
 static int check_arguments(const struct kvd_space *space, uint32_t group, uint64_t salt,
@@ -498,6 +499,7 @@ void kvd_unpin(struct kvd_space *space, struct kvd_pin *pin) {
                 return;
         touch(view, pin->leaf);
         unpin_block(view, pin->leaf);
+        atomic_fetch_sub_explicit(&view->page->held, pin->n_blocks, memory_order_relaxed);
         *pin = (struct kvd_pin){0};
         view_put(view);
 }

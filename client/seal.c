@@ -28,6 +28,7 @@ struct piece {
         uint64_t root;            /* as in the message */
         struct kvd_key prefix;    /* bidirectional */
         const struct promise *until; /* NULL: the data is there */
+        uint32_t *ids;            /* NULL: duplicates are given back, and the blocks become the chain's; or its ids */
 };
 
 static kvd_ref ref_of(const struct kvd_block *block) {
@@ -90,6 +91,7 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         pin->generation = kvd_ref_generation(leaf);
         pin->n_blocks += p->n_blocks;
         pin->n_tokens += p->n_tokens;
+        atomic_fetch_add_explicit(&p->view->page->held, p->n_blocks, memory_order_relaxed);
 }
 
 /* Our own copies of duplicates: a stream may be writing them still. */
@@ -100,26 +102,46 @@ static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_
                 give_back(p->view, spare, n);
 }
 
-/* The blocks name what holds the content now; our own copies of duplicates go back together. */
+/* The block names what holds the content now. */
+static void rename_block(const struct piece *p, struct kvd_block *block, kvd_ref now) {
+        block->id = kvd_ref_id(now);
+        block->generation = kvd_ref_generation(now);
+        block->data = p->view->base + block->id * p->view->ix->block_bytes;
+}
+
+/* The pin's reference to the view covers the blocks of the chain from now on. */
 static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
         kvd_ref spare[PIECE_BLOCKS];
         uint32_t n = 0;
 
-        for (uint32_t i = 0; i < p->n_blocks; i++) {
-                struct kvd_block *block = &p->blocks[i];
-
-                if (now[i] == own[i])
-                        continue;
-                block->id = kvd_ref_id(now[i]);
-                block->generation = kvd_ref_generation(now[i]);
-                block->data = p->view->base + block->id * p->view->ix->block_bytes;
-                spare[n++] = own[i];
-        }
-        give_back_spare(p, spare, n);
-        count(p->view->space, COUNT_DUPLICATE, n);
-        count(p->view->space, COUNT_SEALED, p->n_blocks - n);
         for (uint32_t i = 0; i < p->n_blocks; i++)
-                view_put(p->view); /* the pin's reference covers them from now on */
+                if (now[i] != own[i]) {
+                        rename_block(p, &p->blocks[i], now[i]);
+                        spare[n++] = own[i];
+                }
+        give_back_spare(p, spare, n);
+        for (uint32_t i = 0; i < p->n_blocks; i++)
+                view_put(p->view);
+}
+
+/* Duplicates stay what they are. */
+static void adopt_own(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
+        for (uint32_t i = 0; i < p->n_blocks; i++) {
+                p->ids[i] = kvd_ref_id(now[i]);
+                if (now[i] != own[i])
+                        continue;
+                p->blocks[i] = (struct kvd_block){0};
+                view_put(p->view);
+        }
+}
+
+static void count_sealed(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
+        uint32_t sealed = 0;
+
+        for (uint32_t i = 0; i < p->n_blocks; i++)
+                sealed += now[i] == own[i];
+        count(p->view->space, COUNT_SEALED, sealed);
+        count(p->view->space, COUNT_DUPLICATE, p->n_blocks - sealed);
 }
 
 /* Blocks that may be sealed must not be written again: they can only be freed (see kvd_free). */
@@ -152,7 +174,8 @@ static int seal_once(const struct piece *p) {
         if (r < 0)
                 return r;
         extend_pin(p, now[p->n_blocks - 1]);
-        adopt(p, own, now);
+        count_sealed(p, own, now);
+        (p->ids ? adopt_own : adopt)(p, own, now);
         return 0;
 }
 
@@ -194,14 +217,15 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
 static void next_piece(struct piece *p, uint32_t n, uint32_t n_tokens, uint32_t bt) {
         p->blocks += p->n_blocks;
         p->tokens += p->n_tokens;
+        p->ids = p->ids ? p->ids + p->n_blocks : NULL;
         p->n_blocks = MIN(n, MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)));
         p->n_tokens = MIN(n_tokens, p->n_blocks * bt);
 }
 
 int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                const uint32_t *tokens, uint32_t n_tokens, const struct promise *until) {
-        struct piece p = {.view = blocks[0].view, .pin = pin, .blocks = blocks, .tokens = tokens, .until = until,
-                          .root = pin->salt};
+                const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, const struct promise *until) {
+        struct piece p = {.view = blocks[0].view, .pin = pin, .blocks = blocks, .tokens = tokens, .ids = ids,
+                          .until = until, .root = pin->salt};
         uint32_t done = 0, done_tokens = 0;
         int r;
 
@@ -224,5 +248,12 @@ int kvd_seal(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kv
              const uint32_t *tokens, uint32_t n_tokens) {
         int r = seal_check(space, pin, n, blocks, n_tokens);
 
-        return r < 0 ? r : seal_blocks(space, pin, n, blocks, tokens, n_tokens, NULL);
+        return r < 0 ? r : seal_blocks(space, pin, n, blocks, tokens, n_tokens, NULL, NULL);
+}
+
+int kvd_seal_keep(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                  const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids) {
+        int r = seal_check(space, pin, n, blocks, n_tokens);
+
+        return r < 0 ? r : seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);
 }

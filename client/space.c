@@ -131,3 +131,35 @@ void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
         ret->retries += atomic_load_explicit(&view->page->counters[KVD_CLIENT_RETRIES], memory_order_relaxed);
         view_put(view);
 }
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Segments that came into being since. A daemon that is gone has none to give, and what is mapped is what there is. */
+static void map_new_segments(struct view *view) {
+        struct kvd *handle = view->space->handle;
+        uint32_t n = atomic_load((shm_u32 *)&view->ix->n_segments);
+
+        if (likely(atomic_load(&view->n_mapped) >= n))
+                return;
+        pthread_mutex_lock(&handle->lock);
+        view_map_segments(view, n);
+        pthread_mutex_unlock(&handle->lock);
+}
+
+int kvd_space_memory(struct kvd_space *space, struct kvd_space_memory *ret) {
+        struct view *view;
+
+        if (forked(space->handle))
+                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        view = view_get(space);
+        map_new_segments(view);
+        *ret = (struct kvd_space_memory){
+                .base = view->base,
+                .sealed = view->base,
+                .block_bytes = view->ix->block_bytes,
+                .blocks = view->ix->capacity,
+                .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)), view->ix->capacity),
+        };
+        view_put(view);
+        return 0;
+}

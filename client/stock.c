@@ -2,19 +2,35 @@
 
 /*
  * Blocks to fill. They come from the daemon in batches and wait in the view's stock, so that most allocations are a
- * pop under an uncontended lock. The stock is small beside the pool: what lies in it, nobody else can have.
+ * pop under an uncontended lock. The stock is small beside the pool, unless kvd_reserve says otherwise: what lies in
+ * it, nobody else can have. It is in order, so that ids which belong together are handed out together.
  */
 
 #include <errno.h>
 #include <string.h>
 
 #include "client/device.h"
+#include "ipc/base/sys.h"
+
+#define BATCH 128u
+#define FETCH_MAX 4096u /* as in message allocate */
+#define PIECE 256u
+#define REPLACED (-ERESTART)     /* another daemon's view has taken the place of this one: look at that */
 
 /* Blocks fetched ahead: 128, but a 64th of the space at most (of arenas, a quarter of the ids is in use). */
 static uint32_t batch(const struct view *view) {
         uint32_t blocks = view->ix->arena ? view->ix->capacity / 4 : view->ix->capacity;
 
-        return MAX(1, MIN(STOCK_ROOM / 2, blocks / 64));
+        return MAX(1, MIN(BATCH, blocks / 64));
+}
+
+static uint32_t floor_of(const struct view *view) {
+        return MIN(atomic_load(&view->space->reserve), view->ix->capacity);
+}
+
+/* What it holds at most; more goes back to the daemon. */
+static uint32_t ceiling_of(const struct view *view) {
+        return floor_of(view) + batch(view);
 }
 
 /* ---- with the daemon ---------------------------------------------------------------------------------------- */
@@ -49,7 +65,53 @@ static int fetch(struct view *view, uint32_t n, kvd_ref *to) {
         return (int)got;
 }
 
-/* ---- the stock ---------------------------------------------------------------------------------------------- */
+static void send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
+        pthread_mutex_lock(&view->space->handle->lock);
+        for (uint32_t i = 0; i < n; i += FETCH_MAX)
+                release(view, blocks + i, MIN(n - i, FETCH_MAX));
+        pthread_mutex_unlock(&view->space->handle->lock);
+}
+
+/* ---- the stock: all under stock_lock ---------------------------------------------------------------------------- */
+
+static bool make_room(struct view *view, uint32_t n) {
+        uint32_t room = MAX(4 * BATCH, (uint32_t)ALIGN_UP((uint64_t)view->n_stock + n, 64));
+        kvd_ref *more;
+
+        if (room <= view->stock_room)
+                return true;
+        more = sys->calloc(room, sizeof *more);
+        if (!more)
+                return false;
+        if (view->n_stock)
+                memcpy(more, view->stock, view->n_stock * sizeof *more);
+        free(view->stock);
+        view->stock = more;
+        view->stock_room = room;
+        return true;
+}
+
+/* Moves what is at `at` up among every step-th before it, which are in order. */
+static void sink(kvd_ref *stock, uint32_t at, uint32_t step) {
+        kvd_ref ref = stock[at];
+
+        for (; at >= step && kvd_ref_id(stock[at - step]) < kvd_ref_id(ref); at -= step)
+                stock[at] = stock[at - step];
+        stock[at] = ref;
+}
+
+/*
+ * n more lie behind those that are in order. Few are put in their places; for many it is Shell's sort, since qsort asks
+ * for memory.
+ */
+static void put_in_order(struct view *view, uint32_t n) {
+        uint32_t total = view->n_stock + n;
+
+        for (uint32_t step = n > 16 ? total / 2 : 1; step; step /= 2)
+                for (uint32_t i = step == 1 && n <= 16 ? view->n_stock : step; i < total; i++)
+                        sink(view->stock, i, step);
+        view->n_stock = total;
+}
 
 static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
         uint32_t got = MIN(n, view->n_stock);
@@ -59,49 +121,64 @@ static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
         return got;
 }
 
-/* Under stock_lock: takes what the stock lacks from the daemon, and some more. */
-static int refill(struct view *view, uint32_t n, kvd_ref *to, uint32_t room) {
+/* Up to n more from the daemon. How many, or an error. */
+static int fetch_more(struct view *view, uint32_t n) {
         struct kvd_space *space = view->space;
-        uint32_t want = MIN(MAX(n, batch(view)), room);
         struct view *now;
         int r;
 
+        n = MIN(n, FETCH_MAX);
+        if (!make_room(view, n))
+                return client_fail(-ENOMEM, "out of memory");
         pthread_mutex_lock(&space->handle->lock);
         r = view_attach(space, &now);
         if (r == 0)
-                r = now == view ? fetch(view, want, to) : -ESTALE;
+                r = now == view ? fetch(view, n, view->stock + view->n_stock) : REPLACED;
         pthread_mutex_unlock(&space->handle->lock);
+        if (r > 0)
+                put_in_order(view, (uint32_t)r);
         return r;
 }
 
-#define FETCH_MAX 256u
-#define FREE_MAX 256u
+/* So that it holds n, and some more; and what is below the floor is replaced, if the daemon says that there is any. */
+static int refill(struct view *view, uint32_t n) {
+        uint64_t want = (uint64_t)n + floor_of(view);
+        int r = 0;
 
-/* n blocks at most from stock or daemon; -ESTALE: the view was replaced. */
+        if (view->n_stock >= n && (view->n_stock >= want || !atomic_load(&view->page->available)))
+                return 0;
+        do
+                r = fetch_more(view, (uint32_t)MIN(MAX(want - view->n_stock, batch(view)), FETCH_MAX));
+        while (r > 0 && view->n_stock < n);
+        return r;
+}
+
+/* The highest go. */
+static void shrink(struct view *view, uint32_t to) {
+        uint32_t n = view->n_stock - MIN(view->n_stock, to);
+
+        if (!n)
+                return;
+        send_back(view, view->stock, n);
+        view->n_stock -= n;
+        memmove(view->stock, view->stock + n, view->n_stock * sizeof *view->stock);
+}
+
+/* ---- in and out ------------------------------------------------------------------------------------------------- */
+
+/* n blocks at most from stock or daemon. */
 static int take(struct view *view, uint32_t n, kvd_ref *to) {
-        kvd_ref fetched[FETCH_MAX];
-        uint32_t got;
+        uint32_t got = 0;
         int r;
 
         if (unlikely(view->device))
                 order_settle(view);
         pthread_mutex_lock(&view->stock_lock);
-        got = pop(view, n, to);
-        r = got ? 0 : refill(view, MIN(n, FETCH_MAX), fetched, FETCH_MAX);
-        if (r > 0) {
-                got = MIN((uint32_t)r, n);
-                memcpy(to, fetched, got * sizeof *to);
-                for (uint32_t i = got; i < (uint32_t)r; i++) /* at most batch(): there is room */
-                        view->stock[view->n_stock++] = fetched[i];
-        }
+        r = refill(view, n);
+        if (r != REPLACED)
+                got = pop(view, n, to);
         pthread_mutex_unlock(&view->stock_lock);
-        return r < 0 ? r : (int)got;
-}
-
-static void send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
-        pthread_mutex_lock(&view->space->handle->lock);
-        release(view, blocks, n);
-        pthread_mutex_unlock(&view->space->handle->lock);
+        return got ? (int)got : r;
 }
 
 /* Blocks that nobody wants any more: into the stock, and what it has no room for to the daemon. */
@@ -110,15 +187,38 @@ void give_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
 
         if (view_is_current(view)) {
                 pthread_mutex_lock(&view->stock_lock);
-                for (; kept < n && view->n_stock < batch(view); kept++)
-                        view->stock[view->n_stock++] = blocks[kept];
+                kept = MIN(n, ceiling_of(view) - MIN(view->n_stock, ceiling_of(view)));
+                if (kept && !make_room(view, kept))
+                        kept = 0;
+                if (kept)
+                        memcpy(view->stock + view->n_stock, blocks, kept * sizeof *blocks);
+                put_in_order(view, kept);
                 pthread_mutex_unlock(&view->stock_lock);
         }
         if (kept < n)
                 send_back(view, blocks + kept, n - kept);
 }
 
+/* Fills it to the floor, or brings it down to it. How many it holds, or an error. */
+static int keep(struct view *view) {
+        uint32_t n = floor_of(view);
+        int r = 1;
+
+        pthread_mutex_lock(&view->stock_lock);
+        while (r > 0 && view->n_stock < n)
+                r = fetch_more(view, n - view->n_stock);
+        shrink(view, ceiling_of(view));
+        if (r > 0 || r == -ENOBUFS || r == -EDQUOT)
+                r = (int)view->n_stock;
+        pthread_mutex_unlock(&view->stock_lock);
+        return r;
+}
+
 /* ---- the calls ---------------------------------------------------------------------------------------------- */
+
+static int refuse_fork(void) {
+        return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+}
 
 static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++) {
@@ -131,35 +231,86 @@ static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct 
         count(view->space, COUNT_ALLOCATED, n);
 }
 
+static int alloc_piece(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
+        kvd_ref refs[PIECE];
+        struct view *view;
+        int r;
+
+        do {
+                view = view_get(space);
+                r = take(view, n, refs);
+                if (r > 0)
+                        hand_out(view, refs, (uint32_t)r, blocks);
+                view_put(view);
+        } while (r == REPLACED);
+        return r;
+}
+
 int kvd_alloc(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
-        kvd_ref refs[FETCH_MAX];
+        uint32_t got = 0, want;
+        int r;
+
+        if (forked(space->handle))
+                return refuse_fork();
+        if (n == 0)
+                return client_fail(-EINVAL, "0 blocks asked for");
+        do {
+                want = MIN(n - got, PIECE);
+                r = alloc_piece(space, want, blocks + got);
+                got += r > 0 ? (uint32_t)r : 0;
+        } while (r == (int)want && got < n);
+        if (r == -ENOBUFS || r == -EDQUOT)
+                count(space, COUNT_REFUSED, 1);
+        return got ? (int)got : r;
+}
+
+int kvd_reserve(struct kvd_space *space, uint32_t n) {
         struct view *view;
         int r;
 
         if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
-        if (n == 0)
-                return client_fail(-EINVAL, "0 blocks asked for");
+                return refuse_fork();
+        atomic_store(&space->reserve, n);
         do {
                 view = view_get(space);
-                r = take(view, MIN(n, FETCH_MAX), refs);
-                if (r > 0)
-                        hand_out(view, refs, (uint32_t)r, blocks);
+                r = keep(view);
                 view_put(view);
-        } while (r == -ESTALE);
-        if (r == -ENOBUFS || r == -EDQUOT)
-                count(space, COUNT_REFUSED, 1);
+        } while (r == REPLACED);
         return r;
+}
+
+/* What the daemon wrote into our page, and what our pins became since. */
+static uint64_t from_daemon(const struct kvd_pinpage *page) {
+        uint64_t held = atomic_load(&page->held), seen = atomic_load(&page->held_seen);
+        uint64_t available = atomic_load(&page->available), own = atomic_load(&page->held_alone);
+
+        if (held > seen)
+                return available - MIN(available, held - seen);
+        if (seen)
+                available += own * (seen - held) / seen;
+        return MIN(available, atomic_load(&page->may_fill));
+}
+
+int64_t kvd_available(struct kvd_space *space) {
+        struct view *view;
+        int64_t n;
+
+        if (forked(space->handle))
+                return refuse_fork();
+        view = view_get(space);
+        n = (int64_t)(from_daemon(view->page) + atomic_load(&view->n_stock));
+        view_put(view);
+        return n;
 }
 
 /* As many as can go back with one message: of one view, and all or none of them perhaps sealed. */
 static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
         struct view *view = blocks[0].view;
         bool in_doubt = !blocks[0].data;
-        kvd_ref refs[FREE_MAX];
+        kvd_ref refs[PIECE];
         uint32_t k = 0;
 
-        for (; k < MIN(n, FREE_MAX) && blocks[k].view == view && !blocks[k].data == in_doubt; k++) {
+        for (; k < MIN(n, PIECE) && blocks[k].view == view && !blocks[k].data == in_doubt; k++) {
                 refs[k] = kvd_ref_make(blocks[k].id, blocks[k].generation);
                 blocks[k] = (struct kvd_block){0};
         }

@@ -143,8 +143,8 @@ int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
 
 /* ---- publishing ------------------------------------------------------------------------------------------------- */
 
-int kvd_seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                const uint32_t *tokens, uint32_t n_tokens, void *stream) {
+static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                   const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, void *stream) {
         int r = seal_check(space, pin, n, blocks, n_tokens);
         struct promise until;
         struct view *view;
@@ -153,13 +153,23 @@ int kvd_seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct
                 return r;
         view = blocks[0].view;
         if (!view->device)
-                return seal_blocks(space, pin, n, blocks, tokens, n_tokens, NULL);
+                return seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);
         r = order_promise(view, stream, &until);
         if (r < 0 && r != -ENOTSUP)
                 return r;
-        r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, r == 0 ? &until : NULL);
+        r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, r == 0 ? &until : NULL);
         order_settle(view);
         return r;
+}
+
+int kvd_seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                const uint32_t *tokens, uint32_t n_tokens, void *stream) {
+        return seal_on(space, pin, n, blocks, tokens, n_tokens, NULL, stream);
+}
+
+int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                     const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, void *stream) {
+        return seal_on(space, pin, n, blocks, tokens, n_tokens, ids, stream);
 }
 
 /* ---- letting go ------------------------------------------------------------------------------------------------- */

@@ -300,6 +300,7 @@ static struct view *view_new(struct kvd_space *space) {
 static void view_free(struct view *view) {
         unmap(view);
         pthread_mutex_destroy(&view->stock_lock);
+        free(view->stock);
         munmap(view, sizeof *view);
 }
 

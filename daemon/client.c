@@ -182,6 +182,7 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
         c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
         place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
         c->n_spaces++;
+        server_watch_pins(c->server);
         *handle = place->handle;
         return 0;
 }

@@ -77,6 +77,7 @@ void server_shut(struct server *server) {
         loop_timer_stop(&server->retry);
         loop_timer_stop(&server->deadline);
         loop_timer_stop(&server->order);
+        loop_timer_stop(&server->pins);
         loop_remove(&server->listening);
         work_stop(server->work);
 }
@@ -123,6 +124,27 @@ void server_watch_order(struct server *server) {
         server->order.fire = look_at_order;
         server->order_pause_ns = ORDER_FIRST_NS;
         loop_timer_set(server->loop, &server->order, sys_now_ns() + ORDER_FIRST_NS);
+}
+
+/* ---- what clients may expect ------------------------------------------------------------------------------------ */
+
+#define PINS_NS UINT64_C(100000000)
+
+/* Clients pin and let go without a word to us, and want to know what others' pins leave them. */
+static void look_at_pins(struct loop_timer *timer) {
+        struct server *server = container_of(timer, struct server, pins);
+
+        if (!store_look_at_pins(server->store))
+                return;
+        loop_want_idle(server->loop);
+        loop_timer_set(server->loop, timer, sys_now_ns() + PINS_NS);
+}
+
+void server_watch_pins(struct server *server) {
+        if (server->pins.link)
+                return;
+        server->pins.fire = look_at_pins;
+        loop_timer_set(server->loop, &server->pins, sys_now_ns() + PINS_NS);
 }
 
 /* ---- half-open connections ------------------------------------------------------------------------------------- */

@@ -67,6 +67,8 @@ struct server {
         struct loop_timer order;     /* to see what streams have done */
         uint64_t order_pause_ns;
 
+        struct loop_timer pins;      /* to see what clients hold; only while there are any */
+
         uint64_t started_ns, instance;
         uint64_t requests, request_errors, bad_frames;
 };
@@ -88,6 +90,7 @@ void server_shut(struct server *server);
 
 uint32_t server_user_clients(const struct server *server, uint32_t uid); /* attached */
 void server_half_open_remove(struct server *server, struct client *client);
+void server_watch_pins(struct server *server); /* there is a client */
 void server_watch_order(struct server *server); /* a block waits for its data: look whether it has come, soon */
 void server_client_unused(struct server *server, struct client *client);
 

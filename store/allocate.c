@@ -10,8 +10,7 @@
 
 #include "store/internal.h"
 
-/* Blocks that a client may be filling at once in this space. */
-static uint32_t fill_limit(const struct space *space) {
+uint32_t fill_limit(const struct space *space) {
         uint64_t quota = space->domain->config.client_quota;
         uint64_t limit = quota ? quota / space->ix->block_bytes : space->max_blocks / 2;
 
@@ -70,7 +69,7 @@ static int refuse_full(struct space *space, int error) {
                             (unsigned long long)space->count[KVD_SEALED]);
 }
 
-int space_allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
+static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         struct space *space = a->space;
         uint32_t limit = fill_limit(space), got = 0, id;
         int tries = 2, r = 0;
@@ -98,6 +97,13 @@ int space_allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         return (int)got;
 }
 
+int space_allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
+        int r = allocate(a, n, ret);
+
+        available_tell(a);
+        return r;
+}
+
 uint32_t space_release(struct attachment *a, const kvd_ref *blocks, uint32_t n) {
         struct space *space = a->space;
         uint32_t released = 0;
@@ -112,5 +118,6 @@ uint32_t space_release(struct attachment *a, const kvd_ref *blocks, uint32_t n) 
                 released++;
         }
         space_count(space, KVD_SPACE_RELEASED, released);
+        available_tell(a);
         return released;
 }

@@ -167,6 +167,7 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
                                     strerror(-r));
         }
         enter(a);
+        available_tell(a);
         *ret = a;
         return 0;
 }

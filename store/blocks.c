@@ -47,21 +47,40 @@ void arena_unlist(struct segment *segment) {
         segment->listed = false;
 }
 
-/* From any state that nobody can see any more: a new incarnation, at the head of its segment's free list. */
-void block_to_free(struct space *space, uint32_t id) {
-        struct segment *segment = block_segment(space, id);
-        struct block *b = &space->blocks[id];
-
-        b->owner = NONE;
-        b->prev = NONE;
-        b->next = segment->free;
-        if (b->next != NONE)
-                space->blocks[b->next].prev = id;
-        segment->free = id;
+/* From any state that nobody can see any more: a new incarnation. */
+static void make_free(struct space *space, struct segment *segment, uint32_t id) {
+        space->blocks[id].owner = NONE;
         segment->n_free++;
         block_set_state(space, id, KVD_FREE, block_generation(space, id) + 1);
         if (!segment->listed)
                 arena_list(segment);
+}
+
+/* At the head of its segment's list: its memory may still be in a cache. */
+void block_to_free(struct space *space, uint32_t id) {
+        struct segment *segment = block_segment(space, id);
+        struct block *b = &space->blocks[id];
+
+        b->prev = NONE;
+        b->next = segment->free;
+        if (b->next != NONE)
+                space->blocks[b->next].prev = id;
+        else
+                segment->free_last = id;
+        segment->free = id;
+        make_free(space, segment, id);
+}
+
+/* At the end: blocks whose memory is new are handed out in the order of their ids. */
+void block_append_free(struct space *space, uint32_t id) {
+        struct segment *segment = block_segment(space, id);
+        struct block *b = &space->blocks[id];
+
+        b->next = NONE;
+        b->prev = segment->free == NONE ? NONE : segment->free_last;
+        *(b->prev == NONE ? &segment->free : &space->blocks[b->prev].next) = id;
+        segment->free_last = id;
+        make_free(space, segment, id);
 }
 
 uint32_t block_pop_free(struct space *space, struct arena *arena) {

@@ -83,7 +83,7 @@ static void check_segments(struct walk *w) {
 
 static void check_lists(struct walk *w) {
         const struct space *s = w->space;
-        uint64_t filling = 0, leaves = 0;
+        uint64_t filling = 0, leaves = 0, ready = 0;
 
         for (uint32_t i = 0; i < s->n_attachments; i++) {
                 uint32_t n = 0;
@@ -97,11 +97,14 @@ static void check_lists(struct walk *w) {
                 expect(w, n == s->attachments[i]->n_filling, "S12 filling list of client slot %u is broken", i);
                 filling += n;
         }
-        for (const struct arena *arena = s->arenas; arena; arena = arena->next)
+        for (const struct arena *arena = s->arenas; arena; arena = arena->next) {
                 leaves += arena->n_heap;
+                ready += arena->n_ready;
+        }
         expect(w, filling + s->n_reviving == s->count[KVD_FILLING] + s->count[KVD_LIMBO],
                "S13 filling blocks without an owner");
         expect(w, leaves == s->n_leaves, "S14 leaves are miscounted");
+        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT], "S15 blocks of arenas are miscounted");
 }
 
 /* ---- one block ------------------------------------------------------------------------------------------------ */

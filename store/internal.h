@@ -85,7 +85,7 @@ struct segment {
         uint32_t n_ready;      /* blocks that have memory, from the first on */
         uint64_t stale;        /* host memory: bytes from the first on that have no blocks any more: to be freed */
         uint32_t n_free;
-        uint32_t free;         /* list of free blocks */
+        uint32_t free, free_last; /* list of free blocks; the last one counts only if there is a first */
         struct arena *arena;   /* who may write it */
         struct segment *next, *prev; /* in arena->avail while n_free > 0 */
         bool listed;
@@ -95,6 +95,7 @@ struct arena {
         struct space *space;
         struct attachment *writer; /* NULL: everybody (shared), or nobody any more (orphan) */
         struct segment *avail;
+        uint64_t n_ready;      /* blocks that have memory, of all its segments */
         uint32_t *heap;        /* owned; leaves, coldest first */
         uint32_t n_heap;
         struct arena *next;    /* in space->arenas */
@@ -111,6 +112,7 @@ struct block {
         uint32_t run;          /* run that ends with it plus 1; 0: none */
         uint64_t stamp;        /* eviction order: see evict.c */
         uint32_t owner;        /* attachment slot that fills it; NONE */
+        uint32_t round, holder; /* available.c: when it was last found to be held, and by which slot; NONE: several */
         uint32_t refs;         /* private: entries of sequences that name it */
         uint32_t holds;        /* jobs in flight and changes offered that name it: it stays what it is, where it is */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
@@ -125,6 +127,12 @@ struct block {
 };
 
 /* ---- attachment --------------------------------------------------------------------------------------------- */
+
+/* What the round under way found of one client, see available.c. */
+struct attachment_look {
+        uint64_t held;         /* as it said when the round came to it */
+        int64_t alone;         /* blocks that nobody else holds */
+};
 
 enum attachment_state { ATTACHED, ORPHANED, FOLDING };
 
@@ -146,6 +154,7 @@ struct attachment {
         uint32_t fold;         /* FOLDING: next block whose touch is taken over */
         struct arena *arena;   /* where its new blocks come from */
         struct promises *promises; /* owned; spaces on a GPU (order.c) */
+        struct attachment_look look;
 };
 
 /* ---- lease -------------------------------------------------------------------------------------------------- */
@@ -159,6 +168,17 @@ struct lease {
 };
 
 /* ---- space -------------------------------------------------------------------------------------------------- */
+
+/* A round through the pin pages, see available.c. */
+struct look {
+        bool under_way;
+        uint32_t round;        /* its number */
+        uint32_t slot, id;     /* where it stands */
+        uint32_t pieces, rest; /* calls that it took; times to pass over before the next one */
+        uint64_t state;        /* of all pins when it began */
+        uint64_t found;        /* blocks that are held */
+        uint64_t n_held;       /* ... of the round before */
+};
 
 struct space {
         struct domain *domain;
@@ -184,6 +204,7 @@ struct space {
         struct arena *arenas;      /* owned */
         struct attachment **attachments; /* owned; by slot */
         uint32_t n_attachments;
+        struct look look;
         uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */
 
         struct lease *leases;      /* owned; STORE_MAX_LEASES */
@@ -286,6 +307,7 @@ bool space_trim(struct space *space);                         /* gives one back 
 /* blocks.c: states and lists */
 void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
 void block_to_free(struct space *space, uint32_t id);
+void block_append_free(struct space *space, uint32_t id); /* ... to be allocated last */
 uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 void block_fill_end(struct space *space, uint32_t id); /* takes it off its owner's list */
@@ -293,7 +315,12 @@ bool block_filled_by(const struct attachment *a, kvd_ref ref);
 void arena_unlist(struct segment *segment);
 
 /* allocate.c */
+uint32_t fill_limit(const struct space *space); /* blocks that a client may be filling at once */
 uint32_t room_take(struct space *space, struct arena *arena);
+
+/* available.c */
+void available_tell(struct attachment *a);
+bool available_look(struct space *space); /* a piece of a round; false: none is under way */
 
 /* seal.c */
 bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n); /* all, and none twice? */

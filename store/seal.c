@@ -199,5 +199,6 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
                 return r;
         for (uint32_t first = 0; first < q->n_blocks; first += WINDOW)
                 seal_window(a, &growth, q, first, ret);
+        available_tell(a);
         return 0;
 }

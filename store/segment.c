@@ -34,6 +34,7 @@ static void charge(struct space *space, int64_t sign) {
 /* Takes a segment's memory off the budget; it has no blocks any more. */
 static void let_go(struct space *space, struct segment *segment) {
         memory_of(space)->let_go(space, segment);
+        segment->arena->n_ready -= segment->n_ready;
         segment->n_ready = 0;
         charge(space, -1);
 }
@@ -72,8 +73,9 @@ static int segment_fill(struct space *space, struct segment *segment, uint64_t b
         if (r < 0)
                 return r;
         for (uint32_t i = 0; i < n; i++)
-                block_to_free(space, first_block(space, segment) + segment->n_ready + i);
+                block_append_free(space, first_block(space, segment) + segment->n_ready + i);
         segment->n_ready += n;
+        segment->arena->n_ready += n;
         return (int)n;
 }
 
@@ -197,7 +199,7 @@ bool store_idle(struct store *store) {
                         space_relieve(s);
                         priority_look(s);
                         more |= sequences_tidy(s) || garbage_sweep(s, SWEEP) || attachment_fold(s) || space_trim(s) ||
-                                fill_ahead(s);
+                                fill_ahead(s) || available_look(s);
                 }
         return more;
 }

@@ -61,6 +61,12 @@ const char *store_pages_name(const struct store *store); /* kind of pages in use
  */
 bool store_idle(struct store *store);
 
+/*
+ * Tells clients how many blocks they could have (kvd_available); what pins hold is counted by store_idle afterwards.
+ * True: there are clients, call again in a while.
+ */
+bool store_look_at_pins(struct store *store);
+
 /* ---- domain ------------------------------------------------------------------------------------------------- */
 
 struct domain_config {

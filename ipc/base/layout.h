@@ -240,7 +240,15 @@ struct kvd_pinpage {
         uint32_t version;
         uint32_t capacity;
         alignas(64) shm_u64 counters[16]; /* enum kvd_client_counter; for show only */
+        alignas(64) shm_u64 held; /* blocks of the chains of this client's pins, once for each pin */
+
+        /* written by the daemon: what the client may expect of it, see store/available.c */
+        alignas(64) shm_u64 held_seen; /* held, when pins were last looked at */
+        shm_u32 held_alone;            /* blocks that only this client held then */
+        shm_u32 available;             /* blocks that it would be given now */
+        shm_u32 may_fill;              /* blocks that client_quota would let it fill besides those that it fills */
 };
+static_assert(sizeof(struct kvd_pinpage) <= 4096, "the pins begin in the next page");
 
 #define KVD_PINS_OFF 4096u
 

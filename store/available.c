@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a client may expect of an allocation, written into its pin page, where kvd_available reads it: blocks that are
+ * free, may come to be, or could be evicted. For the last of these one has to know what pins hold: the pinned blocks
+ * and all before them. That is found by going through the pin pages, a piece at a time when there is nothing else to
+ * do, and only if pins have changed since, as their clients say in `held` (which is believed for nothing else). Between
+ * two such rounds the number follows the space's counts.
+ */
+
+#include "store/internal.h"
+
+/* ---- the number ------------------------------------------------------------------------------------------------- */
+
+static uint64_t less(uint64_t a, uint64_t b) {
+        return a - MIN(a, b);
+}
+
+/* Segments that pool and quota still have room for; segment.c, within_budget. */
+static uint64_t segments_to_come(const struct space *space) {
+        const struct store *store = space_store(space);
+        const struct domain *domain = space->domain;
+        uint64_t bytes = space->ix->segment_bytes, pool = less(store->config.pool_bytes, store->used) / bytes;
+        uint64_t quota = domain->config.quota ? less(domain->config.quota, domain->used) / bytes : pool;
+
+        if (domain->used == 0)
+                quota = MAX(quota, 1);
+        return MIN(MIN(pool, quota), space->ix->max_segments - space->n_with_memory);
+}
+
+static uint64_t growth(const struct space *space, uint64_t total) {
+        uint64_t segments = space->n_with_memory + segments_to_come(space);
+
+        return MIN(less(space->max_blocks, total), less(segments * space->ix->segment_blocks, total));
+}
+
+/* Under isolation = arena only the client's own segments count, and all that is held as if it were there. */
+void available_tell(struct attachment *a) {
+        const struct space *space = a->space;
+        uint64_t total = space->ix->capacity - space->count[KVD_ABSENT];
+        uint64_t ready = space->ix->arena ? a->arena->n_ready : total;
+        uint64_t filling = space->ix->arena ? a->n_filling : space->count[KVD_FILLING] + space->count[KVD_LIMBO];
+        uint64_t busy = filling + space->n_private + space->n_pending + space->look.n_held;
+        uint64_t may_fill = less(fill_limit(space), a->n_filling);
+
+        atomic_store_explicit(&a->page->may_fill, (uint32_t)may_fill, memory_order_relaxed);
+        atomic_store_explicit(&a->page->available, (uint32_t)MIN(growth(space, total) + less(ready, busy), may_fill),
+                              memory_order_relaxed);
+}
+
+static struct attachment *live(const struct space *space, uint32_t slot) {
+        struct attachment *a = space->attachments[slot];
+
+        return a && a->state != FOLDING ? a : NULL;
+}
+
+static void tell_all(struct space *space) {
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (live(space, i))
+                        available_tell(space->attachments[i]);
+}
+
+/* ---- who holds what --------------------------------------------------------------------------------------------- */
+
+/* Upwards from a pinned block, until where this client, or several, have been before. */
+static void mark_chain(struct space *space, struct attachment *a, uint32_t id) {
+        struct look *look = &space->look;
+
+        for (; id != NONE; id = space->blocks[id].parent) {
+                struct block *b = &space->blocks[id];
+
+                if (b->state != KVD_SEALED || b->private)
+                        return;
+                if (b->round != look->round) {
+                        b->round = look->round;
+                        b->holder = a->slot;
+                        a->look.alone++;
+                        look->found++;
+                        continue;
+                }
+                if (b->holder == a->slot || b->holder == NONE)
+                        return;
+                if (space->attachments[b->holder])
+                        space->attachments[b->holder]->look.alone -= 1;
+                b->holder = NONE;
+        }
+}
+
+static uint64_t pins_state(const struct space *space) {
+        uint64_t state = 0;
+
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (live(space, i))
+                        state = state * 31 + atomic_load(&space->attachments[i]->page->held) + 1;
+        return state;
+}
+
+static void begin(struct space *space, uint64_t state) {
+        space->look = (struct look){.under_way = true, .n_held = space->look.n_held, .round = space->look.round + 1,
+                                    .state = state};
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (space->attachments[i])
+                        space->attachments[i]->look = (struct attachment_look){0};
+}
+
+static void end(struct space *space) {
+        space->look.under_way = false;
+        space->look.n_held = space->look.found;
+        space->look.rest = space->look.pieces / 8; /* much to look at: less often */
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = live(space, i);
+
+                if (!a)
+                        continue;
+                atomic_store_explicit(&a->page->held_seen, a->look.held, memory_order_relaxed);
+                atomic_store_explicit(&a->page->held_alone, (uint32_t)MAX(a->look.alone, 0), memory_order_relaxed);
+        }
+        tell_all(space);
+}
+
+#define PIECE 65536u /* pins looked at in one call */
+
+/* True: that were all of this client's. */
+static bool look_through(struct space *space, struct attachment *a) {
+        struct look *look = &space->look;
+        uint32_t ids = space_ids(space), stop = MIN(ids, look->id + PIECE);
+
+        if (look->id == 0)
+                a->look.held = atomic_load(&a->page->held);
+        for (; look->id < stop; look->id++)
+                if (atomic_load_explicit(&a->pins[look->id], memory_order_relaxed))
+                        mark_chain(space, a, look->id);
+        return look->id >= ids;
+}
+
+bool available_look(struct space *space) {
+        struct look *look = &space->look;
+        struct attachment *a;
+
+        if (!look->under_way)
+                return false;
+        if (look->slot == space->n_attachments) {
+                end(space);
+                return false;
+        }
+        a = live(space, look->slot);
+        look->pieces++;
+        if (!a || look_through(space, a)) {
+                look->slot++;
+                look->id = 0;
+        }
+        return true;
+}
+
+/* ---- now and then ------------------------------------------------------------------------------------------------ */
+
+static bool look_at(struct space *space) {
+        uint64_t state = pins_state(space);
+
+        if (space->look.rest)
+                space->look.rest--;
+        else if (!space->look.under_way && state != space->look.state)
+                begin(space, state);
+        tell_all(space);
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (live(space, i))
+                        return true;
+        return false;
+}
+
+bool store_look_at_pins(struct store *store) {
+        bool again = false;
+
+        for (struct domain *d = store->domains; d; d = d->next)
+                for (struct space *s = d->spaces; s; s = s->next)
+                        again |= look_at(s);
+        return again;
+}

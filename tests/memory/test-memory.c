@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What engines need that keep block tables of their own: where the blocks lie, ids in order, blocks kept in reserve,
+ * how many there could be, and seals that leave their blocks alone. Two clients, `ours` and `other`, on one daemon.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "client/kvd.h"
+#include "client/kvd_cuda.h"
+#include "ipc/base/util.h"
+#include "tests/lib/daemon.h"
+#include "tests/lib/oracle.h"
+
+enum { TOKENS = 4, BLOCKS = 4096, BLOCK_BYTES = 2 * TOKENS * 32 * 4 };
+
+struct client {
+        kvd *handle;
+        kvd_space *space;
+};
+
+static struct daemon server;
+static struct client ours, other;
+
+/* Once a millisecond until true, up to ten seconds. */
+#define WAIT_UNTIL(condition) \
+        do { \
+                for (int tries_ = 0; !(condition); tries_++) { \
+                        ck_assert_msg(tries_ < 10000, "still not: %s", #condition); \
+                        usleep(1000); \
+                } \
+        } while (0)
+
+static struct client client_open(void) {
+        const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32, .block_tokens = TOKENS,
+                                              .dtype = KVD_F32, .vocab = 1000000};
+        const struct kvd_space_options options = {.max_blocks = BLOCKS};
+        struct client c;
+
+        ck_assert_msg(kvd_open(server.socket, &c.handle) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_space_open(c.handle, "engine", &geometry, &options, &c.space) == 0, "%s", kvd_error());
+        return c;
+}
+
+static void client_close(struct client *c) {
+        kvd_space_close(c->space);
+        kvd_close(c->handle);
+}
+
+static void set_up(void) {
+        const char *arguments[] = {"--pool", "16M", "--set", "daemon.segment=256K", NULL};
+
+        daemon_start(&server, arguments);
+        ours = client_open();
+        other = client_open();
+}
+
+static void tear_down(void) {
+        struct conn *conn = daemon_connect(&server);
+
+        client_close(&ours);
+        client_close(&other);
+        expect_quiet(conn, 5000);
+        expect_clean(conn);
+        conn_close(conn);
+        daemon_stop(&server);
+        daemon_sweep(&server);
+}
+
+/* Of chain `number`; no two chains have a block in common. */
+static void make_tokens(uint32_t number, uint32_t n, uint32_t *tokens) {
+        for (uint32_t i = 0; i < n * TOKENS; i++)
+                tokens[i] = i < TOKENS ? number : i;
+}
+
+static void take(struct client *c, uint32_t n, struct kvd_block *blocks) {
+        ck_assert_msg(kvd_alloc(c->space, n, blocks) == (int)n, "%s", kvd_error());
+}
+
+/* n blocks of a chain, filled with what the oracle says, and pinned. */
+static void publish(struct client *c, uint32_t number, uint32_t n, struct kvd_pin *pin) {
+        uint32_t *tokens = calloc(n, TOKENS * sizeof *tokens);
+        struct kvd_block *blocks = calloc(n, sizeof *blocks);
+
+        make_tokens(number, n, tokens);
+        take(c, n, blocks);
+        for (uint32_t i = 0; i < n; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
+        ck_assert_msg(kvd_seal(c->space, pin, n, blocks, tokens, n * TOKENS) == (int)n, "%s", kvd_error());
+        free(blocks);
+        free(tokens);
+}
+
+/* Looks the chain up; every byte must be the oracle's. How many blocks were found. */
+static uint32_t found(struct client *c, uint32_t number, uint32_t n) {
+        uint32_t *tokens = calloc(n, TOKENS * sizeof *tokens), *ids = calloc(n, sizeof *ids), blocks;
+        struct kvd_pin pin = {0};
+
+        make_tokens(number, n, tokens);
+        ck_assert_int_ge(kvd_lookup(c->space, 0, tokens, n * TOKENS, ids, n, &pin), 0);
+        for (uint32_t i = 0; i < pin.n_blocks; i++)
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
+                                               oracle_seed(1, tokens, (i + 1) * TOKENS)), 0);
+        blocks = pin.n_blocks;
+        kvd_unpin(c->space, &pin);
+        free(ids);
+        free(tokens);
+        return blocks;
+}
+
+/* ---- where blocks lie ------------------------------------------------------------------------------------------- */
+
+START_TEST(memory_is_one_range) {
+        struct kvd_space_memory before, after;
+        struct kvd_block blocks[1000];
+
+        ck_assert_int_eq(kvd_space_memory(ours.space, &before), 0);
+        ck_assert_uint_eq(before.block_bytes, BLOCK_BYTES);
+        ck_assert_uint_ge(before.blocks, BLOCKS);
+        ck_assert_uint_eq(before.mapped, 0);
+        take(&ours, 1000, blocks);
+        ck_assert_int_eq(kvd_space_memory(ours.space, &after), 0);
+        ck_assert_ptr_eq(before.base, after.base);
+        ck_assert_uint_eq(before.blocks, after.blocks);
+        for (uint32_t i = 0; i < 1000; i++) {
+                ck_assert_uint_lt(blocks[i].id, after.mapped);
+                ck_assert_ptr_eq(blocks[i].data, after.base + (uint64_t)blocks[i].id * BLOCK_BYTES);
+        }
+        kvd_free(ours.space, 1000, blocks);
+}
+END_TEST
+
+/* A scheduler allocates, its worker writes: the worker learns of memory that it never met a block of. */
+START_TEST(memory_follows_another_process) {
+        struct kvd_space_memory mine, its;
+        struct kvd_block blocks[1000];
+
+        take(&other, 1000, blocks);
+        ck_assert_int_eq(kvd_space_memory(other.space, &its), 0);
+        ck_assert_int_eq(kvd_space_memory(ours.space, &mine), 0);
+        ck_assert_uint_eq(mine.mapped, its.mapped);
+        for (uint32_t i = 0; i < 1000; i++)
+                memset(mine.base + (uint64_t)blocks[i].id * BLOCK_BYTES, (int)i, BLOCK_BYTES);
+        for (uint32_t i = 0; i < 1000; i++)
+                ck_assert_uint_eq(blocks[i].data[BLOCK_BYTES - 1], (uint8_t)i);
+        kvd_free(other.space, 1000, blocks);
+}
+END_TEST
+
+/* ---- order ------------------------------------------------------------------------------------------------------ */
+
+START_TEST(ids_ascend) {
+        struct kvd_block blocks[600], odd[300];
+
+        take(&ours, 600, blocks);
+        for (uint32_t i = 0; i < 600; i++)
+                ck_assert_uint_eq(blocks[i].id, i);
+        for (uint32_t i = 0; i < 300; i++) {
+                odd[i] = blocks[(2 * i + 1) * 7 % 600]; /* each once, in no order */
+                blocks[(2 * i + 1) * 7 % 600] = (struct kvd_block){0};
+        }
+        kvd_free(ours.space, 300, odd);
+        take(&ours, 40, odd);
+        for (uint32_t i = 1; i < 40; i++)
+                ck_assert_uint_lt(odd[i - 1].id, odd[i].id);
+        kvd_free(ours.space, 40, odd);
+        for (uint32_t i = 0; i < 600; i++)
+                kvd_free(ours.space, 1, &blocks[i]);
+}
+END_TEST
+
+/* ---- reserve ---------------------------------------------------------------------------------------------------- */
+
+/* Everything that is to be had, by both clients as far as quotas let them. */
+static uint32_t take_all(struct client *c, struct kvd_block *blocks) {
+        uint32_t n = 0;
+
+        for (int r; (r = kvd_alloc(c->space, 1, blocks + n)) > 0;)
+                n++;
+        return n;
+}
+
+START_TEST(what_is_reserved_is_there) {
+        static struct kvd_block theirs[2 * BLOCKS], mine[BLOCKS];
+        uint32_t n, sealed = 0;
+        struct kvd_pin pin = {0};
+
+        ck_assert_int_eq(kvd_reserve(ours.space, 300), 300);
+        publish(&other, 1, BLOCKS / 2, &pin);
+        sealed = BLOCKS / 2;
+        n = take_all(&other, theirs);
+        ck_assert_uint_eq(sealed + n + 300, BLOCKS); /* the pool is empty, but for the reserve */
+        ck_assert_int_eq(kvd_alloc(ours.space, 300, mine), 300);
+        ck_assert_int_eq(kvd_alloc(ours.space, 1, mine + 300), -ENOBUFS);
+        ck_assert_int_eq(kvd_reserve(ours.space, 300), 0);
+        kvd_free(ours.space, 200, mine);
+        ck_assert_int_eq(kvd_reserve(ours.space, 300), 200);
+        kvd_free(ours.space, 100, mine + 200);
+        ck_assert_int_eq(kvd_reserve(ours.space, 300), 300);
+        kvd_free(other.space, n, theirs);
+        kvd_unpin(other.space, &pin);
+        ck_assert_int_eq(kvd_reserve(ours.space, 0), BLOCKS / 64); /* what it holds anyway */
+}
+END_TEST
+
+/* What was taken of the reserve comes back by itself. */
+START_TEST(reserve_is_a_floor) {
+        struct kvd_block blocks[300];
+
+        ck_assert_int_eq(kvd_reserve(ours.space, 200), 200);
+        for (uint32_t round = 0; round < 10; round++) {
+                take(&ours, 10, blocks);
+                ck_assert_int_ge(kvd_reserve(ours.space, 200), 200);
+                kvd_free(ours.space, 10, blocks);
+        }
+        take(&ours, 150, blocks);
+        take(&ours, 1, blocks + 150); /* finds it at 50, or filled up by the call before */
+        take(&other, 1, blocks + 151);
+        ck_assert_int_ge(kvd_reserve(ours.space, 200), 200);
+        kvd_free(ours.space, 151, blocks);
+        kvd_free(other.space, 1, blocks + 151);
+}
+END_TEST
+
+/* ---- how many --------------------------------------------------------------------------------------------------- */
+
+START_TEST(available_is_what_alloc_gives) {
+        static struct kvd_block blocks[BLOCKS];
+        uint32_t n;
+
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2); /* what one client may be filling */
+        take(&ours, 100, blocks);
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2 - 100);
+        n = take_all(&ours, blocks + 100);
+        ck_assert_uint_eq(n, BLOCKS / 2 - 100);
+        ck_assert_int_eq(kvd_available(ours.space), 0);
+        kvd_free(ours.space, 100 + n, blocks);
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2);
+}
+END_TEST
+
+START_TEST(available_counts_what_pins_hold) {
+        struct kvd_pin pins[3] = {{0}}, again = {0};
+        static uint32_t tokens[1000 * TOKENS], ids[1000];
+
+        for (uint32_t i = 0; i < 3; i++)
+                publish(&ours, i, 1000, &pins[i]);
+        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 3000); /* others see it at their next look */
+        ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* we, at once */
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);
+
+        make_tokens(0, 1000, tokens);
+        ck_assert_int_eq(kvd_lookup(ours.space, 0, tokens, 500 * TOKENS, ids, 1000, &again), 500 * TOKENS);
+        ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* as if they were others */
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);     /* they are not */
+        kvd_unpin(ours.space, &pins[0]);
+        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 2500);
+        kvd_unpin(ours.space, &again);
+        for (uint32_t i = 1; i < 3; i++)
+                kvd_unpin(ours.space, &pins[i]);
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2); /* no waiting for the daemon to look */
+        WAIT_UNTIL(kvd_available(other.space) == BLOCKS / 2);
+}
+END_TEST
+
+/* Blocks that both hold count once, and go when the second lets go. */
+START_TEST(available_counts_shared_blocks_once) {
+        static uint32_t tokens[2000 * TOKENS], ids[2000];
+        struct kvd_pin mine = {0}, its = {0}, more = {0};
+
+        publish(&ours, 7, 1900, &mine);
+        publish(&other, 8, 1900, &more);
+        make_tokens(7, 1900, tokens);
+        ck_assert_int_eq(kvd_lookup(other.space, 0, tokens, 1900 * TOKENS, ids, 2000, &its), 1900 * TOKENS);
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3800 && kvd_available(other.space) == BLOCKS - 3800);
+        kvd_unpin(ours.space, &mine);
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS - 3800);
+        kvd_unpin(other.space, &its);
+        kvd_unpin(other.space, &more);
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS / 2);
+}
+END_TEST
+
+/* ---- seals that leave blocks alone ------------------------------------------------------------------------------- */
+
+START_TEST(duplicates_are_kept) {
+        uint32_t tokens[6 * TOKENS], ids[6], at[4];
+        struct kvd_pin first = {0}, pin = {0}, third = {0};
+        struct kvd_block blocks[6], before[6];
+        struct kvd_counters counters;
+
+        publish(&other, 1, 4, &first);
+        make_tokens(1, 6, tokens);
+        ck_assert_int_eq(kvd_match(ours.space, 0, tokens, 6 * TOKENS), 4 * TOKENS);
+        take(&ours, 6, blocks);
+        for (uint32_t i = 0; i < 6; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
+        memcpy(before, blocks, sizeof blocks);
+        ck_assert_int_eq(kvd_seal_keep(ours.space, &pin, 6, blocks, tokens, 6 * TOKENS, ids), 6);
+        ck_assert_mem_eq(blocks, before, 4 * sizeof *blocks);
+        ck_assert_int_eq(kvd_lookup(other.space, 0, tokens, 4 * TOKENS, at, 4, &third), 4 * TOKENS);
+        ck_assert_mem_eq(at, ids, sizeof at);
+        kvd_unpin(other.space, &third);
+        for (uint32_t i = 4; i < 6; i++) {
+                ck_assert_uint_eq(ids[i], before[i].id);
+                ck_assert(!blocks[i].data && !blocks[i].view);
+        }
+        ck_assert_uint_eq(pin.n_blocks, 6);
+        ck_assert_uint_eq(found(&other, 1, 6), 6);
+        kvd_counters(ours.space, &counters);
+        ck_assert_uint_eq(counters.blocks_sealed, 2);
+        ck_assert_uint_eq(counters.blocks_duplicate, 4);
+
+        make_tokens(2, 4, tokens); /* what was kept can be anything else yet */
+        for (uint32_t i = 0; i < 4; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
+        ck_assert_int_eq(kvd_seal_keep_on(ours.space, &third, 4, blocks, tokens, 4 * TOKENS, ids, NULL), 4);
+        ck_assert_uint_eq(found(&other, 2, 4), 4);
+        kvd_unpin(ours.space, &third);
+        kvd_unpin(ours.space, &pin);
+        kvd_unpin(other.space, &first);
+}
+END_TEST
+
+/* More than goes into one request, all of it sealed before by another. */
+START_TEST(a_long_chain_is_kept_whole) {
+        enum { N = 2040 };
+        static struct kvd_block blocks[N];
+        static uint32_t tokens[3000 * TOKENS], ids[3000];
+        struct kvd_pin first = {0}, pin = {0};
+
+        publish(&other, 3, 1000, &first);
+        make_tokens(3, N, tokens);
+        take(&ours, N, blocks);
+        for (uint32_t i = 0; i < N; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
+        ck_assert_int_eq(kvd_seal_keep(ours.space, &pin, N, blocks, tokens, N * TOKENS, ids), N);
+        for (uint32_t i = 0; i < N; i++)
+                ck_assert_int_eq(blocks[i].data == NULL, i >= 1000);
+        kvd_free(ours.space, N, blocks); /* {0} among them are fine */
+        ck_assert_uint_eq(found(&other, 3, N), N);
+        kvd_unpin(ours.space, &pin);
+        kvd_unpin(other.space, &first);
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("memory");
+        TCase *tc = tcase_create("memory");
+        SRunner *runner;
+        int failed;
+
+        tcase_set_timeout(tc, 30);
+        tcase_add_checked_fixture(tc, set_up, tear_down);
+        tcase_add_test(tc, memory_is_one_range);
+        tcase_add_test(tc, memory_follows_another_process);
+        tcase_add_test(tc, ids_ascend);
+        tcase_add_test(tc, what_is_reserved_is_there);
+        tcase_add_test(tc, reserve_is_a_floor);
+        tcase_add_test(tc, available_is_what_alloc_gives);
+        tcase_add_test(tc, available_counts_what_pins_hold);
+        tcase_add_test(tc, available_counts_shared_blocks_once);
+        tcase_add_test(tc, duplicates_are_kept);
+        tcase_add_test(tc, a_long_chain_is_kept_whole);
+        suite_add_tcase(suite, tc);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed ? 1 : 0;
+}
