@@ -253,6 +253,21 @@ bool id_list_has(const struct id_list *list, uint32_t id) {
         return false;
 }
 
+/* A share of which memory shows when the backend is chosen (backend_size_pool), which checks again. */
+static bool share_unknown(const struct config *config) {
+        return config->pool_share && config->backend != CONFIG_BACKEND_HOST;
+}
+
+static int check_segment(const struct config *config, char why[static CONFIG_WHY]) {
+        if (config->segment && config->segment < CONFIG_SEGMENT_MIN)
+                return refuse(why, "segment is smaller than %u KiB; raise it, or leave it out",
+                              CONFIG_SEGMENT_MIN >> 10);
+        if (config->segment > config->pool && !share_unknown(config))
+                return refuse(why, "segment is larger than pool (%llu MiB); lower it, or leave it out",
+                              (unsigned long long)(config->pool >> 20));
+        return 0;
+}
+
 static int check_users(const struct config_domain *a, char why[static CONFIG_WHY]) {
         for (const struct config_domain *b = a->next; b; b = b->next)
                 for (uint32_t i = 0; i < a->users.n; i++)
@@ -260,11 +275,6 @@ static int check_users(const struct config_domain *a, char why[static CONFIG_WHY
                                 return refuse(why, "user %u is in domain '%s' and in domain '%s'; take it out of one",
                                               a->users.ids[i], a->name, b->name);
         return 0;
-}
-
-/* A share of which memory shows when the backend is chosen (backend_size_pool), which checks again. */
-static bool share_unknown(const struct config *config) {
-        return config->pool_share && config->backend != CONFIG_BACKEND_HOST;
 }
 
 int config_check(const struct config *config, char why[static CONFIG_WHY]) {
@@ -282,10 +292,7 @@ int config_check(const struct config *config, char why[static CONFIG_WHY]) {
                         return refuse(why, "all guarantees together are larger than the pool (%llu MiB); lower them",
                                       (unsigned long long)(config->pool >> 20));
         }
-        if (config->segment > config->pool && !share_unknown(config))
-                return refuse(why, "segment is larger than pool (%llu MiB); lower it",
-                              (unsigned long long)(config->pool >> 20));
-        return 0;
+        return check_segment(config, why);
 }
 
 const struct config_domain *config_find_domain(const struct config *config, uint32_t uid, const uint32_t *groups,

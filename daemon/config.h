@@ -14,6 +14,7 @@
 
 #include "store/store.h"
 
+#define CONFIG_SEGMENT_MIN (64U << 10)
 #define CONFIG_WHY 512 /* room for "FILE:LINE: what is wrong; what to do" */
 
 struct id_list {
@@ -43,7 +44,8 @@ struct config {
         uint32_t backend;
         uint32_t device;       /* number of the GPU; UINT32_MAX in a file: that of the instance */
         uint32_t quarantine_ms;
-        uint64_t pool, spill, segment;
+        uint64_t pool, spill;
+        uint64_t segment;      /* 0: the store chooses */
         uint32_t pool_share;   /* percent of the memory that pool was given as; 0: it was given in bytes */
         uint32_t pages;        /* enum store_pages */
         uint32_t loop;         /* enum loop_kind */

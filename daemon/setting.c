@@ -34,8 +34,9 @@ const struct setting daemon_settings[] = {
                  "GPU's at the start."},
         {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config, spill),
          .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as much as the pool."},
-        {"segment", SETTING_BYTES, "64M", .low = 64 * KIB, .high = TIB, .offset = offsetof(struct config, segment),
-         .text = "Size of the pieces in which memory is given to a space and taken back."},
+        {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .offset = offsetof(struct config, segment),
+         .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, and less in a small "
+                 "pool."},
         {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .offset = offsetof(struct config, pages),
          .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them if there are enough."},
         {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .offset = offsetof(struct config, loop),

@@ -56,7 +56,7 @@ int store_new(const struct store_config *config, struct store **ret) {
         if (!store->config.max_attachments)
                 store->config.max_attachments = 256;
         if (!store->config.segment_bytes)
-                store->config.segment_bytes = UINT64_C(64) << 20;
+                store->config.segment_bytes = MIN(UINT64_C(64) << 20, store->config.pool_bytes);
         if (!store->config.spill_bytes)
                 store->config.spill_bytes = store->config.pool_bytes;
         store->ranks = sys->calloc(STORE_RANKS, sizeof *store->ranks);

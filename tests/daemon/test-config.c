@@ -86,7 +86,8 @@ static const struct {
         {"[domain a]\nquota=1M\nguarantee=2M\n", "the guarantee of domain 'a' is larger than its quota; lower it"},
         {"[daemon]\npool=64M\n[domain a]\nguarantee=40M\n[domain b]\nguarantee=40M\n",
          "all guarantees together are larger than the pool (64 MiB); lower them"},
-        {"[daemon]\npool=64M\nsegment=65M\n", "segment is larger than pool (64 MiB); lower it"},
+        {"[daemon]\npool=64M\nsegment=65M\n", "segment is larger than pool (64 MiB); lower it, or leave it out"},
+        {"[daemon]\npool=64M\nsegment=63K\n", "segment is smaller than 64 KiB; raise it, or leave it out"},
 };
 
 START_TEST(a_contradiction_is_named) {
