@@ -101,15 +101,14 @@ expect "its GPU is allowed" "$(policy /run/kvd-boot/nvidia0)" open
 expect "another's GPU is not" "$(policy /run/kvd-boot/nvidia1)" closed
 expect "the kernel log is not" "$(policy /dev/kmsg)" closed
 
-stored=$(show NFileDescriptorStore) socket=$(stat -c %i /run/kvd-0.sock)
+socket=$(stat -c %i /run/kvd-0.sock)
 kill -9 "$pid"
 for _ in $(seq 30); do
         sleep 0.1
         [ "$(show ActiveState)" = active ] && [ "$(show MainPID)" != "$pid" ] && break
 done
 expect "comes back after kill -9" "$(show ActiveState) $(show NRestarts)" "active 1"
-expect "stored descriptors survive ($stored)" "$(show NFileDescriptorStore)" "$stored"
-expect "so does the socket" "$(stat -c %i /run/kvd-0.sock)" "$socket"
+expect "the socket is still the same" "$(stat -c %i /run/kvd-0.sock)" "$socket"
 systemctl stop $unit 2>/dev/null
 expect "stops cleanly" "$(show ActiveState) $(show Result)" "inactive success"
 echo end
