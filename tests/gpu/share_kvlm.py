@@ -62,7 +62,7 @@ class Scene:
         """A document, cut short, and a question about it: the ids of a prompt, as a file."""
         folder = os.path.join(self.o.source, 'tools/kvlm/demo')
         with open(os.path.join(folder, f'questions-{number % 2 + 1}.jsonl')) as f:
-            question = json.loads(f.readlines()[number])['question']
+            question = json.loads(f.readlines()[number])['prompt']
         ids = []
         for text in (open(os.path.join(folder, f'document-{number % 2 + 1}.txt')).read(), question):
             name = os.path.join(self.dir, 'text')

@@ -54,7 +54,7 @@ def load_document(number: int) -> str:
 
 def load_questions(number: int) -> list[Question]:
     lines = (HERE / f"questions-{number}.jsonl").read_text().splitlines()
-    return [Question(number, q["question"], q["answer"]) for q in map(json.loads, lines)]
+    return [Question(number, q["prompt"], q["answer"]) for q in map(json.loads, lines)]
 
 
 def share_out() -> list[Engine]:

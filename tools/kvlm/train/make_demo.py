@@ -28,7 +28,7 @@ def text(ids: list[int] | tuple[int, ...]) -> str:
 
 def line(question: tuple[int, ...], answer: list[int] | tuple[int, ...], depth: float) -> str:
     """One JSON line; the answer is what generation must give up to where it stops."""
-    return json.dumps({"question": text(question), "answer": text(answer), "depth": round(depth, 3)}) + "\n"
+    return json.dumps({"prompt": text(question), "answer": text(answer), "depth": round(depth, 3)}) + "\n"
 
 
 def draw(seed: str) -> tuple[Writer, list[int], list[tuple[float, Fact]], Chain]:
