@@ -17,6 +17,7 @@ const struct handler handlers[256] = {
         [KVD_MSG_space_info] = {.handle = handle_space_info},
         [KVD_MSG_client_info] = {.handle = handle_client_info},
         [KVD_MSG_block_map] = {.handle = handle_block_map},
+        [KVD_MSG_pins] = {.handle = handle_pins},
         [KVD_MSG_chain_info] = {.handle = handle_chain_info},
         [KVD_MSG_check] = {.handle = handle_check},
         [KVD_MSG_table] = {.handle = handle_table, .wants_idle = true},

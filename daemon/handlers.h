@@ -24,6 +24,7 @@ client_handler handle_evict;
 client_handler handle_space_set;
 client_handler handle_space_delete;
 client_handler handle_block_map;
+client_handler handle_pins;
 client_handler handle_chain_info;
 client_handler handle_check;
 

@@ -51,6 +51,7 @@ int handle_block_map(struct client *c, const struct kvd_msg *request, struct rep
         const struct kvd_index *ix;
         struct space *space;
         uint64_t total;
+        uint32_t n;
         int r;
 
         r = client_find_named(c, m->domain, m->space, &space);
@@ -60,7 +61,11 @@ int handle_block_map(struct client *c, const struct kvd_msg *request, struct rep
         total = kvd_segments_ids(ix, atomic_load(&ix->n_segments));
         reply->msg.block_map_reply.total = (uint32_t)MIN(total, ix->capacity);
         reply->msg.block_map_reply.states.data = s->states;
-        reply->msg.block_map_reply.states.size = space_map(space, m->first, ARRAY_SIZE(s->states), s->states);
+        reply->msg.block_map_reply.parents.data = s->parents;
+        n = m->parents ? ARRAY_SIZE(s->parents) : ARRAY_SIZE(s->states);
+        n = space_map(space, m->first, n, s->states, m->parents ? s->parents : NULL);
+        reply->msg.block_map_reply.states.size = n;
+        reply->msg.block_map_reply.parents.size = m->parents ? n * (uint32_t)sizeof *s->parents : 0;
         return 0;
 }
 

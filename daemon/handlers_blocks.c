@@ -3,10 +3,18 @@
 
 #include <errno.h>
 
+#include "daemon/log.h"
 #include "daemon/take.h"
 
 static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
         return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};
+}
+
+/* The refusal's text names the space and what its blocks are doing. */
+static int refuse_allocation(struct client *c, int error) {
+        log_rarely(LOG_WARNING, "client %u of domain %s (process %d) was refused blocks: %s; kvctl clients shows who holds "
+                   "them", c->number, domain_config(c->domain)->name, c->peer.pid, store_why(c->server->store));
+        return client_store_failed(c, error);
 }
 
 int handle_allocate(struct client *c, const struct kvd_msg *request, struct reply *reply) {
@@ -21,7 +29,7 @@ int handle_allocate(struct client *c, const struct kvd_msg *request, struct repl
                 return client_refuse(c, -EINVAL, "count is 0; ask for at least one block");
         r = space_allocate(attachment, request->allocate.count, s->blocks);
         if (r < 0)
-                return client_store_failed(c, r);
+                return refuse_allocation(c, r);
         reply->msg.allocate_reply.blocks = blocks_slice(s->blocks, (uint32_t)r);
         return 0;
 }

@@ -175,6 +175,7 @@ static void put_spaces(const struct client *of, uint64_t *sums, struct kvd_msg_c
                 for (uint32_t k = 0; k < KVD_N_CLIENT_COUNTERS; k++)
                         sums[k] += counters[k];
                 m->filling += attachment_filling(a);
+                m->filling_bytes += attachment_filling(a) * space_index(attachment_space(a))->block_bytes;
                 m->pinned += attachment_pinned(a);
         }
         m->spaces = of->n_spaces;
@@ -198,5 +199,49 @@ int handle_client_info(struct client *c, const struct kvd_msg *request, struct r
         m->requests = other->requests;
         m->age_ms = ms_since(other->connected_ns);
         put_spaces(other, c->server->scratch->counters, m);
+        return 0;
+}
+
+/* ---- pins ------------------------------------------------------------------------------------------------------ */
+
+static const struct client *find_client(const struct server *server, const struct domain *domain, uint32_t number) {
+        for (uint32_t i = 0; i < server->n_slots; i++) {
+                const struct client *c = &server->clients[i];
+
+                if (c->state >= CLIENT_ATTACHED && c->domain == domain && c->number == number)
+                        return c;
+        }
+        return NULL;
+}
+
+static const struct attachment *find_attachment(const struct client *c, const struct space *space) {
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment && attachment_space(c->spaces[i].attachment) == space)
+                        return c->spaces[i].attachment;
+        return NULL;
+}
+
+/* Of a client that is gone, or does not use the space: none. */
+int handle_pins(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        const struct kvd_msg_pins *m = &request->pins;
+        const struct attachment *attachment = NULL;
+        uint32_t *ids = c->server->scratch->ids, n = 0, cursor = m->first;
+        const struct client *other;
+        struct domain *domain;
+        struct space *space;
+        int r;
+
+        r = client_find_named(c, m->domain, m->space, &space);
+        if (r == 0)
+                r = client_find_domain(c, m->client_domain, &domain);
+        if (r < 0)
+                return r;
+        other = find_client(c->server, domain, m->client);
+        if (other)
+                attachment = find_attachment(other, space);
+        if (attachment)
+                n = attachment_pins(attachment, &cursor, ids, ARRAY_SIZE(c->server->scratch->ids));
+        reply->msg.pins_reply.ids = (struct kvd_slice){ids, n * (uint32_t)sizeof *ids};
+        reply->msg.pins_reply.next = attachment ? cursor : 0;
         return 0;
 }

@@ -11,6 +11,7 @@
 
 #define LIMIT_LINES 10u
 #define LIMIT_NS UINT64_C(10000000000)
+#define RARELY_NS UINT64_C(60000000000)
 
 static int max_level = LOG_INFO;
 
@@ -63,4 +64,13 @@ bool log_allow(struct log_limit *limit) {
                 *limit = (struct log_limit){.since_ns = now};
         }
         return limit->lines++ < LIMIT_LINES;
+}
+
+bool log_allow_rarely(struct log_limit *limit) {
+        uint64_t now = sys_now_ns();
+
+        if (limit->since_ns && now - limit->since_ns < RARELY_NS)
+                return false;
+        limit->since_ns = now;
+        return true;
 }

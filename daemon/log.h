@@ -27,10 +27,20 @@ struct log_limit {
 };
 bool log_allow(struct log_limit *limit);
 
+/* For a state that lasts: a line a minute from each place. */
+bool log_allow_rarely(struct log_limit *limit);
+
 #define log_limited(level, ...) \
         do { \
                 static struct log_limit limit_; \
                 if (log_allow(&limit_)) \
+                        log_line(level, __VA_ARGS__); \
+        } while (0)
+
+#define log_rarely(level, ...) \
+        do { \
+                static struct log_limit limit_; \
+                if (log_allow_rarely(&limit_)) \
                         log_line(level, __VA_ARGS__); \
         } while (0)
 

@@ -31,6 +31,8 @@ struct scratch {
         kvd_ref blocks[4096], sealed[4096];
         uint32_t tokens[15360];
         uint8_t states[32768];
+        uint32_t parents[12288];     /* a frame has room for so many, and their states */
+        uint32_t ids[8192];
         uint64_t counters[64];
         struct check_report report;
         struct chain_info chain;

@@ -275,3 +275,15 @@ uint64_t attachment_pinned(const struct attachment *a) {
                 pinned += atomic_load_explicit(&a->pins[i], memory_order_relaxed) != 0;
         return pinned;
 }
+
+#define PINS_PIECE 65536u /* counters read in one turn: 256 KiB */
+
+uint32_t attachment_pins(const struct attachment *a, uint32_t *cursor, uint32_t *ret, uint32_t n) {
+        uint32_t ids = space_ids(a->space), id = *cursor, end = id + MIN(ids - MIN(id, ids), PINS_PIECE), found = 0;
+
+        for (; id < end && found < n; id++)
+                if (atomic_load_explicit(&a->pins[id], memory_order_relaxed))
+                        ret[found++] = id;
+        *cursor = id < ids ? id : 0;
+        return found;
+}

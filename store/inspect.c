@@ -47,7 +47,16 @@ void space_usage(struct space *space, struct space_usage *ret) {
         sum_clients(space, ret);
 }
 
-uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret) {
+static uint8_t map_flags(const struct space *space, uint32_t id) {
+        const struct block *b = &space->blocks[id];
+        uint32_t flags = block_pinned(space, id, NULL) ? STORE_MAP_PINNED : 0;
+
+        flags |= b->child == NONE && !b->private ? STORE_MAP_LEAF : 0;
+        flags |= b->refs || b->holds || b->pending ? STORE_MAP_KEPT : 0;
+        return (uint8_t)flags;
+}
+
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret, uint32_t *parents) {
         uint32_t end = space_ids(space);
 
         if (first >= end)
@@ -57,10 +66,10 @@ uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret
                 const struct block *b = &space->blocks[first + i];
 
                 ret[i] = b->state;
-                if (b->state != KVD_SEALED)
-                        continue;
-                ret[i] |= block_pinned(space, first + i, NULL) ? STORE_MAP_PINNED : 0;
-                ret[i] |= b->child == NONE && !b->private ? STORE_MAP_LEAF : 0;
+                if (b->state == KVD_SEALED)
+                        ret[i] |= map_flags(space, first + i);
+                if (parents)
+                        parents[i] = b->state == KVD_SEALED ? b->parent : UINT32_MAX;
         }
         return n;
 }

@@ -159,6 +159,9 @@ int attachment_pin_fd(const struct attachment *attachment);
 uint64_t attachment_pin_bytes(const struct attachment *attachment);
 uint64_t attachment_filling(const struct attachment *attachment);
 uint64_t attachment_pinned(const struct attachment *attachment); /* blocks pinned directly: walks the pin page */
+
+/* Blocks at or after *cursor that it pins directly, up to n; looks at so many, moves the cursor; 0: that was all. */
+uint32_t attachment_pins(const struct attachment *attachment, uint32_t *cursor, uint32_t *ret, uint32_t n);
 void attachment_counters(const struct attachment *attachment, uint64_t ret[KVD_N_CLIENT_COUNTERS]);
 
 /* ---- blocks ------------------------------------------------------------------------------------------------- */
@@ -366,9 +369,13 @@ int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more);
 
 #define STORE_MAP_PINNED 16u
 #define STORE_MAP_LEAF 32u
+#define STORE_MAP_KEPT 64u /* a sequence's, held by a job, or its data is still to come: eviction passes it over */
 
-/* States of n blocks from first: enum kvd_state, plus the flags above. Returns how many exist from there, up to n. */
-uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret);
+/*
+ * States of n blocks from first: enum kvd_state, plus the flags above. Returns how many exist from there, up to n.
+ * parents: the ids of the blocks before them, UINT32_MAX: none; may be NULL.
+ */
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret, uint32_t *parents);
 
 struct chain_info {
         kvd_ref leaf;

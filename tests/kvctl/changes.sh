@@ -68,7 +68,12 @@ chain=$("$KVCTL" prefixes --json | sed -n '/"chain"/{s/.*: "//;s/",*//;p;}' | he
 kvctl 0 evict --blocks 3
 says '^3 blocks evicted from llama\.$'
 kvctl 0 evict llama --all
-says '^17 blocks evicted'
+says '^17 blocks evicted from llama; 26 are in use and stay\.$'
+kvctl 1 evict llama --all
+says '^Nothing evicted from llama: all 26 blocks that are cached are in use; "kvctl clients" shows by whom\.$'
+kvctl 1 evict llama --all --json
+json_is_valid
+says '"evicted_blocks": 0' '"held_blocks": 26'
 kvctl 1 evict llama --blocks 5
 says '^0 of 5 blocks evicted'
 kvctl 1 evict llama --chain "$chain"

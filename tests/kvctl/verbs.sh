@@ -8,17 +8,18 @@ start_filler llama
 kvctl 0 ping
 says "^kvd .* (pid $daemon) at $KVD_SOCKET answered in "
 kvctl 0 status
-says "^pid  *$daemon\$" '^administrator  *yes$' '^spaces  *1$' '^llama  2x2x8 f32 x 16  lru  *4.0 KiB'
+says "^pid  *$daemon\$" '^administrator  *yes$' '^spaces  *1$' '^llama  2x2x8 f32 x 16  lru  *4.0 KiB' \
+        '^held by clients  *[0-9]' '^evictable  *80.0 KiB$'
 kvctl 0 spaces
 says '^SPACE .* REUSED  METHODS$' '60\.0 %  -$'
 says_not DOMAIN # there is only one
-fits 100
+fits 110
 kvctl 0 clients
-says "^CLIENT .* AGE\$" " $filler .* kvctl-filler  yes " ' kvctl  *yes '
-fits 100
+says "^CLIENT .* HELD .* AGE\$" " $filler .* kvctl-filler  yes " ' kvctl  *yes '
+fits 110
 
 kvctl 0 blocks
-says '^llama: 256 blocks$' '^  0  ss*' '^L  limbo  *0 ' '^P  pinned  *1 ' '^s  sealed  *45 '
+says '^llama: 256 blocks$' '^  0  hhh*' '^L  limbo  *0 ' '^P  pinned  *1 ' '^h  held  *25 ' '^s  sealed  *20 '
 fits 80
 kvctl 0 blocks llama --rows 1
 says '^llama: 256 blocks, 4 to a cell'
@@ -48,6 +49,18 @@ kvctl 0 profile show
 says '^llama: 0 samples, no table yet'
 kvctl 0 proto
 says ' seal_reply  *blocks  *bin  *32768 ' '^ *1  attach  *-  *-  *-  first message'
+
+# who holds what: 26 blocks of the pinned chain and those being filled, of 4 KiB each; the other 20 may go
+kvctl 0 dump
+python3 - "$dir/out" <<'EOS' || wrong "$what: what is held does not add up"
+import json, sys
+d = json.load(open(sys.argv[1]))
+blocks, client = d["spaces"][0]["blocks"], next(c for c in d["clients"] if c["name"] == "kvctl-filler")
+assert (blocks["held"], blocks["evictable"]) == (26, 20), blocks
+assert client["held_bytes"] == (26 + client["filling_blocks"]) * 4096, client
+assert d["daemon"]["held_bytes"] == client["held_bytes"] and d["daemon"]["evictable_bytes"] == 20 * 4096, d["daemon"]
+assert sum(s["blocks"] for s in d["states"] if s["held"]) == 26, d["states"]
+EOS
 
 # the same for programs
 for verb in ping status spaces clients methods 'profile show' 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* blocks: the map of a space */
-#include <errno.h>
-#include <string.h>
-
 #include "ipc/base/layout.h"
-#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"
-
-#define PINNED_BIT 16u
-#define LEAF_BIT 32u
 
 /* What a cell shows: of several blocks, the one that stands first here. */
 enum shade {
-        SHADE_LIMBO, SHADE_RETIRING, SHADE_FILLING, SHADE_PINNED, SHADE_SEALED, SHADE_FREE, SHADE_ABSENT,
+        SHADE_LIMBO, SHADE_RETIRING, SHADE_FILLING, SHADE_PINNED, SHADE_HELD, SHADE_SEALED, SHADE_FREE, SHADE_ABSENT,
         N_SHADES
 };
 
@@ -24,17 +18,24 @@ static const struct {
         [SHADE_RETIRING] = {"r", "retiring", "30;46", "about to be evicted, if nobody uses it"},
         [SHADE_FILLING] = {"f", "filling", "30;43", "being written by the client that took it"},
         [SHADE_PINNED] = {"P", "pinned", "97;45", "cached, and in use by at least one client"},
-        [SHADE_SEALED] = {"s", "sealed", "30;42", "cached; not pinned itself"},
+        [SHADE_HELD] = {"h", "held", "30;45", "cached, and in use: a block behind it is pinned"},
+        [SHADE_SEALED] = {"s", "sealed", "30;42", "cached, and used by nobody: may be evicted"},
         [SHADE_FREE] = {".", "free", "90", "may be taken at once"},
         [SHADE_ABSENT] = {"-", "absent", "90", "has no memory at the moment"},
 };
 
-static enum shade shade_of(uint8_t state) {
-        switch ((enum kvd_state)(state & (PINNED_BIT - 1))) {
+static enum shade shade_of_sealed(uint8_t state) {
+        if (state & MAP_PINNED)
+                return SHADE_PINNED;
+        return state & MAP_HELD ? SHADE_HELD : SHADE_SEALED;
+}
+
+static enum shade shade_of(const struct map *map, uint32_t id) {
+        switch (map_state(map, id)) {
         case KVD_FILLING:
                 return SHADE_FILLING;
         case KVD_SEALED:
-                return state & PINNED_BIT ? SHADE_PINNED : SHADE_SEALED;
+                return shade_of_sealed(map->states[id]);
         case KVD_RETIRING:
                 return SHADE_RETIRING;
         case KVD_LIMBO:
@@ -46,47 +47,6 @@ static enum shade shade_of(uint8_t state) {
         }
 }
 
-/* ---- states of all blocks, from the daemon ---------------------------------------------------------------------- */
-
-struct map {
-        uint8_t *states;
-        uint32_t n;
-};
-
-static void map_clear(struct map *map) {
-        free(map->states);
-}
-
-static int append(struct kvctl *kvctl, struct map *map, struct kvd_slice states) {
-        uint8_t *grown = realloc(map->states, (size_t)map->n + states.size);
-
-        if (!grown)
-                return kvctl_out_of_memory(kvctl);
-        memcpy(grown + map->n, states.data, states.size);
-        map->states = grown;
-        map->n += states.size;
-        return 0;
-}
-
-static int read_map(struct kvctl *kvctl, const struct space_name *space, struct map *map) {
-        struct kvd_msg_block_map_reply reply;
-
-        do {
-                struct kvd_msg_block_map request = {.space = kvd_slice_of(space->name),
-                                                    .domain = kvd_slice_of(space->domain), .first = map->n};
-                int r = kvctl_call(kvctl, KVD_MSG_block_map, &request, &reply);
-
-                if (r < 0)
-                        return r;
-                if (reply.states.size == 0)
-                        return 0;
-                r = append(kvctl, map, reply.states);
-                if (r < 0)
-                        return r;
-        } while (map->n < reply.total);
-        return 0;
-}
-
 /* ---- for programs: neighbouring blocks of one state as one row -------------------------------------------------- */
 
 static const struct column state_columns[] = {
@@ -96,6 +56,7 @@ static const struct column state_columns[] = {
         {"blocks", NULL, UNIT_COUNT},
         {"state", NULL, UNIT_NONE},
         {"pinned", NULL, UNIT_NONE},
+        {"held", NULL, UNIT_NONE},
         {"leaf", NULL, UNIT_NONE},
 };
 
@@ -106,7 +67,7 @@ static const char *const state_names[] = {
 
 static void fill_states(struct table *t, const struct space_name *space, const struct map *map) {
         for (uint32_t i = 0, n; i < map->n; i += n) {
-                uint8_t state = map->states[i] & (PINNED_BIT - 1);
+                enum kvd_state state = map_state(map, i);
 
                 for (n = 1; i + n < map->n && map->states[i + n] == map->states[i];)
                         n++;
@@ -115,8 +76,9 @@ static void fill_states(struct table *t, const struct space_name *space, const s
                 table_number(t, i);
                 table_number(t, n);
                 table_string(t, state < ARRAY_SIZE(state_names) ? state_names[state] : "?");
-                table_flag(t, map->states[i] & PINNED_BIT);
-                table_flag(t, map->states[i] & LEAF_BIT);
+                table_flag(t, map->states[i] & MAP_PINNED);
+                table_flag(t, map->states[i] & MAP_HELD);
+                table_flag(t, map->states[i] & MAP_LEAF);
         }
 }
 
@@ -127,7 +89,7 @@ int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_li
                 return kvctl_out_of_memory(kvctl);
         for (size_t i = 0; i < list->n; i++) {
                 _cleanup_(map_clear) struct map map = {0};
-                int r = read_map(kvctl, &list->spaces[i], &map);
+                int r = map_read(kvctl, &list->spaces[i], &map);
 
                 if (r < 0)
                         return r;
@@ -139,7 +101,7 @@ int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_li
 /* ---- for people: the picture ------------------------------------------------------------------------------------ */
 
 #define ROWS 24u
-#define LEGEND_ROWS 13u /* with header, gaps, and the line of --watch */
+#define LEGEND_ROWS 14u /* with header, gaps, and the line of --watch */
 
 struct picture {
         unsigned cells; /* of a row */
@@ -178,7 +140,7 @@ static enum shade shade_of_cell(const struct map *map, uint64_t first, uint32_t 
         enum shade shade = SHADE_ABSENT;
 
         for (uint64_t i = first; i < MIN(first + blocks, (uint64_t)map->n); i++)
-                shade = MIN(shade, shade_of(map->states[i]));
+                shade = MIN(shade, shade_of(map, (uint32_t)i));
         return shade;
 }
 
@@ -230,7 +192,7 @@ static int add_legend(struct kvctl *kvctl, struct answer *answer, const struct m
         if (!t)
                 return kvctl_out_of_memory(kvctl);
         for (uint32_t i = 0; i < map->n; i++)
-                count[shade_of(map->states[i])]++;
+                count[shade_of(map, i)]++;
         for (unsigned i = 0; i < N_SHADES; i++) {
                 table_string(t, shades[i].letter);
                 table_colour(t, shades[i].colour);
@@ -263,7 +225,7 @@ int verb_blocks(struct kvctl *kvctl, struct answer *answer) {
         int r = kvctl_space(kvctl, &space);
 
         if (r == 0)
-                r = read_map(kvctl, &space, &map);
+                r = map_read(kvctl, &space, &map);
         if (r < 0)
                 return r;
         add_picture(kvctl, answer, &map, space.name);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* status, ping, clients: the daemon as a whole */
-#include "ipc/base/layout.h"
+/* status, ping: the daemon as a whole */
 #include "ipc/base/sys.h"
-#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"
 
 static const struct column daemon_columns[] = {
@@ -20,6 +19,8 @@ static const struct column daemon_columns[] = {
         {"pool_bytes", "pool", UNIT_BYTES},
         {"pool_used_bytes", "pool in use", UNIT_BYTES},
         {"pool_used_share", "share in use", UNIT_SHARE},
+        {"held_bytes", "held by clients", UNIT_BYTES},
+        {"evictable_bytes", "evictable", UNIT_BYTES},
         {"spaces", "spaces", UNIT_COUNT},
         {"clients", "clients", UNIT_COUNT},
         {"requests", "requests", UNIT_COUNT},
@@ -44,7 +45,8 @@ static void fill_work(struct table *t, bool told, const struct kvd_msg_daemon_in
                         table_none(t);
 }
 
-static void fill_daemon(struct table *t, const struct conn *conn, const struct kvd_msg_daemon_info_reply *info) {
+static void fill_daemon(struct table *t, const struct conn *conn, const struct map_sums *bytes,
+                        const struct kvd_msg_daemon_info_reply *info) {
         table_text(t, info->version.data, info->version.size);
         table_number(t, info->pid);
         table_number(t, info->uptime_ms);
@@ -59,23 +61,30 @@ static void fill_daemon(struct table *t, const struct conn *conn, const struct k
         table_number(t, info->pool_bytes);
         table_number(t, info->pool_used);
         table_share(t, (double)info->pool_used, (double)info->pool_bytes);
+        table_number(t, bytes->held + bytes->filling);
+        table_number(t, bytes->evictable);
         table_number(t, info->spaces);
         table_number(t, info->clients);
         fill_work(t, conn_peer(conn)->admin, info);
 }
 
 int add_daemon(struct kvctl *kvctl, struct answer *answer) {
+        _cleanup_(maps_clear) struct maps maps = {0};
         struct kvd_msg_daemon_info request = {};
         struct kvd_msg_daemon_info_reply info;
-        int r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, &info);
+        struct map_sums bytes;
         struct table *t;
+        int r = maps_read(kvctl, &maps);
 
+        if (r == 0)
+                r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, &info);
         if (r < 0)
                 return r;
+        bytes = maps_bytes(&maps);
         t = ANSWER_RECORD(answer, "daemon", daemon_columns);
         if (!t)
                 return kvctl_out_of_memory(kvctl);
-        fill_daemon(t, kvctl->conn, &info);
+        fill_daemon(t, kvctl->conn, &bytes, &info);
         return 0;
 }
 
@@ -127,68 +136,4 @@ int verb_ping(struct kvctl *kvctl, struct answer *answer) {
         unit_format(UNIT_US, (double)us, time);
         answer_say(answer, "kvd %s (pid %u) at %s answered in %s", version, info.pid, conn_path(kvctl->conn), time);
         return 0;
-}
-
-/* ---- clients ---------------------------------------------------------------------------------------------------- */
-
-static const struct column client_columns[] = {
-        {"client", "CLIENT", UNIT_NONE},
-        {"pid", "PID", UNIT_NONE},
-        {"uid", "UID", UNIT_NONE},
-        {"name", "NAME", UNIT_NONE},
-        {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
-        {"connected", "CONNECTED", UNIT_NONE},
-        {"quarantined", NULL, UNIT_NONE},
-        {"spaces", "SPACES", UNIT_COUNT},
-        {"filling_blocks", "FILLING", UNIT_COUNT},
-        {"pinned_blocks", "PINNED", UNIT_COUNT},
-        {"requests", NULL, UNIT_COUNT},
-        {"lookups", "LOOKUPS", UNIT_SHORT},
-        {"lookup_hits", NULL, UNIT_COUNT},
-        {"tokens_asked", NULL, UNIT_COUNT},
-        {"tokens_found", NULL, UNIT_COUNT},
-        {"tokens_reused", "REUSED", UNIT_SHARE},
-        {"retries", NULL, UNIT_COUNT},
-        {"age_ms", "AGE", UNIT_MS},
-};
-
-static void fill_client(struct table *t, const struct kvd_msg_client_info_reply *info) {
-        uint64_t asked = counter_at(info->counters, KVD_CLIENT_TOKENS_ASKED);
-        uint64_t found = counter_at(info->counters, KVD_CLIENT_TOKENS_FOUND);
-
-        table_number(t, info->client);
-        table_number(t, info->pid);
-        table_number(t, info->uid);
-        table_text(t, info->name.data, info->name.size);
-        table_text(t, info->domain.data, info->domain.size);
-        table_flag(t, info->connected);
-        table_flag(t, info->quarantined);
-        table_number(t, info->spaces);
-        table_number(t, info->filling);
-        table_number(t, info->pinned);
-        table_number(t, info->requests);
-        table_number(t, counter_at(info->counters, KVD_CLIENT_LOOKUPS));
-        table_number(t, counter_at(info->counters, KVD_CLIENT_HITS));
-        table_number(t, asked);
-        table_number(t, found);
-        table_share(t, (double)found, (double)asked);
-        table_number(t, counter_at(info->counters, KVD_CLIENT_RETRIES));
-        table_number(t, info->age_ms);
-}
-
-int add_clients(struct kvctl *kvctl, struct answer *answer) {
-        struct table *t = ANSWER_ROWS(answer, "clients", client_columns);
-        struct kvd_msg_client_info_reply info;
-        uint32_t cursor = 0;
-        int r;
-
-        if (!t)
-                return kvctl_out_of_memory(kvctl);
-        while ((r = kvctl_next_client(kvctl, &cursor, &info)) == 1)
-                fill_client(t, &info);
-        return r;
-}
-
-int verb_clients(struct kvctl *kvctl, struct answer *answer) {
-        return add_clients(kvctl, answer);
 }

@@ -5,7 +5,7 @@
 
 #include "ipc/base/layout.h"
 #include "ipc/base/sys.h"
-#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"
 
 #define PROGRESS_NS UINT64_C(200000000)
@@ -15,6 +15,7 @@ static const struct column evict_columns[] = {
         {"space", NULL, UNIT_NONE},
         {"evicted_blocks", NULL, UNIT_COUNT},
         {"asked_blocks", NULL, UNIT_COUNT}, /* null: all, or a chain */
+        {"held_blocks", NULL, UNIT_COUNT},  /* in use; null: not all were asked for */
 };
 
 /* "ID:GEN", as prefixes shows it. */
@@ -87,7 +88,18 @@ static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *e
         return r;
 }
 
-static int add_result(struct kvctl *kvctl, struct answer *answer, const struct space_name *space, uint64_t evicted) {
+static int count_held(struct kvctl *kvctl, const struct space_name *space, uint64_t *ret) {
+        _cleanup_(map_clear) struct map map = {0};
+        int r = map_read(kvctl, space, &map);
+
+        if (r == 0)
+                *ret = map_sum(&map).held;
+        return r;
+}
+
+/* held: with --all, blocks that stay because they are in use. */
+static int add_result(struct kvctl *kvctl, struct answer *answer, const struct space_name *space, uint64_t evicted,
+                      uint64_t held) {
         struct table *t = ANSWER_RECORD(answer, "evict", evict_columns);
         uint64_t asked = kvctl->args.number[FLAG_BLOCKS];
 
@@ -100,20 +112,30 @@ static int add_result(struct kvctl *kvctl, struct answer *answer, const struct s
                 table_number(t, asked);
         else
                 table_none(t);
+        if (args_has(&kvctl->args, FLAG_ALL))
+                table_number(t, held);
+        else
+                table_none(t);
         if (args_has(&kvctl->args, FLAG_CHAIN) && !evicted)
                 answer_say(answer, "Nothing evicted from %s: the chain is in use.", space->name);
+        else if (!evicted && held)
+                answer_say(answer, "Nothing evicted from %s: all %llu blocks that are cached are in use; \"kvctl "
+                           "clients\" shows by whom.", space->name, (unsigned long long)held);
+        else if (held)
+                answer_say(answer, "%llu blocks evicted from %s; %llu are in use and stay.",
+                           (unsigned long long)evicted, space->name, (unsigned long long)held);
         else if (evicted < asked)
                 answer_say(answer, "%llu of %llu blocks evicted from %s; the others are in use, or there are no more.",
                            (unsigned long long)evicted, (unsigned long long)asked, space->name);
         else
                 answer_say(answer, "%llu blocks evicted from %s.", (unsigned long long)evicted, space->name);
-        return evicted < MAX(asked, (uint64_t)args_has(&kvctl->args, FLAG_CHAIN));
+        return evicted < MAX(asked, (uint64_t)(args_has(&kvctl->args, FLAG_CHAIN) || held));
 }
 
 int verb_evict(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_evict request = {0};
+        uint64_t evicted = 0, held = 0;
         struct space_name space;
-        uint64_t evicted = 0;
         int r = parse(kvctl, &request);
 
         if (r == 0)
@@ -123,5 +145,7 @@ int verb_evict(struct kvctl *kvctl, struct answer *answer) {
         request.space = kvd_slice_of(space.name);
         request.domain = kvd_slice_of(space.domain);
         r = evict(kvctl, &request, &evicted);
-        return r < 0 ? r : add_result(kvctl, answer, &space, evicted);
+        if (r == 0 && args_has(&kvctl->args, FLAG_ALL))
+                r = count_held(kvctl, &space, &held);
+        return r < 0 ? r : add_result(kvctl, answer, &space, evicted, held);
 }

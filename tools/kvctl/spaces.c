@@ -5,7 +5,7 @@
 
 #include "ipc/base/layout.h"
 #include "ipc/base/settings.h"
-#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"
 #include "tools/kvctl/words.h"
 
@@ -36,7 +36,9 @@ static const struct column space_columns[] = {
         {"segment_bytes", NULL, UNIT_BYTES},
         {"segments", NULL, UNIT_COUNT},
         {"blocks.total", "BLOCKS", UNIT_COUNT},
-        {"blocks.sealed", "SEALED", UNIT_COUNT},
+        {"blocks.sealed", NULL, UNIT_COUNT},
+        {"blocks.held", "HELD", UNIT_COUNT},
+        {"blocks.evictable", "EVICTABLE", UNIT_COUNT},
         {"blocks.filling", "FILLING", UNIT_COUNT},
         {"blocks.free", "FREE", UNIT_COUNT},
         {"blocks.limbo", NULL, UNIT_COUNT},
@@ -88,7 +90,7 @@ static void fill_geometry(struct table *t, const struct kvd_geometry *g) {
                 table_string(t, NULL);
 }
 
-static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *info) {
+static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *info, struct map_sums sums) {
         table_number(t, info->block_bytes);
         table_number(t, info->max_blocks);
         table_number(t, info->capacity);
@@ -97,6 +99,8 @@ static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *
         table_number(t, info->segments);
         table_number(t, info->total);
         table_number(t, info->sealed);
+        table_number(t, sums.held);
+        table_number(t, sums.evictable);
         table_number(t, info->filling);
         table_number(t, info->free);
         table_number(t, info->limbo);
@@ -134,7 +138,7 @@ static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply 
         table_number(t, info->spill_slots);
 }
 
-static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info) {
+static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info, struct map_sums sums) {
         struct kvd_geometry geometry = {0};
 
         if (info->geometry.size == sizeof geometry)
@@ -143,22 +147,26 @@ static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *i
         table_text(t, info->domain.data, info->domain.size);
         fill_settings(t, info, &geometry);
         fill_geometry(t, &geometry);
-        fill_blocks(t, info);
+        fill_blocks(t, info, sums);
         table_share(t, (double)counter_at(info->client_counters, KVD_CLIENT_TOKENS_FOUND),
                     (double)counter_at(info->client_counters, KVD_CLIENT_TOKENS_ASKED));
         fill_methods(t, info);
 }
 
 int add_spaces(struct kvctl *kvctl, struct answer *answer) {
-        struct table *t = ANSWER_ROWS(answer, "spaces", space_columns);
+        _cleanup_(maps_clear) struct maps maps = {0};
         struct kvd_msg_space_info_reply info;
         uint32_t cursor = 0;
-        int r;
+        struct table *t;
+        int r = maps_read(kvctl, &maps);
 
+        if (r < 0)
+                return r;
+        t = ANSWER_ROWS(answer, "spaces", space_columns);
         if (!t)
                 return kvctl_out_of_memory(kvctl);
         while ((r = kvctl_next_space(kvctl, &cursor, &info)) == 1)
-                fill_space(t, &info);
+                fill_space(t, &info, maps_sum(&maps, &info));
         if (r == 0 && table_rows(t) == 0)
                 answer_say(answer, "No spaces yet: \"kvctl space create\" or an engine's first use makes one.");
         return r;

@@ -1,0 +1,26 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# A pool that is full, all of it in use: who holds it is to be seen, and the log has one line about it.
+. "$(dirname "$0")/lib.sh"
+start_daemon --pool 4M
+start_filler full "${HOARDER:?binary of tests/kvctl/hoarder.c}"
+
+kvctl 0 dump
+python3 - "$dir/out" <<'EOS' || wrong "$what: not everything is held"
+import json, sys
+d = json.load(open(sys.argv[1]))
+daemon, space = d["daemon"], d["spaces"][0]
+client = next(c for c in d["clients"] if c["spaces"])
+assert space["blocks"]["evictable"] == 0 and space["blocks"]["held"] == space["blocks"]["sealed"] > 0, space
+assert client["held_bytes"] == daemon["held_bytes"] == daemon["pool_bytes"], (client, daemon)
+assert daemon["evictable_bytes"] == 0, daemon
+EOS
+kvctl 0 blocks
+says '^s  sealed  *0 ' '^h  held  *[1-9]'
+kvctl 1 evict --all
+says '^Nothing evicted from full: all [0-9]* blocks that are cached are in use'
+[ "$(grep -c "was refused blocks: space 'full' has no block left" "$dir/kvd.log")" -eq 1 ] ||
+        wrong "one line in the log: $(cat "$dir/kvd.log")"
+stop_filler
+kvctl 0 check
+finish

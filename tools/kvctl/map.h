@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVCTL_MAP_H
+#define KVCTL_MAP_H
+
+/*
+ * What every block of a space is doing, and who keeps it there. Eviction starts at the ends of chains, so that a pin
+ * keeps the whole chain before it: what is in use is found by walking from the pins towards the beginnings. The daemon
+ * gives its tables in pieces, and the walk is ours.
+ */
+
+#include "ipc/base/layout.h"
+#include "tools/kvctl/kvctl.h"
+
+#define MAP_PINNED 16u /* as in message block_map */
+#define MAP_LEAF 32u
+#define MAP_KEPT 64u
+#define MAP_HELD 128u  /* ours: sealed, and eviction cannot take it */
+
+struct map {
+        uint8_t *states;
+        uint32_t *parents, *stamps; /* stamps: the last walk that came by */
+        uint32_t n, walks;
+};
+
+/* Reads it, and walks from all pins. */
+int map_read(struct kvctl *kvctl, const struct space_name *space, struct map *ret);
+void map_clear(struct map *map);
+
+static inline enum kvd_state map_state(const struct map *map, uint32_t id) {
+        return (enum kvd_state)(map->states[id] & (MAP_PINNED - 1));
+}
+
+struct map_sums {
+        uint64_t held, evictable; /* sealed, and in use or not */
+        uint64_t filling;         /* or in limbo */
+};
+struct map_sums map_sum(const struct map *map);
+
+/* ---- of all spaces that --domain lets through -------------------------------------------------------------------- */
+
+struct space_map {
+        struct space_name name;
+        uint64_t block_bytes;
+        struct map map;
+};
+
+struct maps {
+        struct space_map *spaces;
+        size_t n;
+};
+
+int maps_read(struct kvctl *kvctl, struct maps *ret);
+void maps_clear(struct maps *maps);
+struct map_sums maps_sum(const struct maps *maps, const struct kvd_msg_space_info_reply *of); /* its blocks */
+struct map_sums maps_bytes(const struct maps *maps); /* of all */
+
+/* Bytes of sealed blocks that a client's pins keep, each counted once. */
+int maps_held_by(struct kvctl *kvctl, struct maps *maps, uint32_t client, const char *domain, uint64_t *bytes);
+
+#endif
