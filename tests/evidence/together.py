@@ -15,7 +15,7 @@ STEPS, REPEATS, TOKENS = 8, 2, 64
 POOLS = [16, 8, 6, 4]      # MiB; four requests at once need about 15
 SPACE = "model"
 OPTIONS = ["--own-prompt", "yes", "--decode-tail", "24", "--max-tokens", "8", "--sync-wait", "3"]
-ON = ["memshare=on", "keydiff=on", "kvreviver=on", "kvreviver.budget=0.15", "hshare=on", "hshare.query_ratio=1",
+ON = ["memshare=on", "keydiff=on", "kvreviver=on", "kvreviver.budget=0.15", "hshare=on",
       "hshare.recent=32", "hshare.top=208", "policy=priority"]
 VARIANTS = {"all methods": ON, "none": []}
 
