@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part of the evidence hands to the page: claims, tables and plots, all made from measured numbers."""
+"""What a part of the evidence hands to the page: claims, tables and plots, all made from measured numbers.
+
+A claim holds only if the numbers that stand beside it carry the very thing it says: as much as it says, at a setting
+that still answers, and by more than the number of questions can tell. Whatever is less is open, with the reason.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,11 @@ class Claim:
 
     def verdict(self) -> str:
         return {True: "holds", False: "does not hold", None: "open"}[self.holds]
+
+
+def above(a: float, b: float, questions: int) -> bool | None:
+    """Is recall a above recall b? None: they differ by no more than two answers of so many questions."""
+    return None if abs(a - b) * questions < 2.5 else a > b
 
 
 @dataclass

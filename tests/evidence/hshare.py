@@ -12,6 +12,7 @@ RATIOS = {"1": "1,1,1", "9/32": "0.75,0.75,0.5", "1/8": "0.5,0.5,0.5", "1/16": "
 VALUES = {"1": 1.0, "9/32": 9 / 32, "1/8": 1 / 8, "1/16": 1 / 16, "1/32": 1 / 32}
 ONE_KIND = {"layers only, 1/2": "0.5,1,1", "KV heads only, 1/2": "1,0.5,1", "queries only, 1/2": "1,1,0.5",
             "queries only, 1/4": "1,1,0.25"}
+SPEED = "8.6 x faster attention than dense at long contexts (Table 5)"
 TAIL = "24"     # the question is computed token by token, so that sparse attention must find the fact
 
 
@@ -103,10 +104,24 @@ def run(programs: Programs, progress: Progress, quick: bool) -> Findings:
               f"recall {at[9 / 32]:.2f} at 9/32, {at[1 / 8]:.2f} at 1/8, {dense:.2f} dense, {window:.2f} with a recent "
               "window of the same size", at[9 / 32] >= 0.9 * dense,
               "" if at[9 / 32] >= 0.9 * dense else why(kinds, dense)),
-        Claim("Selection costs less the more is shared: 8.6 x faster attention than dense at long contexts (Table 5)",
-              f"{by_time[1.0]:.3f} ms a token without sharing, {by_time[1 / 8]:.3f} ms at 1/8, {dense_ms:.3f} ms dense",
-              by_time[1 / 8] < by_time[1.0] and by_time[1 / 8] < dense_ms,
-              "" if by_time[1 / 8] < dense_ms else f"{length} tokens of 2 heads of 32 dimensions are read faster than "
-                                                   "they are selected"),
+        Claim("Selection costs less the more is shared",
+              f"{by_time[1.0]:.3f} ms a token in attention and selection without sharing, {by_time[9 / 32]:.3f} at "
+              f"9/32, {by_time[1 / 8]:.3f} at 1/8", by_time[1.0] > by_time[9 / 32] > by_time[1 / 8]),
+        claim_of_speed(at, by_time, dense, dense_ms, length),
     ]
     return findings
+
+
+def claim_of_speed(recall: dict[float, float], ms: dict[float, float], dense: float, dense_ms: float,
+                   length: int) -> Claim:
+    """At the fastest setting that still answers; how fast wrong answers come is no merit."""
+    kept = [ratio for ratio in ms if recall[ratio] >= 0.9 * dense]
+    best = min(kept, key=lambda ratio: ms[ratio], default=None)
+    eighth = f"{dense_ms / ms[1 / 8]:.1f} x faster than dense at 1/8, where recall is {recall[1 / 8]:.2f}"
+    if best is None:
+        return Claim(SPEED, eighth, None, f"no setting keeps 0.9 of dense recall ({dense:.2f})")
+    times = dense_ms / ms[best]
+    return Claim(SPEED, f"{times:.1f} x faster than dense at a ratio of {best:.3g}, where recall is {recall[best]:.2f} "
+                 f"of {dense:.2f}; {eighth}", True if times >= 8.6 else None if times > 1 else False,
+                 "" if times >= 8.6 else f"{length} tokens of 2 heads of 32 dimensions are no long context: reading "
+                                         "them all costs little more than selecting among them")
