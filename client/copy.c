@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdatomic.h>
 #include <string.h>
 
-#include "client/kvd.h"
-#include "ipc/base/util.h"
+#include "client/internal.h"
 #include "kernels/ops.h"
 
 #define LARGE_BYTES (64u << 10) /* below, what is copied is likely to be read from the cache soon */
 
 /* Picking asks the processor, which a hypervisor answers in microseconds: once. */
-static const struct kvd_ops *ops(void) {
+const struct kvd_ops *client_ops(void) {
         static _Atomic(const struct kvd_ops *) picked;
         const struct kvd_ops *now = atomic_load_explicit(&picked, memory_order_relaxed);
 
@@ -24,5 +22,5 @@ void kvd_copy(void *to, const void *from, size_t bytes) {
         if (bytes < LARGE_BYTES)
                 memcpy(to, from, bytes);
         else
-                ops()->copy_nt(to, from, bytes);
+                client_ops()->copy_nt(to, from, bytes);
 }

@@ -71,6 +71,9 @@ bool order_passed(const struct view *view, struct promise until);
 void order_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
 uint32_t order_settle(struct view *view); /* lets go of what can be; how much still waits */
 
+/* stream.c */
+void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret);
+
 /* seal.c; ids: NULL, or kvd_seal_keep's; until: NULL, or the promise that tells when the data is there */
 int seal_blocks(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
                 uint32_t n_tokens, uint32_t *ids, const struct promise *until);

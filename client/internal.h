@@ -21,6 +21,9 @@
 #include "client/kvd.h"
 #include "ipc/base/sequence.h"
 
+struct kvd_ops;
+struct scratch;
+
 struct kvd {
         const uint32_t *not_forked; /* owned page, wiped in children: 1 here, 0 there */
         pthread_mutex_t lock;
@@ -88,6 +91,7 @@ struct kvd_space {
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)]; /* of ended views, and our own */
         _Atomic uint32_t tensors; /* that are not deleted yet */
+        _Atomic(struct scratch *) scratch[4]; /* owned: what calls of attention have left for the next ones */
 };
 
 enum counter { /* places in struct kvd_counters that libkvd counts itself */
@@ -159,6 +163,12 @@ struct kvd_sequence {
  */
 int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                  void (*take)(const void *reply, void *to), void *to);
+
+/* copy.c */
+const struct kvd_ops *client_ops(void);
+
+/* attend.c */
+void attend_free_scratch(struct kvd_space *space);
 
 /* stock.c */
 void give_back(struct view *view, const kvd_ref *blocks, uint32_t n);

@@ -9,6 +9,7 @@
 #define REVIVE_PAUSE_NS UINT64_C(100000000)
 
 static void space_free(struct kvd_space *space) {
+        attend_free_scratch(space);
         view_free_all(space);
         free(space);
 }

@@ -257,7 +257,7 @@ int kvd_settle(struct kvd_space *space) {
 
 /* ---- layers ----------------------------------------------------------------------------------------------------- */
 
-static void lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret) {
+void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret) {
         const struct kvd_geometry *g = &ix->geometry;
         uint32_t per_group = g->layers / g->layer_groups, bytes = kvd_dtype_bytes(g->dtype);
         uint64_t row = (uint64_t)g->head_dim * bytes, plane = row * g->kv_heads * g->block_tokens;
@@ -290,7 +290,7 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
         if (r == 0)
                 r = view_map_segments(view, atomic_load((shm_u32 *)&view->ix->n_segments));
         if (r == 0) {
-                lay_out(view->ix, view->base, layer, ret);
+                layer_lay_out(view->ix, view->base, layer, ret);
                 ret->blocks = kvd_segments_ids(view->ix, atomic_load(&view->n_mapped));
         }
         pthread_mutex_unlock(&space->handle->lock);

@@ -90,6 +90,13 @@ same 'calls of libkvd_methods(3)' "$dir/calls" "$dir/page-calls"
 grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd_cuda.h" | tr -d '(' | sort -u >"$dir/calls"
 sed -n 's/^\.Fn \(kvd_[a-z_]*\) ".*/\1/p' "$pages/libkvd_cuda.3" | sort -u >"$dir/page-calls"
 same 'calls of libkvd_cuda(3)' "$dir/calls" "$dir/page-calls"
+grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd_attend.h" | tr -d '(' >"$dir/calls"
+sed -n 's/^\.Fn \(kvd_[a-z_]*\) ".*/\1/p' "$pages/libkvd_attend.3" | sort -u >"$dir/page-calls"
+same 'calls of libkvd_attend(3)' "$dir/calls" "$dir/page-calls"
+sed -n '/^\.\\" example:/,/^\.\\" example end/p' "$pages/libkvd_attend.3" | grep -v '^\.' | sed 's/\\-/-/g' >"$dir/attend.c"
+# shellcheck disable=SC2086 # CC may hold several words
+${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -fsyntax-only "$dir/attend.c" >"$dir/out" 2>&1 ||
+        wrong 'the example of libkvd_attend(3), or kvd_attend.h as it is installed, does not compile'
 sed -n '/^\.\\" example:/,/^\.\\" example end/p' "$pages/libkvd_cuda.3" | grep -v '^\.' | sed 's/\\-/-/g' >"$dir/cuda.c"
 # shellcheck disable=SC2086 # CC may hold several words
 ${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -fsyntax-only "$dir/cuda.c" >"$dir/out" 2>&1 ||

@@ -23,7 +23,7 @@ tests           *
 '
 
 # The public contract: any layer may include it; it includes only libc and itself.
-PUBLIC='client/kvd.h client/kvd_methods.h client/kvd_cuda.h'
+PUBLIC='client/kvd.h client/kvd_methods.h client/kvd_cuda.h client/kvd_attend.h'
 LIBC='stddef.h stdint.h client/kvd.h'
 
 # System headers that would break a layer's promise: the store has no sockets and no messages.

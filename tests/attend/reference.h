@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_ATTEND_REFERENCE_H
+#define KVD_TESTS_ATTEND_REFERENCE_H
+
+/* Attention as its definition says, in double precision, over keys and values that were never in a block. */
+
+#include <stdint.h>
+
+#include "client/kvd.h"
+
+struct history { /* of one layer; rows [position][kv_heads][head_dim] */
+        const struct kvd_geometry *geometry;
+        float *k, *v;
+};
+
+/* x as a space of that dtype stores it. */
+float reference_rounded(float x, uint32_t dtype);
+
+/* The query head's result at a position. */
+void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head, float scale,
+                      const float *q, double *out);
+
+#endif
