@@ -28,6 +28,13 @@ static const char *own_name(void) {
         return program_invocation_short_name;
 }
 
+static int join(struct conn *conn, const uint8_t team[16]) {
+        const struct kvd_msg_join request = {.team = {team, 16}};
+
+        return conn_call(conn, KVD_MSG_join, &request, NULL);
+}
+
+/* Before the daemon has a space of this process on its books, it knows the team. */
 int handle_connect(struct kvd *handle) {
         int r;
 
@@ -35,10 +42,32 @@ int handle_connect(struct kvd *handle) {
                 return 0;
         handle->conn = conn_close(handle->conn);
         r = conn_open(handle->path, own_name(), &handle->conn);
-        if (r < 0)
+        if (r == 0 && handle->joined)
+                r = join(handle->conn, handle->team);
+        if (r < 0) {
+                handle->conn = conn_close(handle->conn);
                 return r;
+        }
         handle->epoch++;
         return 0;
+}
+
+int kvd_join(struct kvd *handle, const uint8_t team[16]) {
+        int r;
+
+        if (forked(handle))
+                return client_fail(-ECHILD, "this process was forked from the one that connected; open a connection of "
+                                   "its own");
+        pthread_mutex_lock(&handle->lock);
+        r = handle_connect(handle);
+        if (r == 0)
+                r = join(handle->conn, team);
+        if (r == 0) {
+                handle->joined = true;
+                memcpy(handle->team, team, sizeof handle->team);
+        }
+        pthread_mutex_unlock(&handle->lock);
+        return r;
 }
 
 int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply, struct kvd_fds *fds) {

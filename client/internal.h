@@ -31,6 +31,8 @@ struct kvd {
         struct conn *conn;    /* owned; NULL: lost, or not yet made */
         uint64_t epoch;       /* of the connection */
         uint64_t retry_ns;    /* lookups do not try to reconnect before that */
+        bool joined;          /* every connection joins the team */
+        uint8_t team[16];
 };
 
 struct view;

@@ -112,6 +112,15 @@ void kvd_fingerprint(uint64_t fingerprint[2], const void *data, size_t bytes);
 int kvd_open(const char *socket_path, kvd **ret);
 kvd *kvd_close(kvd *handle);
 
+/*
+ * Several processes as one client: an engine whose scheduler allocates, pins and publishes blocks that its workers write
+ * and read. What one connection of a team holds (pins, blocks being filled, also of spaces it has closed) is kept until
+ * no process of the team is left, so that a scheduler's death gives nobody a block that its worker still writes. The
+ * processes name a team by the same random bytes, not all zero, each before it opens a space; a reconnected handle joins
+ * again by itself. -EINVAL: all zero; -EBUSY: the handle is in another team.
+ */
+int kvd_join(kvd *handle, const uint8_t team[16]);
+
 /* One line about the last failed call of this thread; "" if none failed. Valid until the thread's next call. */
 const char *kvd_error(void);
 

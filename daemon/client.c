@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "daemon/log.h"
+#include "daemon/team.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -63,6 +64,8 @@ static void log_end(const struct client *c, bool died) {
 }
 
 void client_end(struct client *c, bool died) {
+        const struct client ended = *c;
+
         if (c->state >= CLIENT_ATTACHED) {
                 log_end(c, died);
                 c->server->n_attached--;
@@ -81,6 +84,7 @@ void client_end(struct client *c, bool died) {
         if (c->n_spaces)
                 server_watch_order(c->server);
         server_client_unused(c->server, c);
+        team_release(c->server, &ended);
 }
 
 void client_disconnect(struct client *c) {
@@ -108,6 +112,14 @@ static void quarantine_over(struct loop_timer *timer) {
         client_end(container_of(timer, struct client, quarantine), true);
 }
 
+/* What it held may be in a teammate's hands. */
+static void wait_for_team(struct client *c) {
+        loop_remove(&c->process);
+        c->gone = true;
+        if (c->state == CLIENT_ATTACHED)
+                client_disconnect(c);
+}
+
 /*
  * The kernel closes a process' GPU context before it says that the process is gone, but no call tells when the last of
  * its work is off the GPU. Until some time after that, what it may have been writing or reading belongs to nobody else.
@@ -115,6 +127,10 @@ static void quarantine_over(struct loop_timer *timer) {
 static void process_ended(struct loop_source *source, short revents) {
         struct client *c = container_of(source, struct client, process);
 
+        if (c->n_spaces && team_lives(c)) {
+                wait_for_team(c);
+                return;
+        }
         if (!used_gpu(c) || !c->server->config->quarantine_ms) {
                 client_end(c, true);
                 return;
@@ -192,8 +208,8 @@ int client_remove_space(struct client *c, uint32_t handle) {
 
         if (!s)
                 return client_refuse(c, -EBADF, "space handle %u is not of this connection", handle);
-        if (s->attachment && attachment_pending(s->attachment)) {
-                attachment_orphan(s->attachment); /* its streams write on: until it ends */
+        if (s->attachment && (attachment_pending(s->attachment) || team_lives(c))) {
+                attachment_orphan(s->attachment); /* its streams, or a teammate, write on: until they end */
                 s->handle = 0;
                 return 0;
         }

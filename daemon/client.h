@@ -9,13 +9,15 @@
  *          │                    │ socket closed, no spaces                 │
  *          └──────────▶ UNUSED ◀┴────────── process gone (pidfd) ──────────┘
  *
- * If it used a GPU's memory, it stays ORPHANED for a while longer: see client_end in client.c.
+ * If it used a GPU's memory, it stays ORPHANED for a while longer: see process_ended in client.c. If other processes of
+ * its team live, it stays until they are gone, too: see team.h.
  */
 
 #include "daemon/peer.h"
 #include "daemon/server.h"
 
 #define CLIENT_SPACES 64u
+#define TEAM_BYTES 16u
 
 enum client_state { CLIENT_UNUSED, CLIENT_HALF_OPEN, CLIENT_ATTACHED, CLIENT_ORPHANED };
 
@@ -30,6 +32,8 @@ struct client {
         struct client *next;         /* in server->unused or server->half_open */
         enum client_state state;
         bool admin, closing;         /* closing: after the reply */
+        bool gone;                   /* the process is; what it held waits for its team (team.h) */
+        uint8_t team[TEAM_BYTES];    /* zeros: none */
         uint32_t number;             /* smallest that was free in its domain */
         struct domain *domain;
         struct peer peer;

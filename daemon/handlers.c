@@ -31,5 +31,6 @@ const struct handler handlers[256] = {
         [KVD_MSG_sample_done] = {.handle = handle_sample_done},
         [KVD_MSG_profile] = {.handle = handle_profile},
         [KVD_MSG_drain] = {.handle = handle_drain, .wants_idle = true},
+        [KVD_MSG_join] = {.handle = handle_join},
         [KVD_MSG_summaries] = {.handle = handle_summaries},
 };

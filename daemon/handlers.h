@@ -13,6 +13,9 @@ client_handler handle_detach;
 client_handler handle_segments;
 client_handler handle_drain;
 
+/* team.c */
+client_handler handle_join;
+
 /* handlers_blocks.c: the cache */
 client_handler handle_allocate;
 client_handler handle_release;

@@ -177,6 +177,102 @@ START_TEST(space_deleted_under_an_orphan) {
 }
 END_TEST
 
+/* ---- teams ----------------------------------------------------------------------------------------------------- */
+
+static void join(struct peer_end *p) {
+        static const uint8_t team[16] = {7};
+
+        peer_ok(p, MSG(join, .team = {team, sizeof team}));
+        peer_open_space(p, "joined");
+}
+
+static bool joined(const struct actor *a) {
+        return peer_client(watcher, a->pid).client_info_reply.spaces == 2;
+}
+
+static void join_and_close(struct peer_end *p) {
+        join(p);
+        close(p->fd);
+}
+
+static void join_and_detach(struct peer_end *p) {
+        join(p);
+        peer_ok(p, MSG(detach, .space = 64));
+}
+
+/* The worker may be writing what its scheduler was filling. */
+START_TEST(what_a_dead_member_held_waits_for_its_team) {
+        struct actor scheduler, worker;
+
+        start(_i);
+        peer_open_space(watcher, "s");
+        worker = start_actor(join);
+        scheduler = start_actor(join);
+        WAIT_UNTIL(joined(&scheduler) && joined(&worker));
+        end_actor(&scheduler, SIGKILL);
+        WAIT_UNTIL(space_state().limbo == 4);
+        ck_assert_uint_eq(clients(), 3);
+        ck_assert_uint_eq(peer_client(watcher, scheduler.pid).client_info_reply.connected, 0);
+        end_actor(&worker, SIGKILL);
+        WAIT_UNTIL(clients() == 1);
+        ck_assert_uint_eq(space_state().limbo + space_state().filling, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(a_team_ends_in_any_order) {
+        struct actor a[3];
+
+        start(_i);
+        peer_open_space(watcher, "s");
+        for (int i = 0; i < 3; i++)
+                a[i] = start_actor(i == 1 ? join_and_close : join);
+        WAIT_UNTIL(joined(&a[0]) && joined(&a[2]) && space_state().limbo == 4);
+        end_actor(&a[0], SIGKILL);
+        end_actor(&a[2], 0);
+        WAIT_UNTIL(space_state().limbo == 12); /* the one without a connection still runs */
+        end_actor(&a[1], 0);
+        WAIT_UNTIL(clients() == 1);
+        ck_assert_uint_eq(space_state().limbo + space_state().filling, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(detached_blocks_wait_for_the_team) {
+        struct actor a, mate;
+
+        start(_i);
+        peer_open_space(watcher, "s");
+        mate = start_actor(join);
+        WAIT_UNTIL(joined(&mate));
+        a = start_actor(join_and_detach);
+        WAIT_UNTIL(space_state().limbo == 4);
+        end_actor(&a, 0);
+        WAIT_UNTIL(peer_client(watcher, a.pid).number && !peer_client(watcher, a.pid).client_info_reply.connected);
+        ck_assert_uint_eq(space_state().limbo, 4);
+        end_actor(&mate, 0);
+        WAIT_UNTIL(clients() == 1);
+        ck_assert_uint_eq(space_state().limbo, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(teams_are_named) {
+        static const uint8_t none[16], one[16] = {1}, two[16] = {2};
+        struct peer_end *p;
+
+        start(_i);
+        p = peer_attach(in.socket);
+        peer_refused(p, MSG(join, .team = {none, sizeof none}), -EINVAL);
+        peer_refused(p, MSG(join, .team = {one, 8}), -EINVAL);
+        ck_assert_uint_eq(peer_ok(p, MSG(join, .team = {one, sizeof one})).join_reply.members, 1);
+        peer_refused(p, MSG(join, .team = {two, sizeof two}), -EBUSY);
+        ck_assert_uint_eq(peer_ok(watcher, MSG(join, .team = {one, sizeof one})).join_reply.members, 2);
+        peer_close(p);
+        stop();
+}
+END_TEST
+
 START_TEST(a_hundred_deaths_leave_nothing) {
         unsigned fds;
         struct actor a;
@@ -374,6 +470,10 @@ int main(void) {
         tcase_add_loop_test(tc, process_dead_and_socket_inherited, 0, 2);
         tcase_add_loop_test(tc, clean_goodbye, 0, 2);
         tcase_add_loop_test(tc, space_deleted_under_an_orphan, 0, 2);
+        tcase_add_loop_test(tc, what_a_dead_member_held_waits_for_its_team, 0, 2);
+        tcase_add_loop_test(tc, a_team_ends_in_any_order, 0, 2);
+        tcase_add_loop_test(tc, detached_blocks_wait_for_the_team, 0, 2);
+        tcase_add_loop_test(tc, teams_are_named, 0, 2);
         tcase_add_loop_test(tc, a_hundred_deaths_leave_nothing, 0, 2);
         tcase_add_loop_test(tc, descriptors_sent_to_the_daemon, 0, 2);
         tcase_add_loop_test(tc, never_reading, 0, 2);

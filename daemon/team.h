@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_TEAM_H
+#define KVD_DAEMON_TEAM_H
+
+/*
+ * Several processes as one client: an engine whose scheduler takes blocks, pins and publishes them, and whose workers
+ * write and read them. Who the kernel says is gone may have left work to a teammate that still runs; so what a member
+ * held (pins, blocks being filled) is kept until no process of its team is left.
+ *
+ * A team is the clients of one domain that named the same 16 bytes. It begins with the first and ends with the last.
+ */
+
+#include <stdbool.h>
+
+struct client;
+struct server;
+
+/* Is there another member whose process may still use what this client holds? */
+bool team_lives(const struct client *client);
+
+/* Connections in the client's team, itself included; 0: it is in none. */
+unsigned team_members(const struct client *client);
+
+/* A client of the team was ended: if no process of it is left, ends those members that were kept. */
+void team_release(struct server *server, const struct client *ended);
+
+#endif
