@@ -136,6 +136,10 @@ void space_revive(struct kvd_space *space);
 
 /* lookup.c */
 
+/* Before n lookups: what they will read of their first blocks, whose tokens these are, comes to us all at once. */
+#define LOOKUP_AHEAD 16u
+void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins, uint32_t n);
+
 /* As kvd_lookup in group 0, but all of it or nothing. blocks has room for all. */
 int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
                      struct kvd_pin *pin);

@@ -22,6 +22,9 @@ struct key_tokens {
 static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
         const struct kvd_geometry *g = &space->geometry;
 
+        if (forked(space->handle))
+                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it "
+                                   "anew");
         if (space->options.kind == KVD_BIDIRECTIONAL || g->vocab || g->block_tokens < KEY_TOKENS / 2 ||
             g->block_tokens > KEY_TOKENS)
                 return client_fail(-EINVAL, "keys of 16 to 32 bytes are for causal spaces of opaque blocks with vocab 0 "
@@ -47,19 +50,33 @@ static void repeat(const struct kvd_space *space, const void *key, uint32_t n_bl
         ret->n = n_blocks * bt;
 }
 
+/* Of n keys, at most LOOKUP_AHEAD. */
+static int64_t look_up(struct kvd_space *space, const uint8_t *keys, uint32_t n, uint32_t n_blocks, uint32_t *blocks,
+                       struct kvd_pin *pins) {
+        uint32_t first[LOOKUP_AHEAD * KEY_TOKENS], bt = space->geometry.block_tokens;
+        struct key_tokens all;
+        int64_t found = 0;
+
+        memcpy(first, keys, n * bt * sizeof *first);
+        lookup_ahead(space, first, pins, n);
+        for (uint32_t i = 0; i < n; i++) {
+                repeat(space, first + i * bt, n_blocks, &all);
+                found += lookup_whole(space, all.tokens, all.n, blocks + (size_t)i * n_blocks, &pins[i]) > 0;
+        }
+        return found;
+}
+
 int64_t kvd_lookup_keys(struct kvd_space *space, const void *keys, uint32_t n_keys, uint32_t blocks_per_key,
                         uint32_t *blocks, struct kvd_pin *pins) {
         size_t key_bytes = space->geometry.block_tokens * sizeof(uint32_t);
-        int64_t found = 0, r = check_keyed(space, blocks_per_key);
-        struct key_tokens all;
+        int64_t found = 0;
+        int r = check_keyed(space, blocks_per_key);
 
         if (r == 0)
                 r = check_pins(pins, n_keys);
-        for (uint32_t i = 0; r >= 0 && i < n_keys; i++) {
-                repeat(space, (const uint8_t *)keys + i * key_bytes, blocks_per_key, &all);
-                r = lookup_whole(space, all.tokens, all.n, blocks + (size_t)i * blocks_per_key, &pins[i]);
-                found += r > 0;
-        }
+        for (uint32_t i = 0; r == 0 && i < n_keys; i += LOOKUP_AHEAD)
+                found += look_up(space, (const uint8_t *)keys + i * key_bytes, MIN(n_keys - i, LOOKUP_AHEAD),
+                                 blocks_per_key, blocks + (size_t)i * blocks_per_key, pins + i);
         return r < 0 ? r : found;
 }
 

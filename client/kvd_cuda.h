@@ -95,7 +95,10 @@ int kvd_settle(kvd_space *space);
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Where layer `layer` (of the whole model) lies: address of (block, plane, head, token, dim) by strides in bytes. */
+/*
+ * Where layer `layer` (of the whole model) lies: address of (block, plane, head, token, dim) by strides in bytes.
+ * -EINVAL: there is no such layer, or blocks are opaque.
+ */
 struct kvd_layer_view {
         uint8_t *keys;           /* block 0, head 0, token 0 of the layer's K plane */
         uint8_t *values;

@@ -15,6 +15,7 @@
  *      done          kvd_sequence_close     everything goes back
  *
  * Caveats:
+ *  - The methods look into blocks: in a space of opaque ones all of this is refused, with -EOPNOTSUPP.
  *  - Nothing changes between two calls of kvd_sequence_sync. In it, entries may get another block (and a delta), lose
  *    theirs (data is NULL: attention must leave the slots out), or get one back.
  *  - A block whose entry has KVD_ENTRY_SHARED or KVD_ENTRY_APPROX is an approximation. What is computed with it is one,

@@ -416,8 +416,8 @@ static int check_arguments(const struct kvd_space *space, uint32_t group, uint64
         if (pin && pin->view)
                 return client_fail(-EINVAL, "the pin holds something already; kvd_unpin it first");
         if (salt && space->options.kind == KVD_BIDIRECTIONAL)
-                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by all of its "
-                                   "tokens");
+                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by all of "
+                                   "its tokens");
         return 0;
 }
 
@@ -465,6 +465,22 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole, 
 int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
                    uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
         return find(space, group, false, tokens, n_tokens, blocks, max_blocks, pin);
+}
+
+void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins, uint32_t n) {
+        struct view *view = view_get(space);
+        const shm_u64 *table = kvd_index_table(view->ix);
+        struct search s = {.ix = view->ix, .pins = view->pins};
+        uint32_t bt = view->ix->geometry.block_tokens;
+        struct kvd_key keys[LOOKUP_AHEAD];
+
+        for (uint32_t i = 0; i < n; i++) {
+                keys[i] = kvd_key_block(s.ix, kvd_key_root(s.ix, 0, pins[i].salt), tokens + i * bt, bt);
+                __builtin_prefetch(&table[(uint32_t)keys[i].lo & (s.ix->table_slots - 1)]);
+        }
+        for (uint32_t i = 0; i < n; i++)
+                seek_block(&s, keys[i]);
+        view_put(view);
 }
 
 int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
