@@ -5,6 +5,17 @@
 
 #include "ipc/base/util.h"
 
+/* Two messages of one number would be two members of one name, which does not compile. */
+struct message_numbers {
+#define KVD_MSG_BEGIN(number, name, text) char message_##number;
+#define KVD_FIELD(type, message, name, limit, text)
+#define KVD_MSG_END(name)
+#include "ipc/msg.def"
+#undef KVD_MSG_BEGIN
+#undef KVD_FIELD
+#undef KVD_MSG_END
+};
+
 /* The table that encoder, decoder, kvctl and tests are driven by: msg.def, twice. */
 
 #define KVD_MSG_BEGIN(number, name, text) static const struct kvd_field name##_fields[] = {
