@@ -61,7 +61,8 @@ struct view {
         struct kvd_pinpage *page;    /* owned mapping */
         shm_u32 *pins, *touch;       /* inside page */
         uint8_t *base;               /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
-        uint64_t reserved;           /* its bytes */
+        uint8_t *sealed;             /* inside it, the same once more, read-only; on a GPU: base */
+        uint64_t reserved;           /* bytes of either */
         const struct mapping_kind *memory; /* NULL: not yet known */
         struct device *device;       /* owned; NULL in host memory (device.h) */
 

@@ -15,8 +15,10 @@
  *
  * Caveats, before any function:
  *
- *  - A sealed block is read-only by contract, for its author too. Under "isolation = arena" others' blocks are
- *    mapped read-only; under "isolation = shared" the whole domain maps every block writable and trusts its code.
+ *  - A sealed block is read-only, for its author too: pins, and blocks once they are sealed, have addresses where a
+ *    write is SIGSEGV. The same memory is mapped a second time, for filling it: writable for the whole domain, which
+ *    trusts its code, under "isolation = shared"; under "isolation = arena" only where the block is one's own. On a GPU
+ *    there is one mapping, and nothing stops a kernel from writing what it should only read.
  *  - A lookup that finds nothing returns 0 tokens. There is no other way to learn of a hit: only the tokens that
  *    kvd_lookup counts are valid, and only until kvd_unpin.
  *  - A pin never expires. A stopped or slow process keeps what it holds; it costs quota, nobody's correctness.
@@ -164,7 +166,7 @@ int kvd_space_memory(kvd_space *space, struct kvd_space_memory *ret);
  */
 struct kvd_pin {
         void *view;          /* private: the mapping that base belongs to */
-        uint8_t *base;       /* NULL if the pin holds nothing */
+        uint8_t *base;       /* NULL if the pin holds nothing; read-only, but on a GPU */
         uint64_t block_bytes;
         uint64_t salt;       /* in: extra key of the chain (LoRA, images, a tenant), see kvd_lookup; 0: none */
         uint32_t leaf;       /* deepest block of the chain */
@@ -204,7 +206,7 @@ static inline uint8_t *kvd_pin_block(const struct kvd_pin *pin, uint32_t block) 
 /* ---- fill and publish -------------------------------------------------------------------------------------- */
 
 struct kvd_block {
-        uint8_t *data; /* block_bytes bytes to write to; contents are undefined at first */
+        uint8_t *data; /* block_bytes bytes to write to; contents are undefined at first. Once sealed: to read from */
         void *view;    /* private */
         uint32_t id;
         uint32_t generation;

@@ -60,7 +60,7 @@ static int reserve(struct view *view) {
         r = kvd_device_reserve(&d->gpu, bytes, &at);
         if (r < 0)
                 return device_fail(d, r, "no device addresses for the pool");
-        view->base = (uint8_t *)at;
+        view->base = view->sealed = (uint8_t *)at;
         view->reserved = bytes;
         return 0;
 }
@@ -82,7 +82,7 @@ static int map_legacy(struct view *view, uint32_t number, const struct segment_s
         r = kvd_device_open_handle(&view->device->gpu, &handle, &at);
         if (r < 0)
                 return device_fail(view->device, r, "cannot open the pool's handle");
-        view->base = (uint8_t *)at; /* before n_mapped, and so before any block is looked for in it */
+        view->base = view->sealed = (uint8_t *)at; /* before n_mapped, and so before any block is looked for in it */
         return 0;
 }
 

@@ -85,7 +85,7 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         else
                 atomic_fetch_add(&p->view->refs, 1);
         pin->view = p->view;
-        pin->base = p->view->base;
+        pin->base = p->view->sealed;
         pin->block_bytes = p->view->ix->block_bytes;
         pin->leaf = kvd_ref_id(leaf);
         pin->generation = kvd_ref_generation(leaf);
@@ -102,11 +102,11 @@ static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_
                 give_back(p->view, spare, n);
 }
 
-/* The block names what holds the content now. */
+/* The block names what holds the content now, where it cannot be written. */
 static void rename_block(const struct piece *p, struct kvd_block *block, kvd_ref now) {
         block->id = kvd_ref_id(now);
         block->generation = kvd_ref_generation(now);
-        block->data = p->view->base + block->id * p->view->ix->block_bytes;
+        block->data = p->view->sealed + block->id * p->view->ix->block_bytes;
 }
 
 /* The pin's reference to the view covers the blocks of the chain from now on. */
@@ -114,11 +114,11 @@ static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now)
         kvd_ref spare[PIECE_BLOCKS];
         uint32_t n = 0;
 
-        for (uint32_t i = 0; i < p->n_blocks; i++)
-                if (now[i] != own[i]) {
-                        rename_block(p, &p->blocks[i], now[i]);
+        for (uint32_t i = 0; i < p->n_blocks; i++) {
+                rename_block(p, &p->blocks[i], now[i]);
+                if (now[i] != own[i])
                         spare[n++] = own[i];
-                }
+        }
         give_back_spare(p, spare, n);
         for (uint32_t i = 0; i < p->n_blocks; i++)
                 view_put(p->view);

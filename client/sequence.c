@@ -164,7 +164,7 @@ static void add_entry(struct kvd_sequence *s, kvd_ref ref, uint32_t n_tokens, ui
         uint32_t id = kvd_ref_id(ref);
 
         s->entries[s->n++] = (struct kvd_entry){
-                .data = s->view->base + (uint64_t)id * s->view->ix->block_bytes,
+                .data = s->view->sealed + (uint64_t)id * s->view->ix->block_bytes,
                 .block = id,
                 .generation = kvd_ref_generation(ref),
                 .position = s->n_tokens,

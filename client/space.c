@@ -156,7 +156,7 @@ int kvd_space_memory(struct kvd_space *space, struct kvd_space_memory *ret) {
         map_new_segments(view);
         *ret = (struct kvd_space_memory){
                 .base = view->base,
-                .sealed = view->base,
+                .sealed = view->sealed,
                 .block_bytes = view->ix->block_bytes,
                 .blocks = view->ix->capacity,
                 .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)), view->ix->capacity),

@@ -26,7 +26,7 @@ static bool put_block(struct kvd_sequence *s, struct kvd_entry *entry, const str
             !pin_block(s->view, change->ref))
                 return false;
         let_go(s, entry);
-        entry->data = s->view->base + (uint64_t)id * s->view->ix->block_bytes;
+        entry->data = s->view->sealed + (uint64_t)id * s->view->ix->block_bytes;
         entry->block = id;
         entry->generation = kvd_ref_generation(change->ref);
         entry->delta = change->delta;

@@ -7,8 +7,10 @@
 
 #include <check.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/conn.h"
@@ -150,6 +152,76 @@ START_TEST(memory_follows_another_process) {
         for (uint32_t i = 0; i < 1000; i++)
                 ck_assert_uint_eq(blocks[i].data[BLOCK_BYTES - 1], (uint8_t)i);
         kvd_free(other.space, 1000, blocks);
+}
+END_TEST
+
+/* ---- sealed blocks are read-only -------------------------------------------------------------------------------- */
+
+enum writer { AUTHOR_BY_BLOCK, AUTHOR_BY_PIN, READER, AUTHOR_OF_DUPLICATE, N_WRITERS };
+
+/* An address in a sealed block of chain 1, as this client has it. */
+static uint8_t *sealed_address(struct client *c, enum writer how) {
+        uint32_t tokens[4 * TOKENS], ids[4];
+        struct kvd_block blocks[4];
+        struct kvd_pin pin = {0};
+
+        make_tokens(1, 4, tokens);
+        if (how == READER) {
+                ck_assert_int_eq(kvd_lookup(c->space, 0, tokens, 4 * TOKENS, ids, 4, &pin), 4 * TOKENS);
+                return kvd_pin_block(&pin, ids[2]);
+        }
+        take(c, 4, blocks);
+        for (uint32_t i = 0; i < 4; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
+        ck_assert_int_eq(kvd_seal(c->space, &pin, 4, blocks, tokens, 4 * TOKENS), 4);
+        return how == AUTHOR_BY_PIN ? kvd_pin_block(&pin, blocks[2].id) : blocks[2].data;
+}
+
+/* In a process of its own, which ends by it. */
+static void write_to_sealed(enum writer how) {
+        struct client c = client_open();
+        volatile uint8_t *at = sealed_address(&c, how);
+
+        signal(SIGSEGV, SIG_DFL);
+        at[7] ^= 1;
+        _exit(2);
+}
+
+static int signal_of_writer(enum writer how) {
+        pid_t pid = fork();
+        int status;
+
+        ck_assert_int_ge(pid, 0);
+        if (pid == 0)
+                write_to_sealed(how);
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_msg(WIFSIGNALED(status), "a writer ended with %d", WEXITSTATUS(status));
+        return WTERMSIG(status);
+}
+
+START_TEST(sealed_blocks_are_read_only) {
+        struct kvd_pin pin = {0};
+
+        if (_i == READER || _i == AUTHOR_OF_DUPLICATE)
+                publish(&other, 1, 4, &pin);
+        ck_assert_int_eq(signal_of_writer((enum writer)_i), SIGSEGV);
+        ck_assert_uint_eq(found(&ours, 1, 4), 4); /* as they were */
+        kvd_unpin(other.space, &pin);
+}
+END_TEST
+
+/* Both ranges are the same memory, and only one of them can be written. */
+START_TEST(memory_is_mapped_twice) {
+        struct kvd_space_memory memory;
+        struct kvd_block block;
+
+        take(&ours, 1, &block);
+        ck_assert_int_eq(kvd_space_memory(ours.space, &memory), 0);
+        memset(block.data, 0x5a, BLOCK_BYTES);
+        ck_assert_ptr_eq(block.data, memory.base + block.id * memory.block_bytes);
+        ck_assert_mem_eq(memory.sealed + block.id * memory.block_bytes, block.data, BLOCK_BYTES);
+        ck_assert(memory.sealed >= memory.base + memory.blocks * memory.block_bytes);
+        kvd_free(ours.space, 1, &block);
 }
 END_TEST
 
@@ -360,6 +432,8 @@ int main(void) {
         tcase_add_checked_fixture(tc, set_up, tear_down);
         tcase_add_test(tc, memory_is_one_range);
         tcase_add_test(tc, memory_follows_another_process);
+        tcase_add_loop_test(tc, sealed_blocks_are_read_only, 0, N_WRITERS);
+        tcase_add_test(tc, memory_is_mapped_twice);
         tcase_add_test(tc, ids_ascend);
         tcase_add_test(tc, what_is_reserved_is_there);
         tcase_add_test(tc, reserve_is_a_floor);

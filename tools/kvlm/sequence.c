@@ -227,14 +227,20 @@ int sequence_extend(struct sequence *s, uint32_t n_tokens) {
         return 0;
 }
 
+/* A sealed block has an address where it cannot be written; is it the one that we wrote? */
+static bool is_own(const struct kvd_space_memory *memory, const uint8_t *written, const uint8_t *sealed) {
+        return written - memory->base == sealed - memory->sealed;
+}
+
 /* Who came second gets the first one's block. False: it cannot be waited for, and the sequence begins anew. */
-static bool chain(struct sequence *s, uint32_t n) {
+static bool chain(struct sequence *s, uint32_t n, const struct kvd_space_memory *memory) {
         bool others = false;
 
         for (uint32_t end = s->n_chained + n; s->n_chained < end; s->n_chained++) {
                 uint8_t *sealed = s->pool[s->n_chained].data;
+                bool own = is_own(memory, s->blocks[s->n_chained], sealed);
 
-                s->kinds[s->n_chained] = s->blocks[s->n_chained] == sealed ? BLOCK_SEALED : BLOCK_REUSED;
+                s->kinds[s->n_chained] = own ? BLOCK_SEALED : BLOCK_REUSED;
                 s->blocks[s->n_chained] = sealed;
                 others |= s->kinds[s->n_chained] == BLOCK_REUSED;
         }
@@ -254,16 +260,17 @@ static void stop_publishing(struct sequence *s) {
 
 void sequence_publish(struct sequence *s, uint32_t n_computed) {
         uint32_t first = s->n_chained, n = 0;
+        struct kvd_space_memory memory;
         int sealed;
 
         s->n_computed = n_computed;
         while (first + n < MIN(n_computed, s->n_public) / block_tokens(s) && s->kinds[first + n] == BLOCK_FILLING)
                 n++;
-        if (n == 0 || s->unpublished)
+        if (n == 0 || s->unpublished || kvd_space_memory(s->cache->space, &memory) < 0)
                 return;
         sealed = kvd_seal_on(s->cache->space, &s->pin, n, s->pool + first, s->tokens + first * block_tokens(s),
                              n * block_tokens(s), stream_of(s));
-        if (sealed > 0 && !chain(s, (uint32_t)sealed))
+        if (sealed > 0 && !chain(s, (uint32_t)sealed, &memory))
                 return;
         if (sealed < (int)n)
                 stop_publishing(s);
