@@ -32,6 +32,8 @@ struct message_numbers {
 #undef KVD_FIELD
 #undef KVD_MSG_END
 
+#pragma GCC diagnostic error "-Woverride-init" /* two messages of one number */
+
 static const struct kvd_msg_info messages[256] = {
 #define KVD_MSG_BEGIN(number, name_, text_) \
         [number] = {.name = #name_, \
