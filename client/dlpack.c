@@ -17,6 +17,7 @@
 
 struct owner {
         struct DLManagedTensor managed;
+        struct DLManagedTensorVersioned versioned; /* the same, for who took that */
         int64_t shape[DIMENSIONS], strides[DIMENSIONS];
         struct kvd_space *space;
         struct view *view; /* with a reference */
@@ -41,15 +42,21 @@ static void let_go(struct owner *o) {
         }
 }
 
-static void delete(struct DLManagedTensor *managed) {
-        struct owner *o = managed->owner;
-
+static void end(struct owner *o) {
         if (!forked(o->space->handle)) {
                 let_go(o);
                 view_put(o->view);
                 atomic_fetch_sub(&o->space->tensors, 1);
         }
         free(o);
+}
+
+static void delete(struct DLManagedTensor *managed) {
+        end(managed->owner);
+}
+
+static void delete_versioned(struct DLManagedTensorVersioned *versioned) {
+        end(versioned->owner);
 }
 
 uint32_t kvd_dlpack_live(struct kvd_space *space) {
@@ -62,6 +69,21 @@ void kvd_dlpack_release_on(struct DLManagedTensor *managed, void *stream) {
         o->stream = stream;
 }
 
+/* Sealed blocks are mapped read-only (on a GPU they are not, but the consumer should know). */
+int kvd_dlpack_versioned(struct DLManagedTensor *managed, struct DLManagedTensorVersioned **ret) {
+        struct owner *o = managed->owner;
+
+        o->versioned = (struct DLManagedTensorVersioned){
+                .version = {1, 1},
+                .owner = o,
+                .deleter = delete_versioned,
+                .flags = o->pinned == KVD_ROOT ? 0 : DLPACK_READ_ONLY,
+                .tensor = managed->tensor,
+        };
+        *ret = &o->versioned;
+        return 0;
+}
+
 /*
  * Python's functions are looked for in the process that calls this, and so are there. A capsule that somebody took the
  * tensor out of has another name by then.
@@ -69,14 +91,15 @@ void kvd_dlpack_release_on(struct DLManagedTensor *managed, void *stream) {
 void kvd_dlpack_capsule_free(void *capsule) {
         int (*is_valid)(void *capsule, const char *name);
         void *(*get_pointer)(void *capsule, const char *name);
-        struct DLManagedTensor *managed;
 
         *(void **)&is_valid = dlsym(RTLD_DEFAULT, "PyCapsule_IsValid");
         *(void **)&get_pointer = dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer");
-        if (!is_valid || !get_pointer || !is_valid(capsule, "dltensor"))
+        if (!is_valid || !get_pointer)
                 return;
-        managed = get_pointer(capsule, "dltensor");
-        managed->deleter(managed);
+        if (is_valid(capsule, "dltensor"))
+                delete(get_pointer(capsule, "dltensor"));
+        else if (is_valid(capsule, "dltensor_versioned"))
+                delete_versioned(get_pointer(capsule, "dltensor_versioned"));
 }
 
 /* ---- shapes ---------------------------------------------------------------------------------------------------- */
@@ -99,7 +122,23 @@ static void shape_plane(const struct kvd_geometry *g, int64_t *shape, int64_t *s
         strides[2] = 1;
 }
 
-static void shape_block(struct owner *o) {
+/* Opaque blocks are bytes. */
+static void shape_opaque(struct owner *o) {
+        o->managed.tensor.dtype = (struct DLDataType){DLPACK_UINT, 8, 1};
+        o->shape[0] = (int64_t)o->view->ix->block_bytes;
+        o->strides[0] = 1;
+        o->managed.tensor.ndim = 1;
+}
+
+static void shape_memory(struct owner *o, const struct kvd_space_memory *memory) {
+        o->managed.tensor.dtype = (struct DLDataType){DLPACK_INT, 8, 1};
+        o->shape[0] = memory->blocks;
+        o->shape[1] = o->strides[0] = (int64_t)memory->block_bytes;
+        o->strides[1] = 1;
+        o->managed.tensor.ndim = 2;
+}
+
+static void shape_planes(struct owner *o) {
         const struct kvd_geometry *g = &o->view->ix->geometry;
         int64_t plane = (int64_t)g->kv_heads * g->block_tokens * g->head_dim;
 
@@ -112,10 +151,17 @@ static void shape_block(struct owner *o) {
 }
 
 static void shape_layer(struct owner *o, const struct kvd_layer_view *layer) {
-        o->shape[0] = (int64_t)layer->blocks;
+        o->shape[0] = o->view->ix->capacity;
         o->strides[0] = (int64_t)(layer->block_stride / layer->element);
         shape_plane(&o->view->ix->geometry, o->shape + 1, o->strides + 1);
         o->managed.tensor.ndim = 4;
+}
+
+static void shape_block(struct owner *o) {
+        if (kvd_geometry_is_opaque(&o->view->ix->geometry))
+                shape_opaque(o);
+        else
+                shape_planes(o);
 }
 
 static int make(struct kvd_space *space, struct view *view, void *data, struct owner **ret) {
@@ -234,6 +280,25 @@ int kvd_dlpack_layer(struct kvd_space *space, uint32_t layer, uint32_t values, s
         if (r < 0)
                 return r;
         shape_layer(o, &at);
+        *ret = &o->managed;
+        return 0;
+}
+
+int kvd_dlpack_memory(struct kvd_space *space, struct DLManagedTensor **ret) {
+        struct kvd_space_memory memory;
+        struct view *view;
+        struct owner *o;
+        int r = check_not_forked(space);
+
+        if (r < 0)
+                return r;
+        view = view_get(space);
+        view_memory(view, &memory);
+        r = make(space, view, memory.base, &o);
+        view_put(view);
+        if (r < 0)
+                return r;
+        shape_memory(o, &memory);
         *ret = &o->managed;
         return 0;
 }

@@ -3,14 +3,14 @@
 #define KVD_CLIENT_DLPACK_H
 
 /*
- * DLPack 0.8, the ABI by which libraries hand each other tensors in memory (https://dmlc.github.io/dlpack). Our own
- * declaration, not installed: programs have dlpack.h of theirs.
+ * DLPack 0.8 and 1.1, the ABI by which libraries hand each other tensors in memory (https://dmlc.github.io/dlpack). Our
+ * own declaration, not installed: programs have dlpack.h of theirs.
  */
 
 #include <stdint.h>
 
 enum { DLPACK_CPU = 1, DLPACK_CUDA = 2 };                  /* DLDeviceType */
-enum { DLPACK_INT = 0, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 }; /* DLDataTypeCode */
+enum { DLPACK_INT = 0, DLPACK_UINT = 1, DLPACK_FLOAT = 2, DLPACK_BFLOAT = 4 }; /* DLDataTypeCode */
 
 struct DLDevice {
         int32_t type, id; /* id: CUDA's ordinal in this process */
@@ -37,6 +37,19 @@ struct DLManagedTensor {
         void (*deleter)(struct DLManagedTensor *self); /* once, by any thread */
 };
 
-_Static_assert(sizeof(struct DLTensor) == 48 && sizeof(struct DLManagedTensor) == 64, "DLPack's ABI");
+enum { DLPACK_READ_ONLY = 1 }; /* flags */
+
+struct DLManagedTensorVersioned {
+        struct {
+                uint32_t major, minor;
+        } version;
+        void *owner;
+        void (*deleter)(struct DLManagedTensorVersioned *self);
+        uint64_t flags;
+        struct DLTensor tensor;
+};
+
+_Static_assert(sizeof(struct DLTensor) == 48 && sizeof(struct DLManagedTensor) == 64 &&
+               sizeof(struct DLManagedTensorVersioned) == 80, "DLPack's ABI");
 
 #endif

@@ -134,6 +134,7 @@ bool view_is_current(const struct view *view);
 
 /* space.c */
 void space_revive(struct kvd_space *space);
+void view_memory(struct view *view, struct kvd_space_memory *ret);
 
 /* lookup.c */
 

@@ -109,15 +109,23 @@ struct kvd_layer_view {
 int kvd_layer_view(kvd_space *space, uint32_t layer, struct kvd_layer_view *ret);
 
 /*
- * Tensors of other libraries, by DLPack (https://dmlc.github.io/dlpack, version 0.8), without a copy, of the space's
- * dtype. Each is deleted by its own deleter, from any thread, once, before the space is closed. On a GPU the caller has
- * his stream wait for the data (kvd_wait_on) as for any other use.
+ * Tensors of other libraries, by DLPack (https://dmlc.github.io/dlpack), without a copy, of the space's dtype. Each is
+ * deleted by its own deleter, from any thread, once, before the space is closed. On a GPU the caller has his stream wait
+ * for the data (kvd_wait_on) as for any other use.
  */
-struct DLManagedTensor;
+struct DLManagedTensor;          /* DLPack 0.8: it does not say what may be written; prefer the other */
+struct DLManagedTensorVersioned; /* 1.1 */
+
+/*
+ * Turns any of the tensors below into one with a version and flags, for consumers that take version 1.0 and up (in a
+ * capsule named "dltensor_versioned"); it has the other's place, whose deleter must not be called any more. Flag
+ * READ_ONLY is set for blocks of a pin: on a host a write there is SIGSEGV.
+ */
+int kvd_dlpack_versioned(struct DLManagedTensor *tensor, struct DLManagedTensorVersioned **ret);
 
 /*
  * One block, shape [layers of the group, 2 (K, V), heads, tokens, dim] in HND order or [layers, 2, tokens, heads, dim] in
- * NHD. pin must hold the block; the tensor holds a pin of its own, which its deleter lets go: on a GPU when the legacy
+ * NHD; of opaque blocks, [block_bytes] of uint8. pin must hold the block; the tensor holds a pin of its own, which its deleter lets go: on a GPU when the legacy
  * default stream has passed, or the one named by kvd_dlpack_release_on. -EINVAL: the block is not in the pin's chain.
  */
 int kvd_dlpack_block(kvd_space *space, const struct kvd_pin *pin, uint32_t block, struct DLManagedTensor **ret);
@@ -127,16 +135,22 @@ void kvd_dlpack_release_on(struct DLManagedTensor *block, void *stream);
 int kvd_dlpack_filling(kvd_space *space, const struct kvd_block *block, struct DLManagedTensor **ret);
 
 /*
- * A layer's K (values: 0) or V (1) plane over all blocks that are mapped at present, as
+ * A layer's K (values: 0) or V (1) plane over all blocks that there can be (kvd_space_memory), as
  * [blocks, heads, tokens, dim] (HND) or [blocks, tokens, heads, dim] (NHD), strided: index it with a block table. Holds
- * the mapping, pins nothing: there is memory where blocks are held, and elsewhere there may be none.
+ * the mapping, pins nothing: there is memory where blocks are held, and elsewhere there may be none. Writable.
  */
 int kvd_dlpack_layer(kvd_space *space, uint32_t layer, uint32_t values, struct DLManagedTensor **ret);
+
+/* Everything, likewise, as int8 [blocks, block_bytes]: for engines that lay out a block themselves. */
+int kvd_dlpack_memory(kvd_space *space, struct DLManagedTensor **ret);
 
 /* Tensors of the space that are not deleted yet. */
 uint32_t kvd_dlpack_live(kvd_space *space);
 
-/* For PyCapsule_New(tensor, "dltensor", kvd_dlpack_capsule_free): deletes a tensor that nobody took. */
+/*
+ * For PyCapsule_New(tensor, "dltensor", kvd_dlpack_capsule_free), or "dltensor_versioned": deletes a tensor that nobody
+ * took.
+ */
 void kvd_dlpack_capsule_free(void *capsule);
 
 #pragma GCC visibility pop

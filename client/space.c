@@ -147,12 +147,7 @@ static void map_new_segments(struct view *view) {
         pthread_mutex_unlock(&handle->lock);
 }
 
-int kvd_space_memory(struct kvd_space *space, struct kvd_space_memory *ret) {
-        struct view *view;
-
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
-        view = view_get(space);
+void view_memory(struct view *view, struct kvd_space_memory *ret) {
         map_new_segments(view);
         *ret = (struct kvd_space_memory){
                 .base = view->base,
@@ -161,6 +156,15 @@ int kvd_space_memory(struct kvd_space *space, struct kvd_space_memory *ret) {
                 .blocks = view->ix->capacity,
                 .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)), view->ix->capacity),
         };
+}
+
+int kvd_space_memory(struct kvd_space *space, struct kvd_space_memory *ret) {
+        struct view *view;
+
+        if (forked(space->handle))
+                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        view = view_get(space);
+        view_memory(view, ret);
         view_put(view);
         return 0;
 }

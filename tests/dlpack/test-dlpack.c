@@ -105,6 +105,7 @@ START_TEST(shapes_are_the_geometry) {
         const int64_t a = rows[_i].order == KVD_HND ? HEADS : TOKENS, b = rows[_i].order == KVD_HND ? TOKENS : HEADS;
         const int64_t plane = HEADS * TOKENS * DIM, block = plane * 2 * LAYERS / GROUPS;
         struct DLManagedTensor *tensor;
+        struct kvd_space_memory memory;
         struct kvd_layer_view layer;
         struct kvd_pin pin = {0};
         struct kvd_block one;
@@ -123,8 +124,14 @@ START_TEST(shapes_are_the_geometry) {
         ck_assert_int_eq(kvd_layer_view(space, 3, &layer), 0);
         ck_assert_ptr_eq(tensor->tensor.data, layer.values);
         ck_assert_uint_eq(layer.blocks * (uint64_t)block * rows[_i].bits / 8, layer.blocks * layer.block_stride);
-        expect_shape(tensor, 4, (int64_t[]){(int64_t)layer.blocks, a, b, DIM}, (int64_t[]){block, b * DIM, DIM, 1});
-        ck_assert_int_gt(tensor->tensor.shape[0], one.id);
+        ck_assert_int_eq(kvd_space_memory(space, &memory), 0);
+        expect_shape(tensor, 4, (int64_t[]){memory.blocks, a, b, DIM}, (int64_t[]){block, b * DIM, DIM, 1});
+        ck_assert_uint_gt(layer.blocks, one.id);
+        tensor->deleter(tensor);
+        ck_assert_int_eq(kvd_dlpack_memory(space, &tensor), 0);
+        ck_assert_ptr_eq(tensor->tensor.data, memory.base);
+        expect_shape(tensor, 2, (int64_t[]){memory.blocks, block * rows[_i].bits / 8},
+                     (int64_t[]){block * rows[_i].bits / 8, 1});
         tensor->deleter(tensor);
         kvd_free(space, 1, &one);
         kvd_unpin(space, &pin);
@@ -205,6 +212,62 @@ START_TEST(a_tensor_holds_its_block) {
         ck_assert_uint_eq(kvd_dlpack_live(space), 0);
         fill_pool(2);
         ck_assert(!is_found(7, 2, ids));
+        close_space();
+}
+END_TEST
+
+static uint64_t flags_of(struct DLManagedTensor *tensor) {
+        struct DLManagedTensorVersioned *versioned;
+        uint64_t flags;
+
+        ck_assert_int_eq(kvd_dlpack_versioned(tensor, &versioned), 0);
+        ck_assert(versioned->version.major == 1 && versioned->version.minor == 1);
+        ck_assert_mem_eq(&versioned->tensor, &tensor->tensor, sizeof tensor->tensor);
+        flags = versioned->flags;
+        versioned->deleter(versioned);
+        return flags;
+}
+
+/* Who gets a pin's block is told that it is read-only; what is being filled may be written. */
+START_TEST(versioned_tensors_have_flags) {
+        struct DLManagedTensor *tensor;
+        struct kvd_block blocks[2];
+        struct kvd_pin pin = {0};
+
+        open_space(KVD_F32, KVD_HND);
+        seal_chain(1, 3, &pin, blocks);
+        ck_assert_int_eq(kvd_alloc(space, 1, blocks + 1), 1);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, blocks[0].id, &tensor), 0);
+        ck_assert_uint_eq(flags_of(tensor), DLPACK_READ_ONLY);
+        ck_assert_int_eq(kvd_dlpack_filling(space, blocks + 1, &tensor), 0);
+        ck_assert_uint_eq(flags_of(tensor), 0);
+        ck_assert_int_eq(kvd_dlpack_layer(space, 0, 0, &tensor), 0);
+        ck_assert_uint_eq(flags_of(tensor), 0);
+        ck_assert_int_eq(kvd_dlpack_memory(space, &tensor), 0);
+        ck_assert_uint_eq(flags_of(tensor), 0);
+        ck_assert_uint_eq(kvd_dlpack_live(space), 0);
+        kvd_free(space, 1, blocks + 1);
+        kvd_unpin(space, &pin);
+        close_space();
+}
+END_TEST
+
+START_TEST(opaque_blocks_are_bytes) {
+        struct kvd_geometry geometry = {.block_tokens = TOKENS, .vocab = VOCAB, .block_bytes = 4096, .layout = "rows"};
+        struct DLManagedTensor *tensor;
+        struct kvd_block block;
+
+        ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
+        ck_assert_msg(kvd_space_open(handle, "opaque", &geometry, NULL, &space) == 0, "%s", kvd_error());
+        ck_assert_int_eq(kvd_space_place(space, &place), 0);
+        ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
+        ck_assert_int_eq(kvd_dlpack_filling(space, &block, &tensor), 0);
+        expect_shape(tensor, 1, (int64_t[]){4096}, (int64_t[]){1});
+        ck_assert_uint_eq(tensor->tensor.dtype.code, DLPACK_UINT);
+        ck_assert_uint_eq(tensor->tensor.dtype.bits, 8);
+        tensor->deleter(tensor);
+        ck_assert_int_eq(kvd_dlpack_layer(space, 0, 0, &tensor), -EINVAL);
+        kvd_free(space, 1, &block);
         close_space();
 }
 END_TEST
@@ -319,6 +382,8 @@ int main(void) {
         tcase_add_loop_test(c, shapes_are_the_geometry, 0, 4);
         tcase_add_test(c, what_is_refused);
         tcase_add_test(c, a_tensor_holds_its_block);
+        tcase_add_test(c, versioned_tensors_have_flags);
+        tcase_add_test(c, opaque_blocks_are_bytes);
         tcase_add_test(c, a_tensor_outlives_the_daemon);
         tcase_add_test(c, a_forked_child_may_delete);
         tcase_add_loop_test(c, a_deleted_tensor_waits_for_its_stream, 0, 2);
