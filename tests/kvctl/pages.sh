@@ -80,7 +80,7 @@ flags_of_help "$KVLM" --help >"$dir/kvlm"
 flags_of_page "$pages/kvlm.1" >"$dir/page-kvlm"
 same 'options of kvlm(1)' "$dir/kvlm" "$dir/page-kvlm"
 
-# libkvd(3): every call, and the example compiles and runs
+# libkvd(3) and its sisters: every call (their examples are run by tests/pasted)
 grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd.h" | tr -d '(' >"$dir/calls"
 sed -n 's/^\.Fn \(kvd_[a-z_]*\).*/\1/p' "$pages/libkvd.3" >"$dir/page-calls"
 same 'calls of libkvd(3)' "$dir/calls" "$dir/page-calls"
@@ -93,33 +93,13 @@ same 'calls of libkvd_cuda(3)' "$dir/calls" "$dir/page-calls"
 grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd_attend.h" | tr -d '(' >"$dir/calls"
 sed -n 's/^\.Fn \(kvd_[a-z_]*\) ".*/\1/p' "$pages/libkvd_attend.3" | sort -u >"$dir/page-calls"
 same 'calls of libkvd_attend(3)' "$dir/calls" "$dir/page-calls"
-sed -n '/^\.\\" example:/,/^\.\\" example end/p' "$pages/libkvd_attend.3" | grep -v '^\.' | sed 's/\\-/-/g' >"$dir/attend.c"
-# shellcheck disable=SC2086 # CC may hold several words
-${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -fsyntax-only "$dir/attend.c" >"$dir/out" 2>&1 ||
-        wrong 'the example of libkvd_attend(3), or kvd_attend.h as it is installed, does not compile'
-sed -n '/^\.\\" example:/,/^\.\\" example end/p' "$pages/libkvd_cuda.3" | grep -v '^\.' | sed 's/\\-/-/g' >"$dir/cuda.c"
-# shellcheck disable=SC2086 # CC may hold several words
-${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -fsyntax-only "$dir/cuda.c" >"$dir/out" 2>&1 ||
-        wrong 'the example of libkvd_cuda(3), or kvd_cuda.h as it is installed, does not compile'
 printf '#include <kvd.h>\n#include <kvd_methods.h>\nint main(void) { return sizeof(struct kvd_entry) == 0; }\n' >"$dir/methods.c"
 # shellcheck disable=SC2086 # CC may hold several words
 ${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -fsyntax-only "$dir/methods.c" >"$dir/out" 2>&1 ||
         wrong 'kvd_methods.h as it is installed does not compile'
-sed -n '/^\.\\" example:/,/^\.\\" example end/p' "$pages/libkvd.3" | grep -v '^\.' | sed 's/\\e/\\/g; s/\\-/-/g' >"$dir/example.c"
-# shellcheck disable=SC2086 # CC and LIBKVD may hold several words
-if ${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -o "$dir/example" "$dir/example.c" ${LIBKVD:?libkvd} >"$dir/out" 2>&1; then
-        start_daemon
-        what='the example of libkvd(3)'
-        "$dir/example" >"$dir/out" 2>"$dir/err" || wrong "$what: fails"
-        says '^0 tokens reused, 12 computed$' '^the last key begins with 111$'
-        "$dir/example" >"$dir/out" 2>"$dir/err" || wrong "$what: fails"
-        says '^12 tokens reused, 0 computed$' '^the last key begins with 111$'
-        kvctl 0 check
-else
-        wrong 'the example of libkvd(3) does not compile'
-fi
 
 # Every column that a table shows is in the page.
+start_daemon
 start_filler llama
 for verb in spaces clients 'prefixes llama' 'stat llama' check 'blocks llama' 'top -n 1 --watch 0.1' proto; do
         # shellcheck disable=SC2086 # words

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs everything that can be pasted out of a page, as it stands, in a copy of the source tree.
+
+    run.py ROOT BUILD PAGE      PAGE: README.md, or a manual page; BUILD: where kvd, kvctl, kvlm and libkvd are
+
+A daemon of its own waits at $KVD_SOCKET, with a space `llama` in which a client holds something; each block begins in
+the root of the copy. ninja only says what it would build. Programs in C are compiled, and run three times: when nothing is cached, when all of it is, and
+without a daemon, when they must say so. What builds, tests or shows everything is not run from here: it must exist, and
+know the options that it is pasted with.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from blocks import Block, blocks_of, commands
+
+LIMIT = 100         # seconds that a block may take
+WHOLE = re.compile(r"sh (tools/\w+|tests/\w+/run)\b(.*)")
+ROOTS = re.compile(r"\b(sudo|systemctl|apt-get|pip3? install)\b")
+NAMES = re.compile(r"^(admins|users|groups)\s*=.*", re.M)
+
+
+class Wrong(Exception):
+    """A block did not do what its page says."""
+
+
+class Pasted:
+    def __init__(self, root: Path, build: Path, scratch: Path) -> None:
+        self.root, self.build, self.scratch = root, build, scratch
+        self.copy = scratch / "kvd"
+        tools = [scratch / "bin", build / "daemon", build / "tools/kvctl", build / "tools/kvlm"]
+        self.environment = dict(
+            os.environ, HOME=str(scratch), KVD_SOCKET=str(scratch / "d/kvd.sock"), NO_COLOR="", LC_ALL="C.UTF-8",
+            PATH=":".join([*map(str, tools), os.environ["PATH"]]), LD_LIBRARY_PATH=str(build / "client"),
+            PKG_CONFIG_PATH=str(build / "meson-uninstalled"), PYTHONPATH=str(root / "client/python"),
+            KVD_LIBRARY=str(build / "client/libkvd.so.0"), PYTHONDONTWRITEBYTECODE="1")
+        self.processes: list[subprocess.Popen] = []
+
+    # ---- what the blocks find ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.shim("ninja", f'exec {shutil.which("ninja")} -n "$@"') # builds are tools/test's: what would it do?
+        shutil.copytree(self.root, self.copy, ignore=shutil.ignore_patterns(".git", "build*", "__pycache__"))
+        (self.scratch / "d").mkdir(mode=0o700)
+        self.spawn("kvd", "--private", str(self.scratch / "d"), "--pool", "64M", stderr=subprocess.DEVNULL)
+        self.wait_for(lambda: self.call(["kvctl", "ping"]).returncode == 0, "the daemon does not answer")
+        self.spawn(str(self.build / "tests/kvctl/kvctl-filler"), "llama", stdin=subprocess.PIPE,
+                   stdout=subprocess.PIPE).stdout.readline()
+
+    def shim(self, name: str, line: str) -> None:
+        (self.scratch / "bin").mkdir(exist_ok=True)
+        (self.scratch / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (self.scratch / "bin" / name).chmod(0o755)
+
+    def spawn(self, *command: str, **more) -> subprocess.Popen:
+        process = subprocess.Popen(command, env=self.environment, **more)
+        self.processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        for process in reversed(self.processes):
+            process.terminate()
+            process.wait()
+
+    def call(self, command: list[str], **more) -> subprocess.CompletedProcess:
+        process = subprocess.Popen(command, env={**self.environment, **more}, cwd=self.copy, text=True, errors="replace",
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                   start_new_session=True)
+        try:
+            return subprocess.CompletedProcess(command, stdout=process.communicate(timeout=LIMIT)[0],
+                                               returncode=process.returncode)
+        finally:
+            if process.poll() is None: # it took too long: with all that it has started
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    @staticmethod
+    def wait_for(condition, otherwise: str) -> None:
+        for _ in range(600):
+            if condition():
+                return
+            time.sleep(0.05)
+        raise Wrong(otherwise)
+
+    # ---- shell -------------------------------------------------------------------------------------------------
+
+    def exists(self, program: str, arguments: str) -> None:
+        """A whole build, a whole test: the script must be there, and its first lines name the options."""
+        head = (self.copy / program).read_text()[:2500]
+        for option in re.findall(r"--[a-z-]+", arguments.partition("#")[0]):
+            if option not in head:
+                raise Wrong(f"{program} has no option {option}")
+
+    def script(self, block: Block) -> str:
+        """The block, without the lines that build or test everything. What begins a daemon leaves it behind."""
+        lines = []
+        for line in commands(block).splitlines():
+            whole = WHOLE.match(line)
+            if whole and whole[1] != "tools/packages":
+                self.exists(whole[1], whole[2])
+            elif line.startswith("kvd ") and " --private" in line and not line.rstrip().endswith("&"):
+                lines += [f"{line} & begun=$!", "trap 'kill $begun' EXIT", "sleep 1"]
+            else:
+                lines.append(line)
+        return "set -e\n" + "\n".join(lines) + "\n"
+
+    def shell(self, block: Block) -> None:
+        if ROOTS.search(block.text):
+            raise Wrong("changes the machine; mark it as not run")
+        done = self.call(["bash", "-c", self.script(block)])
+        if done.returncode:
+            raise Wrong(f"exit status {done.returncode}\n{done.stdout[-2000:]}")
+
+    def until_interrupted(self, block: Block) -> None:
+        """The last command is alone in the process that gets the signal."""
+        *before, last = self.script(block).splitlines()
+        process = subprocess.Popen(["bash", "-c", "\n".join([*before, f"exec {last}"])], env=self.environment,
+                                   cwd=self.copy, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        time.sleep(2)
+        early = process.poll()
+        process.send_signal(signal.SIGINT)
+        output = process.communicate(timeout=LIMIT)[0]
+        if early is not None or process.returncode not in (0, 130, -signal.SIGINT):
+            raise Wrong(f"exit status {process.returncode}\n{output[-2000:]}")
+
+    # ---- other languages -----------------------------------------------------------------------------------------
+
+    def compile(self, source: Path, *more: str) -> None:
+        flags = self.call(["pkg-config", "--cflags", "--libs", "libkvd"])
+        done = self.call([*shlex.split(os.environ.get("CC", "cc")), "-Wall", "-Wextra", "-Werror", str(source), *more,
+                          *flags.stdout.split()])
+        if flags.returncode or done.returncode:
+            raise Wrong(f"does not compile\n{flags.stdout}{done.stdout}")
+
+    def c(self, block: Block) -> None:
+        source = self.copy / (block.value if block.mark == "file" else "pasted.c")
+        source.write_text(block.text)
+        if block.mark == "compiled":
+            self.compile(source, "-fsyntax-only", f"-I{self.root}/client")
+            return
+        self.compile(source, "-o", str(self.scratch / "program"))
+        runs = [self.call([str(self.scratch / "program")]) for _ in range(2)]
+        for done in runs:
+            if done.returncode:
+                raise Wrong(f"exit status {done.returncode}\n{done.stdout}")
+        if runs[0].stdout == runs[1].stdout:
+            raise Wrong(f"the second run does not find what the first computed\n{done.stdout}")
+        done = self.call([str(self.scratch / "program")], KVD_SOCKET=str(self.scratch / "nobody"))
+        if done.returncode <= 0 or not done.stdout.strip():
+            raise Wrong(f"without a daemon: exit status {done.returncode}\n{done.stdout}")
+
+    def python(self, block: Block) -> None:
+        for run in ("first", "second"):
+            done = self.call([sys.executable, "-c", block.text])
+            if done.returncode:
+                raise Wrong(f"{run} run\n{done.stdout[-2000:]}")
+
+    def ini(self, block: Block) -> None:
+        """A configuration; its users and groups are those of another machine."""
+        path = self.scratch / "kvd.conf"
+        numbers = iter(range(60000, 61000))
+        path.write_text(NAMES.sub(lambda m: f"{m[1]} = {next(numbers)}", block.text))
+        done = self.call(["kvd", "--check-config", str(path)])
+        if done.returncode:
+            raise Wrong(done.stdout)
+
+    def run(self, block: Block) -> None:
+        if block.mark == "until Ctrl-C":
+            self.until_interrupted(block)
+        elif block.mark == "file" and block.language != "c":
+            (self.copy / block.value).write_text(block.text)
+        else:
+            {"sh": self.shell, "c": self.c, "python": self.python, "ini": self.ini}[block.language](block)
+
+
+def main() -> int:
+    root, build, page = (Path(a).resolve() for a in sys.argv[1:4])
+    blocks, failed = blocks_of(page), 0
+    if not blocks and ".Sh EXAMPLES" not in page.read_text():
+        print("skip: it has no examples")
+        return 77
+    with tempfile.TemporaryDirectory(prefix="kvd-") as scratch:
+        pasted = Pasted(root, build, Path(scratch))
+        try:
+            pasted.start()
+            for block in blocks:
+                if block.mark == "not run":
+                    print(f"skip {block}: {block.value}")
+                    continue
+                try:
+                    pasted.run(block)
+                    print(f"ok   {block}")
+                except (Wrong, subprocess.TimeoutExpired) as wrong:
+                    failed += 1
+                    print(f"FAIL {block}: {wrong}")
+            check = pasted.call(["kvctl", "check"])
+            if check.returncode:
+                failed += 1
+                print(f"FAIL kvctl check\n{check.stdout}")
+        finally:
+            pasted.stop()
+    return 1 if failed or not blocks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
