@@ -2,8 +2,8 @@
 
 /*
  * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's owner in it: a pin,
- * or a reference to the mapping. What deletes it may be any thread of any library, at any time until the space is
- * closed.
+ * or a reference to the mapping. What deletes it may be any thread of any library, at any time: the last of a space
+ * that was closed meanwhile closes it.
  */
 
 #include <dlfcn.h>
@@ -46,8 +46,8 @@ static void end(struct owner *o) {
         if (!forked(o->space->handle)) {
                 let_go(o);
                 view_put(o->view);
-                atomic_fetch_sub(&o->space->tensors, 1);
         }
+        space_put(o->space);
         free(o);
 }
 
@@ -60,7 +60,7 @@ static void delete_versioned(struct DLManagedTensorVersioned *versioned) {
 }
 
 uint32_t kvd_dlpack_live(struct kvd_space *space) {
-        return atomic_load(&space->tensors);
+        return atomic_load(&space->users) - 1;
 }
 
 void kvd_dlpack_release_on(struct DLManagedTensor *managed, void *stream) {
@@ -183,7 +183,7 @@ static int make(struct kvd_space *space, struct view *view, void *data, struct o
         o->managed.owner = o;
         o->managed.deleter = delete;
         atomic_fetch_add(&view->refs, 1);
-        atomic_fetch_add(&space->tensors, 1);
+        atomic_fetch_add(&space->users, 1);
         *ret = o;
         return 0;
 }

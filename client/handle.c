@@ -86,6 +86,7 @@ int kvd_open(const char *socket_path, struct kvd **ret) {
         if (!handle)
                 return client_fail(-ENOMEM, "out of memory");
         pthread_mutex_init(&handle->lock, NULL);
+        atomic_init(&handle->users, 1);
         r = make_fork_guard(handle);
         if (r < 0)
                 return client_fail(r, "out of memory");
@@ -103,7 +104,7 @@ int kvd_open(const char *socket_path, struct kvd **ret) {
 }
 
 struct kvd *kvd_close(struct kvd *handle) {
-        if (!handle)
+        if (!handle || atomic_fetch_sub(&handle->users, 1) != 1)
                 return NULL;
         conn_close(handle->conn);
         if (handle->not_forked)

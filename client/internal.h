@@ -33,6 +33,7 @@ struct kvd {
         uint64_t retry_ns;    /* lookups do not try to reconnect before that */
         bool joined;          /* every connection joins the team */
         uint8_t team[16];
+        _Atomic uint32_t users; /* the caller, until kvd_close, and spaces */
 };
 
 struct view;
@@ -93,8 +94,8 @@ struct kvd_space {
         _Atomic uint32_t reserve;    /* kvd_reserve's n */
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)]; /* of ended views, and our own */
-        _Atomic uint32_t tensors; /* that are not deleted yet */
         _Atomic(struct scratch *) scratch[4]; /* owned: what calls of attention have left for the next ones */
+        _Atomic uint32_t users; /* the caller, until kvd_space_close, and tensors that are not deleted yet */
 };
 
 enum counter { /* places in struct kvd_counters that libkvd counts itself */
@@ -135,6 +136,7 @@ bool view_is_current(const struct view *view);
 /* space.c */
 void space_revive(struct kvd_space *space);
 void view_memory(struct view *view, struct kvd_space_memory *ret);
+void space_put(struct kvd_space *space); /* a tensor is gone, or the caller: the last one closes */
 
 /* lookup.c */
 

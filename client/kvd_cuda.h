@@ -110,8 +110,8 @@ int kvd_layer_view(kvd_space *space, uint32_t layer, struct kvd_layer_view *ret)
 
 /*
  * Tensors of other libraries, by DLPack (https://dmlc.github.io/dlpack), without a copy, of the space's dtype. Each is
- * deleted by its own deleter, from any thread, once, before the space is closed. On a GPU the caller has his stream wait
- * for the data (kvd_wait_on) as for any other use.
+ * deleted by its own deleter, from any thread, once. It may be after kvd_space_close and kvd_close: what a tensor needs is
+ * closed with the last of them. On a GPU the caller has his stream wait for the data (kvd_wait_on) as for any other use.
  */
 struct DLManagedTensor;          /* DLPack 0.8: it does not say what may be written; prefer the other */
 struct DLManagedTensorVersioned; /* 1.1 */
@@ -144,7 +144,7 @@ int kvd_dlpack_layer(kvd_space *space, uint32_t layer, uint32_t values, struct D
 /* Everything, likewise, as int8 [blocks, block_bytes]: for engines that lay out a block themselves. */
 int kvd_dlpack_memory(kvd_space *space, struct DLManagedTensor **ret);
 
-/* Tensors of the space that are not deleted yet. */
+/* Tensors of the space, which is open, that are not deleted yet. */
 uint32_t kvd_dlpack_live(kvd_space *space);
 
 /*

@@ -52,6 +52,7 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         if (!space)
                 return client_fail(-ENOMEM, "out of memory");
         space->handle = handle;
+        atomic_init(&space->users, 1);
         strcpy(space->name, name);
         space->geometry = *geometry;
         if (options)
@@ -68,21 +69,19 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
                 free(space);
                 return r;
         }
+        atomic_fetch_add(&handle->users, 1);
         *ret = space;
         return 0;
 }
 
 /* Tells the daemon that this process has no use for the space any more, after it was unmapped. */
-struct kvd_space *kvd_space_close(struct kvd_space *space) {
+static void close_space(struct kvd_space *space) {
         struct kvd_msg_detach detach;
-        struct kvd *handle;
+        struct kvd *handle = space->handle;
         struct view *view;
         bool quiet = false;
         uint64_t epoch;
 
-        if (!space)
-                return NULL;
-        handle = space->handle;
         view = atomic_load(&space->view);
         detach.space = view->handle;
         epoch = view->epoch;
@@ -91,12 +90,23 @@ struct kvd_space *kvd_space_close(struct kvd_space *space) {
         else
                 quiet = !view->device || order_quiet(view);
         space_free(space);
-        if (forked(handle) || !quiet) /* the end of the process is the end of what its GPU does */
-                return NULL;
-        pthread_mutex_lock(&handle->lock);
-        if (epoch == handle->epoch && conn_is_open(handle->conn))
-                handle_call(handle, KVD_MSG_detach, &detach, NULL, NULL);
-        pthread_mutex_unlock(&handle->lock);
+        if (!forked(handle) && quiet) { /* the end of the process is the end of what its GPU does */
+                pthread_mutex_lock(&handle->lock);
+                if (epoch == handle->epoch && conn_is_open(handle->conn))
+                        handle_call(handle, KVD_MSG_detach, &detach, NULL, NULL);
+                pthread_mutex_unlock(&handle->lock);
+        }
+        kvd_close(handle);
+}
+
+void space_put(struct kvd_space *space) {
+        if (atomic_fetch_sub(&space->users, 1) == 1)
+                close_space(space);
+}
+
+struct kvd_space *kvd_space_close(struct kvd_space *space) {
+        if (space)
+                space_put(space);
         return NULL;
 }
 

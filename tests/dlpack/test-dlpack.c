@@ -272,6 +272,33 @@ START_TEST(opaque_blocks_are_bytes) {
 }
 END_TEST
 
+/* Space and connection are closed while tensors are there: they end with the last of these, and what it held goes. */
+START_TEST(a_tensor_outlives_its_space) {
+        struct DLManagedTensor *tensor, *layer;
+        struct kvd_pin pin = {0};
+        struct kvd_block block;
+        uint32_t ids[8];
+
+        open_space(KVD_F32, KVD_HND);
+        seal_chain(1, 7, &pin, &block);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, block.id, &tensor), 0);
+        ck_assert_int_eq(kvd_dlpack_layer(space, 0, 0, &layer), 0);
+        kvd_unpin(space, &pin);
+        ck_assert_ptr_null(kvd_space_close(space));
+        ck_assert_ptr_null(kvd_close(handle));
+
+        open_space(KVD_F32, KVD_HND);
+        fill_pool(1);
+        ck_assert(is_found(7, 1, ids));
+        tensor->deleter(tensor);
+        layer->deleter(layer);
+        for (uint32_t i = 2; i < 5 && is_found(7, 1, ids); i++)
+                fill_pool(i); /* whose lookups make it young */
+        ck_assert(!is_found(7, 1, ids));
+        close_space();
+}
+END_TEST
+
 /* The daemon is replaced, the space attaches anew; what tensors of the old memory show stays until they are deleted. */
 START_TEST(a_tensor_outlives_the_daemon) {
         const char *arguments[] = {"--pool", "8M", "--set", "daemon.segment=2M", "--backend",
@@ -384,6 +411,7 @@ int main(void) {
         tcase_add_test(c, a_tensor_holds_its_block);
         tcase_add_test(c, versioned_tensors_have_flags);
         tcase_add_test(c, opaque_blocks_are_bytes);
+        tcase_add_test(c, a_tensor_outlives_its_space);
         tcase_add_test(c, a_tensor_outlives_the_daemon);
         tcase_add_test(c, a_forked_child_may_delete);
         tcase_add_loop_test(c, a_deleted_tensor_waits_for_its_stream, 0, 2);
