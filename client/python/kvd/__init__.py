@@ -1,27 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache of a kvd daemon, used in place.
 
-libkvd (man 3 libkvd, kvd.h, kvd_cuda.h) for Python: the same calls, and tensors that lie where the blocks lie.
+libkvd (man 3 libkvd, libkvd_cuda, libkvd_methods) for Python: the same calls, and tensors that lie where the blocks lie.
 
-    with kvd.connect() as daemon:
-        space = daemon.space("llama-8b", kvd.Geometry(layers=32, kv_heads=8, head_dim=128, dtype="bf16", vocab=128256))
-        with space.lookup(tokens) as pin:                      # pin.tokens of them need not be computed
-            keys = torch.from_dlpack(pin.view(pin.blocks[0]))  # [layers, 2, heads, tokens, dim]; no copy
-            fresh = space.alloc(4)
+    import numpy as np
+    import kvd
+
+    tokens = list(range(1000, 1064))                    # 64 token ids, in a list or in any array of integers
+    geometry = kvd.Geometry(layers=2, kv_heads=4, head_dim=64, vocab=50000, dtype="float32")
+    with kvd.connect() as daemon, daemon.space("example", geometry) as space:
+        with space.lookup(tokens) as pin:               # pin.tokens of them need not be computed
+            for block in pin.blocks:
+                stored = np.from_dlpack(pin.view(block))    # [layers, 2 (K, V), heads, tokens, dim]; no copy, read-only
+            rest = tokens[pin.tokens:]
+            fresh = space.alloc(len(rest) // geometry.block_tokens)
             for block in fresh:
-                torch.from_dlpack(block)[:] = ...              # compute into it
-            pin.seal(fresh, tokens[pin.tokens:])               # and everybody has it
+                block.memoryview()[:] = bytes(geometry.block_bytes)     # compute into it, torch.from_dlpack(block)
+            pin.seal(fresh, rest)                       # and everybody has it
+        print(f"{len(tokens) - len(rest)} tokens found, {len(rest)} computed")
 
-Whatever has a method __dlpack__ here can be given to torch.from_dlpack, numpy.from_dlpack and the like. A tensor of a
-pinned block holds a pin of its own: it stays valid after the Pin was released, until the tensor is gone. A tensor of a
-block to be filled does not: keep the block.
+Run twice, it computes 64 tokens and then none.
 
-Errors of libkvd are kvd.Error, an OSError with libkvd's words. What is closed is refused while tensors use it; what is
-forgotten instead of closed is closed by the garbage collector, and where tensors still use it then, when the process
-ends. Needs nothing but the standard library; the library is $KVD_LIBRARY, or libkvd.so.0 where the system finds it.
+Who owns what: a Pin holds its chain of blocks until it is released, a Block is the caller's until it is sealed or
+freed, and a tensor of a pinned block holds a pin of its own: it stays valid, read-only, as long as the tensor lives.
+Everything that is forgotten is given back by the garbage collector. close() and the end of a with never fail and take
+nothing away: memory is let go of with the last pin, block and tensor.
+
+Errors of libkvd are kvd.Error, an OSError, in subclasses that say what happened; each is also the builtin that says the
+same (a missing daemon is a FileNotFoundError or a ConnectionRefusedError), if there is one. Needs nothing but the
+standard library, and libkvd: $KVD_LIBRARY, or the one inside this package, or libkvd.so.0 where the system finds it.
 """
 
-from ._native import Error
-from ._space import Block, Daemon, Geometry, Pin, Space, View, connect
+from ._block import Block
+from ._daemon import Daemon, connect
+from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked, Invalid,
+                      Mismatch, NoData, NotAllowed, NotKvd, NotYet, OutOfMemory, PoolFull, QuotaExceeded, Stale, TimedOut,
+                      TooMany)
+from ._fingerprint import fingerprint
+from ._geometry import Geometry
+from ._lease import Lease
+from ._native import VERSION as __version__
+from ._pin import Pin
+from ._sequence import Entry, EntryFlags, Labels, Sequence, Sharing, Stats
+from ._space import Counters, Memory, Space
+from ._tensor import View
+from ._tokens import Tokens
 
-__all__ = ["Block", "Daemon", "Error", "Geometry", "Pin", "Space", "View", "connect"]
+__all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",
+           "DataLost", "Entry", "EntryFlags", "Error", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory", "Mismatch",
+           "NoData", "NotAllowed", "NotKvd", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Sequence",
+           "Sharing", "Space", "Stale", "Stats", "TimedOut", "Tokens", "TooMany", "View", "__version__", "connect", "fingerprint"]
+
+for _it in (Block, Counters, Daemon, Entry, EntryFlags, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing, Space, Stats,
+            View):
+    _it.__module__ = "kvd"

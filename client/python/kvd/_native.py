@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libkvd's functions and structs, as ctypes sees them."""
+"""libkvd's functions and structs, as ctypes sees them (kvd.h, kvd_cuda.h, kvd_methods.h)."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import (POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint8, c_uint16,
+                    c_uint32, c_uint64, c_void_p)
+from pathlib import Path
+from typing import Any
 
-
-class Error(OSError):
-    """errno and libkvd's line about it."""
+from ._errors import Error
 
 
 class GeometryStruct(Structure):
-    _fields_ = [(name, c_uint32) for name in ("layers", "kv_heads", "head_dim", "block_tokens", "layer_groups",
-                                              "dtype", "order", "rope", "state_width", "vocab")]
-    _fields_ += [("fingerprint", c_uint64 * 2), ("block_bytes", c_uint64), ("layout", ctypes.c_char * 32)]
+    _fields_ = [*((name, c_uint32) for name in ("layers", "kv_heads", "head_dim", "block_tokens", "layer_groups",
+                                                "dtype", "order", "rope", "state_width", "vocab")),
+                ("fingerprint", c_uint64 * 2), ("block_bytes", c_uint64), ("layout", ctypes.c_char * 32)]
 
 
 class OptionsStruct(Structure):
@@ -24,9 +26,9 @@ class OptionsStruct(Structure):
 
 
 class PinStruct(Structure):
-    _fields_ = [("view", c_void_p), ("base", c_void_p), ("block_bytes", c_uint64), ("salt", c_uint64), ("leaf", c_uint32),
-                ("generation", c_uint32), ("n_blocks", c_uint32), ("n_tokens", c_uint32), ("group", c_uint32),
-                ("pad", c_uint32)]
+    _fields_ = [("view", c_void_p), ("base", c_void_p), ("block_bytes", c_uint64),
+                ("salt", c_uint64),
+                *((name, c_uint32) for name in ("leaf", "generation", "n_blocks", "n_tokens", "group", "pad"))]
 
 
 class BlockStruct(Structure):
@@ -34,86 +36,148 @@ class BlockStruct(Structure):
 
 
 class PlaceStruct(Structure):
-    _fields_ = [("memory", c_uint32), ("device", ctypes.c_int32), ("uuid", c_uint8 * 16), ("legacy", c_uint32),
+    _fields_ = [("memory", c_uint32), ("device", c_int32), ("uuid", c_uint8 * 16), ("legacy", c_uint32),
                 ("stream_order", c_uint32)]
 
 
-PIN, BLOCKS, TOKENS = POINTER(PinStruct), POINTER(BlockStruct), POINTER(c_uint32)
+class MemoryStruct(Structure):
+    _fields_ = [("base", c_void_p), ("sealed", c_void_p), ("block_bytes", c_uint64), ("blocks", c_uint32),
+                ("mapped", c_uint32)]
 
-_FUNCTIONS = {
-    "kvd_version": (c_char_p, []),
-    "kvd_error": (c_char_p, []),
-    "kvd_open": (c_int, [c_char_p, POINTER(c_void_p)]),
-    "kvd_close": (c_void_p, [c_void_p]),
-    "kvd_block_bytes": (c_uint64, [POINTER(GeometryStruct)]),
-    "kvd_space_open": (c_int, [c_void_p, c_char_p, POINTER(GeometryStruct), POINTER(OptionsStruct),
-                               POINTER(c_void_p)]),
-    "kvd_space_close": (c_void_p, [c_void_p]),
-    "kvd_space_place": (c_int, [c_void_p, POINTER(PlaceStruct)]),
-    "kvd_lookup": (c_int64, [c_void_p, c_uint32, TOKENS, c_uint32, TOKENS, c_uint32, PIN]),
-    "kvd_match": (c_int64, [c_void_p, c_uint32, TOKENS, c_uint32]),
-    "kvd_alloc": (c_int, [c_void_p, c_uint32, BLOCKS]),
-    "kvd_seal_on": (c_int, [c_void_p, PIN, c_uint32, BLOCKS, TOKENS, c_uint32, c_void_p]),
-    "kvd_seal": (c_int, [c_void_p, PIN, c_uint32, BLOCKS, TOKENS, c_uint32]),
-    "kvd_unpin": (None, [c_void_p, PIN]),
-    "kvd_unpin_on": (None, [c_void_p, PIN, c_void_p]),
-    "kvd_free": (None, [c_void_p, c_uint32, BLOCKS]),
-    "kvd_free_on": (None, [c_void_p, c_uint32, BLOCKS, c_void_p]),
-    "kvd_wait_on": (c_int, [c_void_p, PIN, c_void_p]),
-    "kvd_check_pin": (c_int, [c_void_p, PIN]),
-    "kvd_settle": (c_int, [c_void_p]),
-    "kvd_dlpack_block": (c_int, [c_void_p, PIN, c_uint32, POINTER(c_void_p)]),
-    "kvd_dlpack_filling": (c_int, [c_void_p, BLOCKS, POINTER(c_void_p)]),
-    "kvd_dlpack_layer": (c_int, [c_void_p, c_uint32, c_uint32, POINTER(c_void_p)]),
-    "kvd_dlpack_release_on": (None, [c_void_p, c_void_p]),
-    "kvd_dlpack_live": (c_uint32, [c_void_p]),
-    "kvd_dlpack_capsule_free": (None, [c_void_p]),
+
+class CountersStruct(Structure):
+    _fields_ = [(name, c_uint64) for name in ("lookups", "lookup_hits", "tokens_asked", "tokens_found",
+                                              "blocks_allocated", "blocks_sealed", "blocks_duplicate", "refused",
+                                              "retries", "reconnects")]
+
+
+class EntryStruct(Structure):
+    _fields_ = [("data", c_void_p), *((name, c_uint32) for name in ("block", "generation", "position", "n_tokens")),
+                ("delta", c_int32), ("flags", c_uint32), ("row", c_uint32), ("pad", c_uint32)]
+
+
+class StatsStruct(Structure):
+    _fields_ = [(name, c_uint64) for name in ("blocks", "resident", "own", "borrowed", "shared", "shared_tokens",
+                                              "tokens", "bytes_saved", "spilled", "vague", "approximate", "dropped",
+                                              "revived_exact", "revived_approx")]
+
+
+class LabelShapeStruct(Structure):
+    _fields_ = [(name, c_uint32) for name in ("channels", "label_bytes", "layer_stride", "head_stride")]
+    _fields_ += [("channel", POINTER(c_uint16))]
+
+
+# ---- the library -----------------------------------------------------------------------------------------------------
+
+SONAME = "libkvd.so.0"
+
+
+def _load() -> tuple[ctypes.CDLL, str]:
+    """$KVD_LIBRARY, or the one that came with this package, or the system's."""
+    inside = Path(__file__).with_name(SONAME)
+    name = os.environ.get("KVD_LIBRARY") or (str(inside) if inside.exists() else SONAME)
+    try:
+        return ctypes.CDLL(name), name
+    except OSError as error:
+        raise ImportError(f"kvd needs its library, and cannot load it ({error}): install a wheel that contains it "
+                          "(pip install client/python), or kvd itself (meson install), or set KVD_LIBRARY to the path "
+                          f"of {SONAME}", name="kvd") from error
+
+
+lib, path = _load()
+
+_HANDLE, _RET, _PIN, _BLOCKS, _ADDRESS = c_void_p, POINTER(c_void_p), POINTER(PinStruct), POINTER(BlockStruct), c_void_p
+_TOKENS = (_ADDRESS, c_uint32)
+
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "kvd_version": (c_char_p, ()),
+    "kvd_error": (c_char_p, ()),
+    "kvd_open": (c_int, (c_char_p, _RET)),
+    "kvd_close": (c_void_p, (_HANDLE,)),
+    "kvd_join": (c_int, (_HANDLE, c_char_p)),
+    "kvd_block_bytes": (c_uint64, (POINTER(GeometryStruct),)),
+    "kvd_space_open": (c_int, (_HANDLE, c_char_p, POINTER(GeometryStruct), POINTER(OptionsStruct), _RET)),
+    "kvd_space_close": (c_void_p, (_HANDLE,)),
+    "kvd_space_place": (c_int, (_HANDLE, POINTER(PlaceStruct))),
+    "kvd_space_memory": (c_int, (_HANDLE, POINTER(MemoryStruct))),
+    "kvd_space_setting": (c_int, (_HANDLE, c_char_p, POINTER(c_double))),
+    "kvd_space_set": (c_int, (_HANDLE, c_char_p, c_double)),
+    "kvd_counters": (None, (_HANDLE, POINTER(CountersStruct))),
+    "kvd_fingerprint": (None, (_ADDRESS, _ADDRESS, ctypes.c_size_t)),
+    "kvd_copy": (None, (_ADDRESS, _ADDRESS, ctypes.c_size_t)),
+
+    "kvd_lookup": (c_int64, (_HANDLE, c_uint32, *_TOKENS, _ADDRESS, c_uint32, _PIN)),
+    "kvd_lookup_keys": (c_int64, (_HANDLE, _ADDRESS, c_uint32, c_uint32, _ADDRESS, _PIN)),
+    "kvd_match_salted": (c_int64, (_HANDLE, c_uint32, c_uint64, *_TOKENS)),
+    "kvd_unpin": (None, (_HANDLE, _PIN)),
+    "kvd_unpin_on": (None, (_HANDLE, _PIN, c_void_p)),
+    "kvd_wait_on": (c_int, (_HANDLE, _PIN, c_void_p)),
+    "kvd_check_pin": (c_int, (_HANDLE, _PIN)),
+    "kvd_alloc": (c_int, (_HANDLE, c_uint32, _BLOCKS)),
+    "kvd_reserve": (c_int, (_HANDLE, c_uint32)),
+    "kvd_available": (c_int64, (_HANDLE,)),
+    "kvd_free": (None, (_HANDLE, c_uint32, _BLOCKS)),
+    "kvd_free_on": (None, (_HANDLE, c_uint32, _BLOCKS, c_void_p)),
+    "kvd_seal": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS)),
+    "kvd_seal_on": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, c_void_p)),
+    "kvd_seal_keep": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS)),
+    "kvd_seal_keep_on": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS, c_void_p)),
+    "kvd_seal_key": (c_int, (_HANDLE, _ADDRESS, c_uint32, _BLOCKS, _PIN)),
+    "kvd_settle": (c_int, (_HANDLE,)),
+    "kvd_lease": (c_int, (_HANDLE, *_TOKENS, c_uint32)),
+    "kvd_lease_end": (c_int, (_HANDLE, *_TOKENS)),
+
+    "kvd_dlpack_block": (c_int, (_HANDLE, _PIN, c_uint32, _RET)),
+    "kvd_dlpack_filling": (c_int, (_HANDLE, _BLOCKS, _RET)),
+    "kvd_dlpack_layer": (c_int, (_HANDLE, c_uint32, c_uint32, _RET)),
+    "kvd_dlpack_release_on": (None, (c_void_p, c_void_p)),
+    "kvd_dlpack_live": (c_uint32, (_HANDLE,)),
+    "kvd_dlpack_capsule_free": (None, (c_void_p,)),
+
+    "kvd_sequence_open": (c_int, (_HANDLE, c_uint32, _RET)),
+    "kvd_sequence_close": (c_void_p, (_HANDLE,)),
+    "kvd_sequence_entries": (POINTER(EntryStruct), (_HANDLE, POINTER(c_uint32))),
+    "kvd_sequence_borrow": (c_int, (_HANDLE, _PIN, c_uint32, _ADDRESS, _ADDRESS)),
+    "kvd_sequence_append": (c_int, (_HANDLE, c_uint32, _BLOCKS, *_TOKENS)),
+    "kvd_sequence_step": (c_int, (_HANDLE, c_uint32, c_uint32)),
+    "kvd_sequence_sync": (c_int, (_HANDLE,)),
+    "kvd_sequence_cool": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),
+    "kvd_sequence_revive": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),
+    "kvd_sequence_use": (None, (_HANDLE, c_uint32, c_float, c_float)),
+    "kvd_sequence_stats": (None, (_HANDLE, POINTER(StatsStruct))),
+    "kvd_sequence_labels": (c_void_p, (_HANDLE, c_uint32, POINTER(LabelShapeStruct))),
+    "kvd_sequence_critical": (c_int, (_HANDLE, c_uint32, _BLOCKS, c_uint32, c_uint32, c_uint32)),
+    "kvd_sequence_sharing": (c_int, (_HANDLE, _ADDRESS, _ADDRESS)),
+    "kvd_prefix_depth": (c_int, (_HANDLE, c_uint32, c_uint32, c_uint32)),
+    "kvd_prefix_refresh": (c_int, (_HANDLE, c_uint32)),
+    "kvd_prefix_sample": (c_int, (_HANDLE, c_uint32, c_uint32, _BLOCKS, c_uint32)),
 }
 
 
-def _load() -> ctypes.CDLL:
-    library = ctypes.CDLL(os.environ.get("KVD_LIBRARY", "libkvd.so.0"))
+def _declare() -> None:
     for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(library, name)
+        try:
+            function = getattr(lib, name)
+        except AttributeError:
+            raise ImportError(f"{path} has no {name}: it is older than this package, kvd {VERSION}", name="kvd") from None
         function.restype, function.argtypes = result, arguments
-    return library
 
 
-lib = _load()
+VERSION = "0.1.0"
+_declare()
+
+
+def error(result: int) -> Error:
+    """Of a negative result. In the thread that made the call, before its next one."""
+    return Error(-result, lib.kvd_error().decode(errors="replace"))
 
 
 def check(result: int) -> int:
-    """The result, if it is not an error. In the thread that made the call, before its next one."""
+    """The result, if it is not an error."""
     if result < 0:
-        raise Error(-result, lib.kvd_error().decode())
+        raise error(result)
     return result
 
 
-# Python's own functions are called with the interpreter's lock held. The name must live as long as any capsule.
-_NAME = ctypes.create_string_buffer(b"dltensor")
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
-_FREE = ctypes.cast(lib.kvd_dlpack_capsule_free, c_void_p).value
-
-
-def capsule(tensor: c_void_p) -> object:
-    """Owns the tensor until somebody takes it out; frees it if nobody does, in C, whatever is left of Python then."""
-    return _new_capsule(tensor, ctypes.addressof(_NAME), _FREE)
-
-
-def tokens_of(tokens) -> tuple[ctypes.Array, int]:
-    """As uint32s: of anything with a buffer of 32-bit integers, of what has tolist, or of a sequence of integers."""
-    try:
-        view = memoryview(tokens)
-    except TypeError:
-        view = None
-    if view is not None and view.format in ("i", "I") and view.contiguous:
-        n = view.nbytes // 4
-        return (c_uint32 * n).from_buffer_copy(view.cast("B")), n
-    values = tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
-    if any(value < 0 or value >> 32 for value in values):
-        raise ValueError("token ids are numbers of 32 bits")
-    return (c_uint32 * len(values))(*values), len(values)
-
-
-__all__ = ["BlockStruct", "Error", "GeometryStruct", "OptionsStruct", "PinStruct", "PlaceStruct", "byref", "capsule",
-           "check", "lib", "tokens_of"]
+def closed(what: str) -> Error:
+    return Error(errno.EBADF, f"{what} is closed")

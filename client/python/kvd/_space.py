@@ -1,364 +1,307 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons, spaces, pins and blocks as objects that close themselves."""
+"""One model's cache."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import threading
-import weakref
-from ctypes import byref, c_uint32, c_void_p
-from dataclasses import dataclass
+from ctypes import byref, c_double, c_uint32, c_void_p
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence
 
-from ._native import (BlockStruct, Error, GeometryStruct, OptionsStruct, PinStruct, PlaceStruct, capsule, check, lib,
-                      tokens_of)
+from ._block import Block, structs_of
+from ._buffer import memory
+from ._geometry import Geometry
+from ._handle import Handle
+from ._lease import Lease
+from ._native import BlockStruct, CountersStruct, MemoryStruct, PinStruct, PlaceStruct, check, closed, error, lib
+from ._pin import Pin
+from ._sequence import Sequence as TokenSequence
+from ._tensor import View, stream_of
+from ._tokens import Tokens, words
+
+if TYPE_CHECKING:
+    from ._daemon import Daemon
 
 CPU, CUDA = 1, 2    # DLPack's kinds of devices
 
-_CHOICES = {
-    "dtype": {"f32": 1, "f16": 2, "bf16": 3, "i8": 4},
-    "order": {"hnd": 1, "nhd": 2},
-    "rope": {"post": 1, "pre": 2, "none": 3},
-    "kind": {"causal": 1, "bidirectional": 2},
-    "keys": {"serve": 1, "paper": 2},
-    "policy": {"lru": 1, "fifo": 2, "priority": 3},
-}
+
+class Counters(NamedTuple):
+    """Of this process in a space, since it was opened."""
+
+    lookups: int
+    lookup_hits: int
+    tokens_asked: int
+    tokens_found: int
+    blocks_allocated: int
+    blocks_sealed: int
+    blocks_duplicate: int
+    """Sealed by another before us."""
+    refused: int
+    """Allocations that quota or a full pool refused."""
+    retries: int
+    """Lookups that met an eviction in progress."""
+    reconnects: int
 
 
-def _choice(field: str, name: str) -> int:
-    try:
-        return _CHOICES[field][name]
-    except KeyError:
-        raise ValueError(f"{field} is one of {', '.join(_CHOICES[field])}, not {name!r}") from None
+class Memory(NamedTuple):
+    """Where the blocks of a space lie in this process."""
 
-
-@dataclass(frozen=True)
-class Geometry:
-    """What a block is: every field that changes bytes (struct kvd_geometry)."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    dtype: str = "f16"
-    block_tokens: int = 16
-    layer_groups: int = 1
-    order: str = "hnd"
-    rope: str = "post"
-    state_width: int = 0
-    fingerprint: tuple[int, int] = (0, 0)
-
-    def _struct(self) -> GeometryStruct:
-        return GeometryStruct(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim,
-                              block_tokens=self.block_tokens, layer_groups=self.layer_groups,
-                              dtype=_choice("dtype", self.dtype), order=_choice("order", self.order),
-                              rope=_choice("rope", self.rope), state_width=self.state_width, vocab=self.vocab,
-                              fingerprint=self.fingerprint)
-
-    @property
-    def block_bytes(self) -> int:
-        """0 if there is no such block."""
-        return lib.kvd_block_bytes(byref(self._struct()))
-
-
-# ---- what is left when an object is forgotten -----------------------------------------------------------------------
-
-
-class _Held:
-    """A C handle, and how many things that were made from it are still there. Closed when it is 0, or never."""
-
-    def __init__(self, pointer: c_void_p, close, parent: _Held | None = None):
-        self.pointer, self.parent, self._close = pointer, parent, close
-        self._lock = threading.Lock()
-        self._users = 0
-        self.closed = False
-        if parent:
-            parent.use(1)
-
-    def use(self, n: int) -> None:
-        with self._lock:
-            if self.closed:
-                raise Error(errno.EBADF, "it is closed")
-            self._users += n
-
-    def users(self) -> int:
-        return self._users
-
-    def close(self) -> bool:
-        """False: something uses it."""
-        with self._lock:
-            if self.closed:
-                return True
-            if self.users():
-                return False
-            self.closed = True
-        self._close(self.pointer)
-        if self.parent:
-            self.parent.use(-1)
-        return True
-
-
-class _HeldSpace(_Held):
-    def users(self) -> int:
-        return self._users + lib.kvd_dlpack_live(self.pointer)
-
-
-class Daemon:
-    """A connection. Made by connect()."""
-
-    def __init__(self, path: str | None = None):
-        pointer = c_void_p()
-        check(lib.kvd_open(path.encode() if path is not None else None, byref(pointer)))
-        self._held = _Held(pointer, lib.kvd_close)
-        weakref.finalize(self, self._held.close)
-
-    def space(self, name: str, geometry: Geometry, *, kind: str = "causal", keys: str = "serve", policy: str = "lru",
-              max_blocks: int = 0) -> Space:
-        """Attaches to a space, making it if it is missing (kvd_space_open)."""
-        options = OptionsStruct(kind=_choice("kind", kind), keys=_choice("keys", keys),
-                                policy=_choice("policy", policy), max_blocks=max_blocks)
-        return Space(self, name, geometry, options)
-
-    def close(self) -> None:
-        if not self._held.close():
-            raise Error(errno.EBUSY, "a space of this connection is open")
-
-    def __enter__(self) -> Daemon:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-
-def connect(path: str | None = None) -> Daemon:
-    """To the daemon at a socket; None: $KVD_SOCKET, or /run/kvd-0.sock."""
-    return Daemon(path)
-
-
-# ---- spaces --------------------------------------------------------------------------------------------------------
+    base: int
+    """The address of block 0: block b lies at base + b * block_bytes, writable where the caller may write."""
+    sealed: int
+    """The same memory, read-only, as pins give it out. On a GPU: base."""
+    block_bytes: int
+    blocks: int
+    """Ids below this fit the reserved addresses, and there are no others."""
+    mapped: int
+    """Ids below this are mapped at present; beyond, only blocks that the caller holds."""
 
 
 class Space:
-    """One model's cache. Made by Daemon.space()."""
+    """One model's cache. Made by Daemon.space(). May be used by many threads at once.
 
-    def __init__(self, daemon: Daemon, name: str, geometry: Geometry, options: OptionsStruct):
-        pointer = c_void_p()
-        check(lib.kvd_space_open(daemon._held.pointer, name.encode(), byref(geometry._struct()), byref(options),
-                                 byref(pointer)))
-        self._held = _HeldSpace(pointer, lib.kvd_space_close, daemon._held)
-        weakref.finalize(self, self._held.close)
+    close(), or the end of a with, ends it: no call begins anew. What was handed out stays valid, and the memory is let
+    go of with the last pin, block and tensor.
+    """
+
+    def __init__(self, daemon: Daemon, handle: Handle, name: str, geometry: Geometry):
         self.daemon, self.name, self.geometry = daemon, name, geometry
-
-    @property
-    def pointer(self) -> c_void_p:
-        if self._held.closed:
-            raise Error(errno.EBADF, f"space {self.name} is closed")
-        return self._held.pointer
-
-    @property
-    def device(self) -> tuple[int, int]:
-        """Where its blocks are, as DLPack says it: (1, 0) is host memory, (2, n) is GPU n of this process."""
+        self.block_bytes = geometry.block_bytes
+        """Bytes of a block."""
         place = PlaceStruct()
-        check(lib.kvd_space_place(self.pointer, byref(place)))
-        return (CUDA, place.device) if place.memory else (CPU, 0)
+        check(lib.kvd_space_place(handle.pointer, byref(place)))
+        self.device = (CUDA, int(place.device)) if place.memory else (CPU, 0)
+        """Where its blocks are, as DLPack says it: (1, 0) is host memory, (2, n) is GPU n of this process."""
+        self.stream_order = bool(place.stream_order)
+        """Streams of the GPU order seals and reads; if False, those calls wait instead."""
+        self._handle: Handle | None = handle
 
-    def lookup(self, tokens, group: int = 0) -> Pin:
-        """The longest stored prefix, pinned; pin.tokens is 0 if there is none (kvd_lookup)."""
-        array, n = tokens_of(tokens)
-        pin = Pin(self, group)
-        room = max(1, -(-n // self.geometry.block_tokens))
+    # ---- finding -----------------------------------------------------------------------------------------------------
+
+    def lookup(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Pin:
+        """The longest stored prefix of the tokens, pinned; false if there is none. pin.tokens of them are valid.
+
+        tokens are integers in one row: a list, or an array of numpy, torch, array.array and so on. In a bidirectional
+        space the whole of them is found, or nothing. group is the layer group. salt is an extra key of 64 bits (LoRA,
+        images, a tenant): chains with different salts are strangers, whatever their tokens. Makes no system call.
+        kvd.Invalid: there is no such group; ValueError, TypeError: these are not token ids.
+        """
+        row = words(tokens)
+        pin = Pin(self, group, salt)
+        address, n = row.buffer_info()
+        room = n // (self.geometry.block_tokens or 16) + 1
         ids = (c_uint32 * room)()
-        check(lib.kvd_lookup(self.pointer, group, array, n, ids, room, byref(pin._struct)))
-        pin.blocks = list(ids[:pin._struct.n_blocks])
+        check(lib.kvd_lookup(pin._open().pointer, group, address, n, ids, room, byref(pin._struct)))
+        if pin:
+            pin.blocks = ids[:pin._struct.n_blocks]
         return pin
 
-    def match(self, tokens, group: int = 0) -> int:
-        """How many tokens a lookup would find now; holds nothing."""
-        array, n = tokens_of(tokens)
-        return check(lib.kvd_match(self.pointer, group, array, n))
+    def match(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> int:
+        """How many tokens a lookup would find now. A hint: holds nothing, and is true at no particular time."""
+        row = words(tokens)
+        return check(lib.kvd_match_salted(self._open().pointer, group, salt, *row.buffer_info()))
+
+    def lookup_keys(self, keys: bytes | Sequence[bytes], blocks: int = 1) -> list[Pin]:
+        """Finds objects of so many blocks by their keys: a pin each, false where there is none. Whole or not at all.
+
+        For spaces that are causal, of opaque blocks, with vocab=0 and block_tokens from 4 to 8: a key is any
+        4 * block_tokens bytes. keys are a list of them, or all of them in one bytes. kvd.Invalid: not such a space.
+        """
+        joined, n = self._keys(keys)
+        rows, found = (c_uint32 * (n * blocks))(), (PinStruct * n)()
+        pins = [Pin(self) for _ in range(n)]
+        check(lib.kvd_lookup_keys(self._open().pointer, joined, n, blocks, rows, found))
+        for i, pin in enumerate(pins):
+            if found[i].view:
+                pin._took(found[i], rows[i * blocks:(i + 1) * blocks])
+        return pins
+
+    def seal_key(self, key: bytes, blocks: Sequence[Block]) -> Pin:
+        """Publishes filled blocks as the object of that name, see lookup_keys(); always as many for one key. Returns a
+        pin of it, whose blocks are others if somebody was first. Errors as of Pin.seal()."""
+        joined, _ = self._keys([key])
+        pin = Pin(self)
+        pin._seal_key(joined, blocks)
+        return pin
+
+    def _keys(self, keys: bytes | Sequence[bytes]) -> tuple[bytes, int]:
+        size = 4 * self.geometry.block_tokens
+        joined = keys if isinstance(keys, bytes) else b"".join(keys)
+        n = len(joined) // size if isinstance(keys, bytes) else len(keys)
+        if len(joined) != n * size or not isinstance(keys, bytes) and any(len(key) != size for key in keys):
+            raise ValueError(f"a key of space {self.name!r} has {size} bytes")
+        return joined, n
+
+    # ---- filling -----------------------------------------------------------------------------------------------------
 
     def alloc(self, n: int) -> list[Block]:
-        """n blocks to fill, or none at all: kvd.Error with ENOBUFS or EDQUOT."""
+        """n blocks to fill, or none at all: kvd.PoolFull or kvd.QuotaExceeded, at once. Evicts what nobody holds."""
+        handle = self._open()
         blocks: list[Block] = []
         while len(blocks) < n:
             room = (BlockStruct * (n - len(blocks)))()
-            got = lib.kvd_alloc(self.pointer, len(room), room)
+            got = lib.kvd_alloc(handle.pointer, len(room), room)
             if got < 0:
-                error = Error(-got, lib.kvd_error().decode())
+                failure = error(got)
                 self.free(blocks)
-                raise error
-            blocks += [Block(self, BlockStruct.from_buffer_copy(it)) for it in room[:got]]
+                raise failure
+            blocks += [Block(self, handle, BlockStruct.from_buffer_copy(it)) for it in room[:got]]
         return blocks
 
-    def free(self, blocks: list[Block], stream: int | None = None) -> None:
-        """Gives back blocks that were not sealed; stream: what may still be writing them."""
-        for block in blocks:
-            block._free(stream)
+    def free(self, blocks: Iterable[Block], stream: int | None = None) -> None:
+        """Gives back blocks that were not sealed, with their contents; others are left alone. Cannot fail.
+
+        stream: a GPU's that may still be writing them.
+        """
+        given = [block for block in blocks if block._struct.view]
+        if not given:
+            return
+        handle, room = given[0]._handle, structs_of(given)
+        assert handle is not None
+        if stream is None:
+            lib.kvd_free(handle.pointer, len(room), room)
+        else:
+            lib.kvd_free_on(handle.pointer, len(room), room, stream_of(stream))
+        for block in given:
+            block._gone()
+
+    def reserve(self, n: int) -> int:
+        """The library's stock holds at least n blocks from now on, if the pool has them, until the next reserve(): alloc()
+        of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""
+        return check(lib.kvd_reserve(self._open().pointer, n))
+
+    def available(self) -> int:
+        """About how many blocks alloc() could give now, for schedulers: an estimate from shared memory, of what is free,
+        may still grow, or is held by nobody."""
+        return check(lib.kvd_available(self._open().pointer))
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """Where all blocks lie, for engines with block tables of their own. Also maps what the pool has grown by: call it
+        again when an id is not below its `mapped`, which another process of the engine told."""
+        struct = MemoryStruct()
+        check(lib.kvd_space_memory(self._open().pointer, byref(struct)))
+        return Memory(struct.base, struct.sealed, struct.block_bytes, struct.blocks, struct.mapped)
 
     def layer(self, layer: int, values: bool = False) -> View:
-        """The K (or V) plane of a layer over all blocks, by block ids; pins nothing (kvd_dlpack_layer)."""
-        def make(stream):
+        """The K (or V) plane of a layer of the model over all blocks, for from_dlpack: [blocks, heads, tokens, dim] in
+        order "hnd", [blocks, tokens, heads, dim] in "nhd", strided. Index it with block ids.
+
+        Pins nothing: read only blocks that a pin holds, write only those that are being filled. kvd.Invalid, from
+        from_dlpack: there is no such layer, or blocks are opaque.
+        """
+        def make(_stream: int | None) -> c_void_p:
             tensor = c_void_p()
-            check(lib.kvd_dlpack_layer(self.pointer, layer, int(values), byref(tensor)))
+            check(lib.kvd_dlpack_layer(self._open().pointer, layer, int(values), byref(tensor)))
             return tensor
-        return View(self, make)
+        return View(self.device, make, f"{'values' if values else 'keys'} of layer {layer}")
+
+    def read(self, pin: Pin, out: Any) -> None:
+        """Copies the blocks of a pin into an array, one after the other: a contiguous, writable one of exactly
+        len(pin) * block_bytes bytes (numpy, torch, bytearray, ...). BufferError: it is none; ValueError: another size.
+        """
+        self._check_host()
+        size = self.block_bytes
+        with memory(out, writable=True) as (to, room):
+            _check_size(room, len(pin) * size)
+            for first, block, n in _runs(pin.blocks):
+                lib.kvd_copy(to + first * size, pin.address(block), n * size)
+
+    def write(self, blocks: Sequence[Block], source: Any) -> None:
+        """Fills blocks from an array, one after the other: a contiguous one of exactly len(blocks) * block_bytes bytes.
+        BufferError: it is not contiguous; ValueError: it has another size; kvd.Closed: a block is not being filled.
+        """
+        self._check_host()
+        size = self.block_bytes
+        with memory(source) as (at, given):
+            _check_size(given, len(blocks) * size)
+            for i, block in enumerate(blocks):
+                if not block.data:
+                    raise closed(f"block {block.id}")
+                lib.kvd_copy(block.data, at + i * size, size)
+
+    def _check_host(self) -> None:
+        if self.device[0] != CPU:
+            raise BufferError("the blocks are in a GPU's memory: copy tensors of them")
+
+    # ---- methods and numbers -----------------------------------------------------------------------------------------
+
+    def lease(self, tokens: Tokens, timeout: float = 0.0) -> Lease:
+        """Asks for the right to compute a prefix that lookup() did not find, in a bidirectional space.
+
+        True: compute it, seal it, and end the lease (a with does). False: another process finished it meanwhile; look
+        up again. kvd.Busy: another process still computes it after timeout seconds: compute it without storing.
+        """
+        return Lease(self._open(), words(tokens), timeout)
+
+    def sequence(self, max_blocks: int) -> TokenSequence:
+        """A request's own table of at most so many blocks, for the methods. kvd.TooMany: the space has no more."""
+        return TokenSequence(self, self._open(), max_blocks)
+
+    def setting(self, name: str) -> float:
+        """A setting of the space by its name, as kvctl(1) lists them: "keydiff" (0 or 1), "keydiff.budget", ..."""
+        value = c_double()
+        check(lib.kvd_space_setting(self._open().pointer, name.encode(), byref(value)))
+        return value.value
+
+    def set(self, name: str, value: float) -> None:
+        """Changes a setting for all users of the space. kvd.Invalid: no such setting, or not a value of it."""
+        check(lib.kvd_space_set(self._open().pointer, name.encode(), value))
+
+    def counters(self) -> Counters:
+        """Of this process in the space, since it was opened."""
+        struct = CountersStruct()
+        lib.kvd_counters(self._open().pointer, byref(struct))
+        return Counters(*(getattr(struct, name) for name in Counters._fields))
+
+    def prefix_depth(self, prefix: int, prompt: int, generated: int) -> int:
+        """BiCache: how many layers of a shared prefix to use as they are, for these numbers of tokens; 0: the space has
+        no table yet."""
+        return check(lib.kvd_prefix_depth(self._open().pointer, prefix, prompt, generated))
+
+    def prefix_refresh(self, step: int) -> bool:
+        """BiCache: whether the deep layers are computed anew at this step, from 1."""
+        return bool(check(lib.kvd_prefix_refresh(self._open().pointer, step)))
+
+    def prefix_sample(self, ratio: int, blocks: Sequence[Block], tokens: int) -> None:
+        """BiCache: one sample of the profile at a prefix of `ratio` percent and so many tokens. For each layer group the
+        blocks with the prefix alone, then as many with the whole input. They stay the caller's. Waits for the worker."""
+        room = structs_of(list(blocks))
+        each = len(room) // (2 * max(1, self.geometry.layer_groups))
+        check(lib.kvd_prefix_sample(self._open().pointer, ratio, each, room, tokens))
 
     def settle(self) -> int:
-        """Lets go of what streams have passed; how much still waits."""
-        return lib.kvd_settle(self.pointer)
+        """Lets go of what streams of the GPU have passed; how many pins and blocks still wait for one."""
+        return check(lib.kvd_settle(self._open().pointer))
 
     def close(self) -> None:
-        if not self._held.close():
-            raise Error(errno.EBUSY, f"{lib.kvd_dlpack_live(self._held.pointer)} tensors, or pins and blocks, of space "
-                        f"{self.name} are in use")
+        """No call begins anew. Never fails; again does nothing."""
+        self._handle = None
+
+    def _open(self) -> Handle:
+        handle = self._handle
+        if handle is None or not handle.pointer:
+            raise closed(f"space {self.name!r}")
+        return handle
 
     def __enter__(self) -> Space:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-
-# ---- tensors -------------------------------------------------------------------------------------------------------
-
-
-def _stream_of(stream: int | None) -> int | None:
-    """DLPack's number for a consumer's stream as a CUstream: None is the legacy default stream, which CUDA calls 0."""
-    return None if stream in (None, 0, 1) else stream
+    def __repr__(self) -> str:
+        return f"<kvd.Space {self.name!r}{'' if self._handle else ', closed'}>"
 
 
-class View:
-    """Something that other libraries make a tensor of, where it is. Every from_dlpack makes a tensor of its own."""
-
-    def __init__(self, space: Space, make):
-        self._space, self._make = space, make
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._space.device
-
-    def __dlpack__(self, *, stream: int | None = None, max_version=None, dl_device=None, copy: bool | None = None):
-        if copy:
-            raise BufferError("kvd gives out memory in place; copy the tensor")
-        if dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__():
-            raise BufferError(f"the memory is on device {self.__dlpack_device__()}")
-        return capsule(self._make(stream))
+def _runs(ids: list[int]) -> Iterable[tuple[int, int, int]]:
+    """Consecutive ids as (where, the first one, how many)."""
+    first = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or ids[i] != ids[i - 1] + 1:
+            yield first, ids[first], i - first
+            first = i
 
 
-# ---- blocks and pins -----------------------------------------------------------------------------------------------
-
-
-def _free_block(held: _HeldSpace, struct: BlockStruct) -> None:
-    if struct.view:
-        lib.kvd_free(held.pointer, 1, byref(struct))
-        struct.view = None
-        held.use(-1)
-
-
-class Block(View):
-    """A block to fill; from_dlpack makes a tensor that writes into it. Made by Space.alloc()."""
-
-    def __init__(self, space: Space, struct: BlockStruct):
-        super().__init__(space, self._tensor)
-        self._struct = struct
-        space._held.use(1)
-        self._forget = weakref.finalize(self, _free_block, space._held, struct)
-
-    @property
-    def id(self) -> int:
-        return self._struct.id
-
-    @property
-    def data(self) -> int:
-        """Its address: of the host, or of the space's device."""
-        return self._struct.data or 0
-
-    def _tensor(self, _stream) -> c_void_p:
-        tensor = c_void_p()
-        check(lib.kvd_dlpack_filling(self._space.pointer, byref(self._struct), byref(tensor)))
-        return tensor
-
-    def _free(self, stream: int | None) -> None:
-        if stream is not None and self._struct.view:
-            lib.kvd_free_on(self._space.pointer, 1, byref(self._struct), _stream_of(stream))
-            self._struct.view = None
-            self._space._held.use(-1)
-        self._forget()
-
-
-def _unpin(held: _HeldSpace, struct: PinStruct) -> None:
-    lib.kvd_unpin(held.pointer, byref(struct))
-    held.use(-1)
-
-
-class Pin:
-    """What holds a chain of blocks. Made by Space.lookup(); also where a new chain begins (it then holds nothing)."""
-
-    def __init__(self, space: Space, group: int = 0):
-        self._space, self._struct = space, PinStruct(group=group)
-        self.blocks: list[int] = []     # ids, first to last
-        space._held.use(1)
-        self._forget = weakref.finalize(self, _unpin, space._held, self._struct)
-
-    @property
-    def tokens(self) -> int:
-        """Of the chain, that are valid."""
-        return self._struct.n_tokens if self._struct.view else 0
-
-    def address(self, block: int) -> int:
-        return (self._struct.base or 0) + block * self._struct.block_bytes
-
-    def view(self, block: int) -> View:
-        """A block of the chain. Its tensors hold it, whatever becomes of this pin."""
-        def make(stream):
-            tensor = c_void_p()
-            check(lib.kvd_dlpack_block(self._space.pointer, byref(self._struct), block, byref(tensor)))
-            if stream != -1:            # -1: the consumer sees to it
-                lib.kvd_dlpack_release_on(tensor, _stream_of(stream))
-                self.wait(stream)
-            return tensor
-        return View(self._space, make)
-
-    def seal(self, blocks: list[Block], tokens, stream: int | None = None) -> list[int]:
-        """Publishes filled blocks as what follows, and returns their ids, which are others' where the same content was
-        there already (kvd_seal). stream: a GPU's, that still writes them (kvd_seal_on)."""
-        array, n = tokens_of(tokens)
-        room = (BlockStruct * len(blocks))(*(block._struct for block in blocks))
-        if stream is None:
-            sealed = lib.kvd_seal(self._space.pointer, byref(self._struct), len(room), room, array, n)
-        else:
-            sealed = lib.kvd_seal_on(self._space.pointer, byref(self._struct), len(room), room, array, n,
-                                     _stream_of(stream))
-        error = Error(-sealed, lib.kvd_error().decode()) if sealed < 0 else None
-        for i, block in enumerate(blocks):
-            if i < sealed:
-                block._struct.view = None       # the pool's, from now on
-                block._forget.detach()
-                self._space._held.use(-1)
-            else:
-                ctypes.pointer(block._struct)[0] = room[i]
-        if error:
-            raise error
-        ids = [it.id for it in room[:sealed]]
-        self.blocks += ids
-        return ids
-
-    def wait(self, stream: int | None = None) -> None:
-        """A GPU's stream waits until the chain's blocks are written."""
-        check(lib.kvd_wait_on(self._space.pointer, byref(self._struct), _stream_of(stream)))
-
-    def check(self) -> None:
-        """After the stream has passed: kvd.Error with EIO if a producer died before it wrote."""
-        check(lib.kvd_check_pin(self._space.pointer, byref(self._struct)))
-
-    def release(self, stream: int | None = None) -> None:
-        """Lets go; stream: when that has passed."""
-        if stream is not None and self._struct.view and self._forget.alive:
-            lib.kvd_unpin_on(self._space.pointer, byref(self._struct), _stream_of(stream))
-        self._forget()
-        self.blocks = []
-
-    def __enter__(self) -> Pin:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.release()
+def _check_size(given: int, expected: int) -> None:
+    if given != expected:
+        raise ValueError(f"these blocks have {expected} bytes, and the array {given}")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks to fill."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import weakref
+from ctypes import byref, c_void_p
+from typing import TYPE_CHECKING
+
+from ._buffer import bytes_at
+from ._errors import Closed
+from ._handle import Handle
+from ._native import BlockStruct, check, lib
+from ._tensor import View
+
+if TYPE_CHECKING:
+    from ._space import Space
+
+
+def _free(handle: Handle, struct: BlockStruct) -> None:
+    lib.kvd_free(handle.pointer, 1, byref(struct))
+    struct.view = None
+
+
+class Block(View):
+    """A block to fill. Made by Space.alloc(); published by Pin.seal() or given back by Space.free(), or when forgotten.
+
+    Its contents are undefined at first. Fill it by a tensor (torch.from_dlpack(block), numpy.from_dlpack(block), of the
+    space's dtype and the shape that Pin.view() describes), by its buffer (block.memoryview(), in Python 3.12 the block
+    itself), by Space.write(), or at its address. What writes it must be done with it when it is sealed, and must not
+    outlive the block.
+    """
+
+    def __init__(self, space: Space, handle: Handle, struct: BlockStruct):
+        super().__init__(space.device, self._tensor, f"block {struct.id}")
+        self._handle: Handle | None = handle
+        self._size = space.block_bytes
+        self._struct = struct
+        self._sealed = False
+        self._forget = weakref.finalize(self, _free, handle, struct)
+
+    @property
+    def id(self) -> int:
+        """Its number in the pool. After Pin.seal(): of the block that holds this content in the chain."""
+        return int(self._struct.id)
+
+    @property
+    def data(self) -> int:
+        """Its address, of the host or of the space's device; 0 when it is not ours to fill any more."""
+        return (self._struct.data or 0) if self._struct.view else 0
+
+    @property
+    def sealed(self) -> bool:
+        """It was published: this very block, or, without keep=True, another one with the same content."""
+        return self._sealed
+
+    def memoryview(self) -> builtins.memoryview:
+        """Its bytes, to be written. BufferError: they are on a GPU. kvd.Closed: it is sealed or given back."""
+        if self._device[0] != 1:
+            raise BufferError("the block is in a GPU's memory")
+        if not self.data:
+            raise Closed(9, f"block {self.id} is not being filled")
+        return bytes_at(self.data, self._size, self)
+
+    def __buffer__(self, flags: int) -> builtins.memoryview:
+        return self.memoryview()
+
+    def _tensor(self, _stream: int | None) -> c_void_p:
+        if self._handle is None:
+            raise Closed(9, f"block {self.id} is not being filled")
+        tensor = c_void_p()
+        check(lib.kvd_dlpack_filling(self._handle.pointer, byref(self._struct), byref(tensor)))
+        return tensor
+
+    def _became(self, struct: BlockStruct, sealed: bool) -> None:
+        """What libkvd made of it: another one with the same content, nothing (it was sealed itself), or what it was."""
+        if struct.view or not sealed:
+            ctypes.pointer(self._struct)[0] = struct
+        if sealed:
+            self._sealed = True
+            self._gone()
+
+    def _gone(self) -> None:
+        self._struct.view = None
+        self._forget.detach()
+        self._handle = None
+
+    def __repr__(self) -> str:
+        return f"<kvd.Block {self.id}, {'sealed' if self._sealed else 'to fill' if self._struct.view else 'given back'}>"
+
+
+def structs_of(blocks: list[Block]) -> ctypes.Array[BlockStruct]:
+    return (BlockStruct * len(blocks))(*(block._struct for block in blocks))

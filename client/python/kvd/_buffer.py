@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where other libraries' arrays lie, and memory of ours as buffers for them."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_ssize_t, c_uint8, c_void_p, py_object, pythonapi
+from typing import Any, Iterator
+
+
+class _PyBuffer(Structure):
+    _fields_ = [("address", c_void_p), ("owner", py_object), ("size", c_ssize_t), ("itemsize", c_ssize_t),
+                ("readonly", c_int), ("ndim", c_int), ("format", c_char_p), ("shape", c_void_p), ("strides", c_void_p),
+                ("suboffsets", c_void_p), ("internal", c_void_p)]
+
+
+_WRITABLE = 1
+_get = ctypes.PYFUNCTYPE(c_int, py_object, POINTER(_PyBuffer), c_int)(("PyObject_GetBuffer", pythonapi))
+_release = ctypes.PYFUNCTYPE(None, POINTER(_PyBuffer))(("PyBuffer_Release", pythonapi))
+
+
+@contextmanager
+def memory(array: Any, writable: bool = False) -> Iterator[tuple[int, int]]:
+    """Address and bytes of a contiguous array: of anything with a buffer, or a tensor of torch on the processor."""
+    if hasattr(array, "data_ptr"):
+        if not array.is_contiguous() or array.device.type != "cpu":
+            raise BufferError("the tensor must be contiguous, in the processor's memory")
+        yield array.data_ptr(), array.numel() * array.element_size()
+        return
+    buffer = _PyBuffer()
+    _get(array, byref(buffer), _WRITABLE if writable else 0)
+    try:
+        yield buffer.address or 0, buffer.size
+    finally:
+        _release(byref(buffer))
+
+
+def bytes_at(address: int, size: int, owner: object) -> memoryview:
+    """Memory of ours as a writable buffer that keeps its owner."""
+    array = (c_uint8 * size).from_address(address)
+    array.owner = owner  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a block is."""
+
+from __future__ import annotations
+
+import errno
+from ctypes import byref
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ._errors import Error
+from ._native import GeometryStruct, lib
+
+_CHOICES = {
+    "dtype": {"f32": 1, "f16": 2, "bf16": 3, "i8": 4},
+    "order": {"hnd": 1, "nhd": 2},
+    "rope": {"post": 1, "pre": 2, "none": 3},
+    "kind": {"causal": 1, "bidirectional": 2},
+    "keys": {"serve": 1, "paper": 2},
+    "policy": {"lru": 1, "fifo": 2, "priority": 3},
+}
+_DTYPES = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16", "int8": "i8"}
+ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
+
+
+def choice(field: str, name: str) -> int:
+    """The number that libkvd has for one of its words; ValueError names the words."""
+    try:
+        return _CHOICES[field][name]
+    except KeyError:
+        raise ValueError(f"{field} is one of {', '.join(_CHOICES[field])}, not {name!r}") from None
+
+
+def dtype_name(dtype: Any) -> str:
+    """f32, f16, bf16 or i8, of that name, of a longer one ("bfloat16"), or of a dtype of numpy, torch, jax, ml_dtypes."""
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    name = str(name).removeprefix("torch.")
+    name = _DTYPES.get(name, name)
+    choice("dtype", name)
+    return name
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Every field that changes bytes of a block (struct kvd_geometry of kvd.h).
+
+    A block holds block_tokens tokens of layers / layer_groups consecutive layers: of each layer the K plane, then the V
+    plane, [kv_heads, block_tokens, head_dim] in order "hnd", [block_tokens, kv_heads, head_dim] in order "nhd"; and
+    behind the last layer the state plane, [block_tokens, state_width], if there is one.
+
+    dtype is of K, V and state: a name ("f32", "float32", "f16", "bf16", "bfloat16", "i8", ...) or a dtype of numpy or
+    torch. rope says whether keys are stored "post" or "pre" rotation, or never rotated ("none"). Token ids are below
+    vocab. fingerprint, two numbers of 64 bits, is of everything else that makes other bytes: see kvd.fingerprint.
+
+    Two programs share a space only if all of this is equal. Blocks that are laid out in another way: Geometry.opaque.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dtype: Any = "f16"
+    block_tokens: int = 16
+    layer_groups: int = 1
+    order: str = "hnd"
+    rope: str = "post"
+    state_width: int = 0
+    fingerprint: tuple[int, int] = (0, 0)
+    layout: str = ""
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.is_opaque:
+            return
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        choice("order", self.order)
+        choice("rope", self.rope)
+
+    @classmethod
+    def opaque(cls, block_bytes: int, layout: str, *, block_tokens: int = 16, vocab: int = 0,
+               fingerprint: tuple[int, int] = (0, 0)) -> Geometry:
+        """Blocks of so many bytes (a multiple of 64), of which libkvd knows nothing but the name of what is inside.
+
+        layout is of the characters [A-Za-z0-9._-], 31 at most. vocab 0: every number of 32 bits is a token, as spaces
+        that are found by keys need it (Space.lookup_keys). Tensors of such blocks are uint8 [block_bytes].
+        """
+        if block_bytes <= 0:
+            raise ValueError(f"a block has a multiple of 64 bytes, not {block_bytes}")
+        return cls(layers=0, kv_heads=0, head_dim=0, vocab=vocab, dtype="", block_tokens=block_tokens, layer_groups=0,
+                   order="", rope="", fingerprint=fingerprint, layout=layout, size=block_bytes)
+
+    @property
+    def is_opaque(self) -> bool:
+        return self.size != 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block. kvd.Invalid if there can be no such block."""
+        size: int = lib.kvd_block_bytes(byref(self._struct()))
+        if not size:
+            raise Error(errno.EINVAL, f"there can be no such block: {self}")
+        return size
+
+    def _struct(self) -> GeometryStruct:
+        words = {field: 0 if self.is_opaque else choice(field, getattr(self, field))
+                 for field in ("dtype", "order", "rope")}
+        numbers = {field: _number(field, getattr(self, field))
+                   for field in ("layers", "kv_heads", "head_dim", "block_tokens", "layer_groups", "state_width", "vocab")}
+        return GeometryStruct(**words, **numbers, fingerprint=tuple(_number("fingerprint", it, 64)
+                                                                    for it in self.fingerprint),
+                              block_bytes=_number("block_bytes", self.size, 64), layout=self.layout.encode())
+
+    def __repr__(self) -> str:
+        shown = [f"{it.name}={getattr(self, it.name)!r}" for it in fields(self)
+                 if getattr(self, it.name) not in (it.default, "") and not (self.is_opaque and not getattr(self, it.name))]
+        return f"kvd.Geometry({', '.join(shown)})"
+
+
+def _number(field: str, value: int, bits: int = 32) -> int:
+    if not 0 <= value < 1 << bits:
+        raise ValueError(f"{field} is a number from 0 to {(1 << bits) - 1}, not {value}")
+    return value

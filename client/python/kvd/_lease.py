@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single flight: one process computes a prefix, the others wait."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+
+from ._handle import Handle
+from ._native import check, lib
+
+
+def _end(handle: Handle, row: array[int]) -> None:
+    lib.kvd_lease_end(handle.pointer, *row.buffer_info())
+
+
+class Lease:
+    """The right to compute a prefix, if it is true. Made by Space.lease(); ends by end(), with a with, or forgotten."""
+
+    def __init__(self, handle: Handle, row: array[int], timeout: float):
+        milliseconds = min(max(0, round(timeout * 1000)), (1 << 32) - 1)
+        self._ours = bool(check(lib.kvd_lease(handle.pointer, *row.buffer_info(), milliseconds)))
+        self._end = weakref.finalize(self, _end, handle, row) if self._ours else None
+
+    def __bool__(self) -> bool:
+        """Whether it is this process that computes the prefix."""
+        return self._ours
+
+    def end(self) -> None:
+        """Others go on: with what was sealed, or one of them computes it. Again does nothing."""
+        if self._end:
+            self._end()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __repr__(self) -> str:
+        return f"<kvd.Lease, {'ours' if self._ours else 'finished by another process'}>"

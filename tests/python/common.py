@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the Python package share: a daemon that ends with us, chains, and a runner.
+
+    KVD=build/daemon/kvd KVD_LIBRARY=build/client/libkvd.so.0 python tests/python/test_tensors.py [--backend cuda]
+
+With --backend cuda, and a driver or its stand-in in LD_LIBRARY_PATH, what can be tested where torch sees no GPU.
+Exit status 77 means skipped: no KVD or KVD_LIBRARY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "client" / "python"
+sys.path.insert(0, str(PACKAGE))
+SKIPPED = 77
+
+if not os.environ.get("KVD") or not os.environ.get("KVD_LIBRARY"):
+    print("skipped: KVD and KVD_LIBRARY are not set")
+    sys.exit(SKIPPED)
+
+import kvd          # noqa: E402  (needs the path above)
+
+try:
+    import numpy as np
+except ImportError:
+    np = None
+try:
+    import torch
+except ImportError:
+    torch = None
+
+LAYERS, HEADS, TOKENS, DIM, VOCAB = 2, 3, 16, 8, 50000
+
+
+@contextmanager
+def daemon(backend: str = "host", pool: str = "8M"):
+    """The path of the socket of a daemon that ends with us."""
+    with tempfile.TemporaryDirectory(prefix="kvd-test-") as folder:
+        process = start(folder, backend, pool)
+        try:
+            yield f"{folder}/kvd.sock"
+        finally:
+            process.terminate()
+            assert process.wait(20) == 0, "kvd does not end cleanly"
+
+
+def start(folder: str, backend: str = "host", pool: str = "8M") -> subprocess.Popen:
+    ready, told = os.pipe()
+    process = subprocess.Popen([os.environ["KVD"], "--private", folder, "--ready-fd", str(told), "--pool", pool,
+                                "--set", "daemon.segment=2M", "--backend", backend],
+                               pass_fds=[told], stderr=subprocess.DEVNULL)
+    os.close(told)
+    try:
+        assert os.read(ready, 1) == b"\n", "kvd does not start"
+    finally:
+        os.close(ready)
+    return process
+
+
+# ---- chains --------------------------------------------------------------------------------------------------------
+
+
+def geometry(dtype="f32", order: str = "hnd", **more) -> kvd.Geometry:
+    return kvd.Geometry(layers=LAYERS, kv_heads=HEADS, head_dim=DIM, vocab=VOCAB, dtype=dtype, order=order, **more)
+
+
+def chain(number: int, blocks: int) -> list[int]:
+    return [number] + [1 + i % 7 for i in range(blocks * TOKENS - 1)]
+
+
+def fill(block: kvd.Block, value: float) -> None:
+    address = (ctypes.c_float * (geometry().block_bytes // 4)).from_address(block.data)
+    address[:] = [value] * len(address)
+
+
+def seal(space: kvd.Space, number: int, n: int, value: float = 0, salt: int = 0) -> list[int]:
+    """A chain of n blocks whose numbers are value, value + 1, ...; returns its ids."""
+    blocks = space.alloc(n)
+    for i, block in enumerate(blocks):
+        if space.device[0] == 1:
+            fill(block, value + i)
+    with kvd.Pin(space, salt=salt) as pin:
+        return pin.seal(blocks, chain(number, n))
+
+
+def fill_pool(space: kvd.Space) -> None:
+    """With other chains, until everything that nobody holds is gone."""
+    fill_pool.number += 1000
+    for i in range(300):
+        seal(space, fill_pool.number + i, 4)
+
+
+fill_pool.number = 1000
+
+
+def gone(space: kvd.Space, tokens: list[int]) -> bool:
+    """Whether nobody holds it: then it goes when the pool is filled with others, which may take more than one turn."""
+    while space.settle():
+        pass
+    for _ in range(3):
+        fill_pool(space)
+    return space.match(tokens) == 0
+
+
+# ---- running -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def raises(kind: type[BaseException], words: str = ""):
+    try:
+        yield
+    except kind as error:
+        assert words in str(error), error
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def child(text: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Runs a program of Python; it imports the package under test."""
+    path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
+    return subprocess.run([sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "PYTHONPATH": path, **environment})
+
+
+def _run(name: str, test, socket: str) -> bool:
+    try:
+        with kvd.connect(socket) as connection, connection.space("tensors", geometry()) as space:
+            test(space)
+        gc.collect()
+    except Exception:
+        traceback.print_exc()
+        print(f"FAIL  {name}")
+        return False
+    print(f"ok    {name}")
+    return True
+
+
+def main(tests: dict, on_a_gpu: set = frozenset()) -> int:
+    """Runs the functions called test_... with a space of a daemon; those of the set only, on a GPU."""
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--backend", choices=("host", "cuda"), default="host")
+    backend = arguments.parse_args().backend
+    tests = {name: it for name, it in tests.items() if name.startswith("test_")}
+    if backend == "cuda":
+        tests = {name: it for name, it in tests.items() if it in on_a_gpu}
+    with daemon(backend) as socket:
+        return 0 if all([_run(name, test, socket) for name, test in tests.items()]) else 1

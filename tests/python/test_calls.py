@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that move no tensors: salts, keys, copies, leases, settings, counters, fingerprints."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+from array import array
+from pathlib import Path
+
+from common import HEADS, LAYERS, TOKENS, VOCAB, chain, child, geometry, kvd, main, np, raises, seal, torch
+
+
+def test_salted_chains_are_strangers(space):
+    plain, salted = seal(space, 1, 2), seal(space, 1, 2, salt=7)
+    assert not set(plain) & set(salted)
+    for salt, ids in ((0, plain), (7, salted), (8, [])):
+        assert space.match(chain(1, 2), salt=salt) == len(ids) * TOKENS
+        with space.lookup(chain(1, 2), salt=salt) as pin:
+            assert pin.blocks == ids
+            more = space.alloc(1)
+            pin.seal(more, chain(2, 1))     # goes on in its own chain
+    assert space.match(chain(1, 2) + chain(2, 1), salt=7) == space.match(chain(1, 2) + chain(2, 1)) == 3 * TOKENS
+
+
+def keyed(space) -> kvd.Space:
+    return space.daemon.space("keyed", kvd.Geometry.opaque(4096, "objects-1", block_tokens=8))
+
+
+def test_objects_by_their_keys(space):
+    with keyed(space) as other:
+        keys = [bytes([i]) * 32 for i in range(4)]
+        for key in keys[:3:2]:
+            blocks = other.alloc(3)
+            other.write(blocks, key * 3 * 128)
+            with other.seal_key(key, blocks) as pin:
+                assert len(pin) == 3 and pin.blocks == [block.id for block in blocks]
+        for given in (keys, b"".join(keys)):
+            pins = other.lookup_keys(given, 3)
+            assert [bool(pin) for pin in pins] == [True, False, True, False]
+            out = bytearray(3 * 4096)
+            other.read(pins[2], out)
+            assert out == keys[2] * 3 * 128
+        assert other.lookup_keys([]) == []
+        for wrong in ([b"short"], b"short", [keys[0], b""]):
+            with raises(ValueError, "has 32 bytes"):
+                other.lookup_keys(wrong)
+    with raises(kvd.Invalid):
+        space.lookup_keys([bytes(64)])
+
+
+def test_opaque_blocks(space):
+    shape = keyed(space).geometry
+    assert shape.is_opaque and shape.block_bytes == 4096 and shape.layout == "objects-1"
+    with raises(kvd.Mismatch, "layout"):
+        space.daemon.space("keyed", kvd.Geometry.opaque(4096, "objects-2", block_tokens=8))
+    with raises(ValueError):
+        kvd.Geometry.opaque(0, "none")
+    assert repr(shape) == "kvd.Geometry(block_tokens=8, layout='objects-1', size=4096)", shape
+
+
+def test_dtypes_by_any_name(space):
+    names = {"f32": ["f32", "float32", "float"], "f16": ["float16", "half"], "bf16": ["bfloat16"], "i8": ["int8"]}
+    if np:
+        names["f16"] += [np.float16, np.dtype("float16")]
+        names["i8"] += [np.int8]
+    if torch:
+        names["bf16"] += [torch.bfloat16]
+        names["f32"] += [torch.float32]
+    for name, same in names.items():
+        assert {geometry(it).dtype for it in same} == {name}, same
+
+
+def test_bulk_copies(space):
+    size = space.block_bytes
+    data = bytes(i % 251 for i in range(4 * size))
+    blocks = space.alloc(4)
+    space.write(blocks, data)
+    with kvd.Pin(space) as pin:
+        pin.seal(blocks[::-1], chain(10, 4))
+        parts = [data[i * size:(i + 1) * size] for i in (3, 2, 1, 0)]
+        outs = [bytearray(4 * size), array("B", bytes(4 * size))]
+        outs += [np.zeros(4 * size // 4, dtype="float32")] if np else []
+        for out in outs:
+            space.read(pin, out)
+            assert bytes(memoryview(out).cast("B")) == b"".join(parts)
+        if torch:
+            out = torch.zeros(4 * size, dtype=torch.uint8)
+            space.read(pin, out)
+            assert bytes(out.tolist()) == b"".join(parts)
+        with raises(ValueError, f"these blocks have {4 * size} bytes, and the array {size}"):
+            space.read(pin, bytearray(size))
+        with raises(BufferError):
+            space.read(pin, data)       # bytes are not to be written
+        with raises(kvd.Closed):
+            space.write(blocks, data)   # nor are sealed blocks
+
+
+def test_buffers_of_blocks(space):
+    (block,) = space.alloc(1)
+    view = block.memoryview()
+    assert len(view) == space.block_bytes and not view.readonly
+    view[:8] = b"12345678"
+    if sys.version_info >= (3, 12):
+        assert bytes(memoryview(block)[:8]) == b"12345678"
+    with kvd.Pin(space) as pin:
+        (id_,) = pin.seal([block], chain(11, 1))
+        stored = pin.memoryview(id_)
+    assert stored.readonly and bytes(stored[:8]) == b"12345678"
+    with raises(kvd.Closed):
+        block.memoryview()
+
+
+def test_memory_is_where_blocks_are(space):
+    memory = space.memory()
+    blocks = space.alloc(20)
+    ids = [block.id for block in blocks]
+    assert ids == sorted(ids) and max(ids) < space.memory().mapped <= memory.blocks
+    assert [block.data for block in blocks] == [memory.base + id_ * memory.block_bytes for id_ in ids]
+    assert memory.block_bytes == space.block_bytes
+    with kvd.Pin(space) as pin:
+        (id_,) = pin.seal(blocks[:1], chain(15, 1))
+        assert pin.address(id_) == memory.sealed + id_ * memory.block_bytes
+
+
+def test_blocks_are_reserved(space):
+    before = space.available()
+    assert space.reserve(50) >= 50
+    blocks = space.alloc(50)
+    assert 0 < space.available() <= before - 50
+    space.free(blocks)
+    assert space.reserve(0) >= 0
+
+
+TEAM = """
+import os, sys, kvd
+daemon = kvd.connect(sys.argv[1])
+daemon.join(bytes.fromhex(sys.argv[2]))
+space = daemon.space("tensors", kvd.Geometry(layers=2, kv_heads=3, head_dim=8, vocab=50000, dtype="f32"))
+memory = space.memory()
+import ctypes
+ctypes.memset(memory.base + int(sys.argv[3]) * memory.block_bytes, 7, memory.block_bytes)
+"""
+
+
+def test_a_team_shares_its_blocks(space):
+    """One process allocates and seals, another one writes."""
+    team = bytes(range(1, 17))
+    with kvd.connect(space.daemon.path) as daemon:
+        daemon.join(team)
+        with daemon.space("tensors", geometry()) as other:
+            (block,) = other.alloc(1)
+            done = child(TEAM, daemon.path, team.hex(), str(block.id))
+            assert not done.returncode, done
+            with kvd.Pin(other) as pin:
+                pin.seal([block], chain(16, 1))
+                assert bytes(pin.memoryview(block.id)) == b"\7" * other.block_bytes
+        with raises(ValueError, "16 bytes"):
+            daemon.join(b"short")
+        with raises(kvd.Invalid):
+            daemon.join(bytes(16))
+        with raises(kvd.Busy):
+            daemon.join(team[::-1])
+
+
+def test_leases(space):
+    with space.daemon.space("whole", geometry(), kind="bidirectional") as other:
+        tokens = chain(12, 1)
+        with other.lease(tokens) as lease:
+            assert lease and "ours" in repr(lease)
+            with kvd.connect(space.daemon.path) as another, \
+                    another.space("whole", geometry(), kind="bidirectional") as theirs:
+                with raises(kvd.Busy):
+                    theirs.lease(tokens, timeout=0.01)
+                told = []
+                waiter = threading.Thread(target=lambda: told.append(theirs.lease(tokens, timeout=60)))
+                waiter.start()
+                with kvd.Pin(other) as pin:
+                    pin.seal(other.alloc(1), tokens)
+                lease.end()
+                waiter.join()
+                assert not told[0]
+                assert theirs.match(tokens) == TOKENS
+        lease.end()
+        with raises(kvd.Invalid):
+            space.lease(tokens)
+
+
+def test_settings(space):
+    assert space.setting("keydiff") == 0
+    space.set("keydiff", 1)
+    assert space.setting("keydiff") == 1
+    space.set("keydiff", 0)
+    with raises(kvd.Invalid):
+        space.setting("keydif")
+
+
+def test_counters(space):
+    before = space.counters()
+    seal(space, 13, 2)
+    space.lookup(chain(13, 2))
+    space.lookup(chain(14, 2))
+    after = space.counters()
+    assert after.lookups - before.lookups == 2 and after.lookup_hits - before.lookup_hits == 1
+    assert after.tokens_asked - before.tokens_asked == 4 * TOKENS
+    assert after.tokens_found - before.tokens_found == 2 * TOKENS
+    assert after.blocks_sealed - before.blocks_sealed == 2 and after.blocks_duplicate == 0
+
+
+def test_fingerprints(space):
+    with tempfile.TemporaryDirectory() as folder:
+        weights, empty = Path(folder, "weights"), Path(folder, "empty")
+        weights.write_bytes(b"abc")
+        empty.touch()
+        parts = [(), ("",), ("ab",), ("a", "b"), (["a", "b"],), (["a"], "b"), (b"ab",), (1,), ("1",), (True,), (1.0,),
+                 (None,), ({"a": 1, "b": 2},), ({"a": 2, "b": 1},), (weights,), (empty,), (Path(folder),), (-0.0,),
+                 (array("i", [1]),), (array("i", [1, 0]),), (2 ** 100,), (-1,)]
+        parts += [(np.zeros(4, dtype="f4"),), (np.zeros((2, 2), dtype="f4"),), (np.zeros(4, dtype="i4"),),
+                  (np.float32,)] if np else []
+        parts += [(torch.zeros(4, dtype=torch.bfloat16),), (torch.bfloat16,)] if torch else []
+        values = [kvd.fingerprint(*it) for it in parts]
+        assert len(set(values)) == len(values) and values == [kvd.fingerprint(*it) for it in parts]
+        assert kvd.fingerprint({"b": 2, "a": 1}) == kvd.fingerprint({"a": 1, "b": 2})
+        done = child("import kvd, sys, pathlib; print(kvd.fingerprint('a', 1, pathlib.Path(sys.argv[1])))", str(weights))
+        assert done.stdout == f"{kvd.fingerprint('a', 1, weights)}\n", done
+        weights.write_bytes(b"abd")
+        assert kvd.fingerprint(weights) != values[14]
+    with raises(TypeError):
+        kvd.fingerprint(object())
+    geometry(fingerprint=kvd.fingerprint("model"))
+
+
+def test_every_object_says_what_it_is(space):
+    assert repr(space) == "<kvd.Space 'tensors'>" and repr(space.layer(1)) == "<kvd.View of keys of layer 1>"
+    assert repr(geometry()) == (f"kvd.Geometry(layers={LAYERS}, kv_heads={HEADS}, head_dim=8, vocab={VOCAB}, "
+                                "dtype='f32')"), geometry()
+    assert all(getattr(kvd, name).__module__ in ("kvd", "typing") for name in kvd.__all__
+               if isinstance(getattr(kvd, name), type)), kvd.__all__
+    assert kvd.__version__ == kvd._native.lib.kvd_version().decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals(), {test_salted_chains_are_strangers, test_settings, test_counters, test_blocks_are_reserved,
+                              test_memory_is_where_blocks_are}))

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example in a docstring of the package is a program that runs: on a first run (a miss) and on a second (a hit)."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+import tempfile
+import textwrap
+
+from common import child, kvd, main, np
+
+EXAMPLE = re.compile(r"\n\n((?: {4}.*\n|\n(?= {4}))+)")
+
+
+def examples():
+    """Indented text in docstrings: of the package, its classes, functions and methods."""
+    objects = {"kvd": kvd} | {name: getattr(kvd, name) for name in kvd.__all__}
+    for name, it in list(objects.items()):
+        if inspect.isclass(it):
+            objects |= {f"{name}.{key}": value for key, value in vars(it).items() if inspect.isroutine(value)}
+    for name, it in objects.items():
+        for found in EXAMPLE.findall((inspect.getdoc(it) or "") + "\n"):
+            yield name, textwrap.dedent(found)
+
+
+def test_examples_run_twice(space):
+    assert {name for name, _ in examples()} >= {"kvd", "fingerprint"}
+    for name, text in examples():
+        if "numpy" in text and not np:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            here = os.getcwd()
+            os.chdir(folder)
+            try:
+                open("model.safetensors", "wb").close()
+                setup = "" if "import kvd" in text else "import kvd\nfrom pathlib import Path\n"
+                runs = [child(setup + text, KVD_SOCKET=space.daemon.path) for _ in range(2)]
+            finally:
+                os.chdir(here)
+        assert not any(done.returncode or done.stderr for done in runs), (name, runs)
+        if name == "kvd":
+            assert [done.stdout for done in runs] == ["0 tokens found, 64 computed\n", "64 tokens found, 0 computed\n"]
+
+
+def test_everything_public_is_described(space):
+    for name in kvd.__all__:
+        it = getattr(kvd, name)
+        if inspect.isclass(it) or inspect.isroutine(it):
+            assert it.__doc__, name
+            for key, value in vars(it).items():
+                if inspect.isclass(it) and inspect.isroutine(value) and not key.startswith("_"):
+                    assert value.__doc__ or issubclass(it, tuple), f"{name}.{key}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))

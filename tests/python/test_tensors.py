@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks are tensors of torch and numpy where they lie, of the shape that the geometry says."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+
+from common import (DIM, HEADS, LAYERS, SKIPPED, TOKENS, chain, fill_pool, geometry, gone, kvd, main, np, raises, seal,
+                    torch)
+
+
+def libraries():
+    """from_dlpack, and a tensor's address and shape."""
+    if torch:
+        yield torch.from_dlpack, lambda t: t.data_ptr(), lambda t: tuple(t.shape)
+    if np:
+        yield np.from_dlpack, lambda t: t.__array_interface__["data"][0], lambda t: t.shape
+
+
+def live(space: kvd.Space) -> int:
+    """Tensors that are not deleted yet."""
+    return kvd._native.lib.kvd_dlpack_live(space._open().pointer)
+
+
+def test_a_tensor_is_the_block(space):
+    ids = seal(space, 1, 2, 5)
+    for take, address, shape in libraries():
+        with space.lookup(chain(1, 2)) as pin:
+            assert pin.tokens == 2 * TOKENS and pin.blocks == ids
+            tensor = take(pin.view(ids[1]))
+            assert address(tensor) == pin.address(ids[1])
+            assert shape(tensor) == (LAYERS, 2, HEADS, TOKENS, DIM)
+            assert float(tensor.min()) == float(tensor.max()) == 6
+
+
+def test_what_is_written_into_a_tensor_is_in_the_block(space):
+    (block,) = space.alloc(1)
+    values = (ctypes.c_float * (space.block_bytes // 4)).from_address(block.data)
+    if torch:
+        tensor = torch.from_dlpack(block)
+        tensor[1, 0, 2, 3, 4] = 42
+        at = ((1 * 2 + 0) * HEADS + 2) * TOKENS * DIM + 3 * DIM + 4
+        assert values[at] == 42
+        tensor[:] = 7
+        del tensor
+        assert set(values) == {7.0}
+    if np:
+        array = np.from_dlpack(block)
+        values[5] = 8
+        assert array.reshape(-1)[5] == 8
+        del array
+    space.free([block])
+
+
+def test_every_dtype_and_order(space):
+    for dtype in ("f32", "f16", "bf16", "i8"):
+        for order in ("hnd", "nhd"):
+            with space.daemon.space(f"{dtype}-{order}", geometry(dtype, order)) as other:
+                (block,) = other.alloc(1)
+                planes = (HEADS, TOKENS) if order == "hnd" else (TOKENS, HEADS)
+                for take, address, shape in libraries():
+                    if np and take is np.from_dlpack and dtype == "bf16":
+                        continue    # numpy has none
+                    tensor = take(block)
+                    assert shape(tensor) == (LAYERS, 2, *planes, DIM)
+                    assert dtype.replace("f", "float").replace("i8", "int8") in str(tensor.dtype), tensor.dtype
+                    assert address(tensor) == block.data
+                    del tensor
+
+
+def test_a_layer_is_indexed_by_blocks(space):
+    ids = seal(space, 3, 3, 20)
+    for take, _, shape in libraries():
+        with space.lookup(chain(3, 3)) as pin:
+            layer = take(space.layer(1, values=True))
+            assert shape(layer)[1:] == (HEADS, TOKENS, DIM) and shape(layer)[0] > max(ids)
+            assert [float(layer[i].min()) for i in pin.blocks] == [20, 21, 22]
+            assert [float(layer[i].max()) for i in pin.blocks] == [20, 21, 22]
+        del layer
+
+
+def test_a_tensor_outlives_its_pin(space):
+    for number, (take, _, _) in enumerate(libraries(), 30):
+        ids = seal(space, number, 3, 1)
+        pin = space.lookup(chain(number, 3))
+        tensor = take(pin.view(ids[1]))
+        pin.release()
+        fill_pool(space)
+        assert space.match(chain(number, 3)) == 2 * TOKENS      # the third block is gone
+        assert float(tensor.min()) == float(tensor.max()) == 2
+        del tensor
+        gc.collect()
+        assert gone(space, chain(number, 3))
+
+
+def test_tensors_die_in_any_thread(space):
+    seal(space, 40, 1)
+    take, _, _ = next(libraries())
+    with space.lookup(chain(40, 1)) as pin:
+        tensors = [take(pin.view(pin.blocks[0])) for _ in range(64)]
+
+    def drop():
+        while True:
+            try:
+                tensors.pop()
+            except IndexError:
+                return
+
+    threads = [threading.Thread(target=drop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert live(space) == 0
+
+
+def test_a_capsule_that_nobody_takes(space):
+    seal(space, 41, 1)
+    with space.lookup(chain(41, 1)) as pin:
+        capsule = pin.view(pin.blocks[0]).__dlpack__()
+        assert live(space) == 1
+        del capsule
+        assert live(space) == 0
+
+
+def test_what_a_consumer_may_not_ask_for(space):
+    seal(space, 42, 1)
+    with space.lookup(chain(42, 1)) as pin:
+        view = pin.view(pin.blocks[0])
+        for arguments in ({"copy": True}, {"dl_device": (2, 5)}):
+            with raises(BufferError):
+                view.__dlpack__(**arguments)
+        with raises(kvd.Invalid, "not in the chain"):
+            pin.view(pin.blocks[0] + 1).__dlpack__()
+    with raises(kvd.Closed):
+        view.__dlpack__()
+
+
+def test_on_a_gpu(space):
+    """Addresses of the device are not read here: that tensors say where they are, and hold and let go."""
+    if space.device[0] != 2:
+        return
+    seal(space, 90, 2)
+    with space.lookup(chain(90, 2)) as pin:
+        assert pin.view(pin.blocks[0]).__dlpack_device__() == (2, 0)
+        capsule = pin.view(pin.blocks[0]).__dlpack__(stream=1)
+        pin.wait()
+        pin.check()
+    assert not gone(space, chain(90, 2)) and space.match(chain(90, 2)) == TOKENS
+    del capsule
+    assert gone(space, chain(90, 2))
+
+
+if __name__ == "__main__":
+    if not (np or torch):
+        print("skipped: neither numpy nor torch is installed")
+        sys.exit(SKIPPED)
+    sys.exit(main(globals(), {test_on_a_gpu, test_a_capsule_that_nobody_takes, test_what_a_consumer_may_not_ask_for}))
