@@ -233,7 +233,8 @@ int space_delete(struct space *space, bool force) {
         uint32_t n = live_attachments(space);
 
         if (n && !force)
-                return store_refuse(store, -EBUSY, "%u clients use space '%s'; end them, or force it", n, space->name);
+                return store_refuse(store, -EBUSY, "%u client%s using space '%s'; stop %s, or pass --force", n,
+                                    n == 1 ? " is" : "s are", space->name, n == 1 ? "it" : "them");
         if (n && store->config.backend == KVD_BACKEND_LEGACY && !store->holder_gone)
                 return store_refuse(store, -EBUSY, "%u clients use space '%s', and have its memory by legacy CUDA "
                                     "handles, which cannot be taken from under them; end them", n, space->name);

@@ -36,6 +36,13 @@ for verb in $("$KVCTL" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p') 'space create
         kvctl 0 $verb --help
         says '^usage: kvctl ' '^example: kvctl '
 done
+kvctl 0 space --help
+says '^usage: kvctl space VERB' '^  space create  ' '^  space delete  '
+says_not 'profile'
+kvctl 0 --help profile
+says '^  profile build  '
+kvctl 2 space
+complains '"space" wants another word; "kvctl space --help" lists them'
 
 start_daemon
 kvctl 2 evict

@@ -106,9 +106,23 @@ static unsigned words_of(const struct verb *verb, const struct reader *reader) {
         return n;
 }
 
+/* The first word of several verbs, alone: with --help, that is a question. */
+static int take_group(struct reader *reader) {
+        const char *group = reader->word[0];
+
+        if (args_has(reader->args, FLAG_HELP)) {
+                reader->args->group = group;
+                return 0;
+        }
+        return wrong(reader, "\"%s\" wants another word; \"kvctl %s --help\" lists them", group, group);
+}
+
 static int no_verb(struct reader *reader) {
         char two[128];
 
+        for (unsigned i = 0; i < n_verbs && reader->n_words == 1; i++)
+                if (verb_is_of(&verbs[i], reader->word[0]))
+                        return take_group(reader);
         if (reader->n_words >= 2) {
                 snprintf(two, sizeof two, "%s %s", reader->word[0], reader->word[1]);
                 for (unsigned i = 0; i < n_verbs; i++)

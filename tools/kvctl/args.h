@@ -52,6 +52,7 @@ extern const unsigned n_verbs;
 
 struct args {
         const struct verb *verb; /* NULL: none was given */
+        const char *group;       /* ... but the first word of several, as "space", with --help */
         const char *operand[ARGS_OPERANDS_MAX];
         unsigned n_operands;
         uint64_t given; /* FLAG_BIT of the flags */
@@ -70,5 +71,7 @@ static inline bool args_has(const struct args *args, enum flag flag) {
 /* help */
 void help_all(FILE *to);
 void help_verb(FILE *to, const struct verb *verb);
+void help_group(FILE *to, const char *group);
+bool verb_is_of(const struct verb *verb, const char *group);
 
 #endif

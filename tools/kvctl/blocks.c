@@ -14,7 +14,7 @@ static const struct {
         char letter[2];
         const char *name, *colour, *meaning;
 } shades[N_SHADES] = {
-        [SHADE_LIMBO] = {"L", "limbo", "97;41", "its client is lost, whose process may yet write"},
+        [SHADE_LIMBO] = {"L", "limbo", "97;41", "client disconnected; its process may still write"},
         [SHADE_RETIRING] = {"r", "retiring", "30;46", "about to be evicted, if nobody uses it"},
         [SHADE_FILLING] = {"f", "filling", "30;43", "being written by the client that took it"},
         [SHADE_PINNED] = {"P", "pinned", "97;45", "cached, and in use by at least one client"},

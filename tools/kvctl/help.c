@@ -59,12 +59,26 @@ void help_verb(FILE *to, const struct verb *verb) {
         fprintf(to, "\nexample: %s\n", verb->example);
 }
 
+bool verb_is_of(const struct verb *verb, const char *group) {
+        size_t n = strlen(group);
+
+        return strncmp(verb->name, group, n) == 0 && verb->name[n] == ' ';
+}
+
+void help_group(FILE *to, const char *group) {
+        fprintf(to, "usage: kvctl %s VERB [arguments]\n\n", group);
+        for (unsigned i = 0; i < n_verbs; i++)
+                if (verb_is_of(&verbs[i], group))
+                        fprintf(to, "  %-14s  %s\n", verbs[i].name, verbs[i].text);
+        fprintf(to, "\n\"kvctl %s VERB --help\" has the flags of each and an example.\n", group);
+}
+
 void help_all(FILE *to) {
         fprintf(to, "usage: kvctl [flags] VERB [arguments]\n\n"
                     "Looks into a kvd daemon, and changes what is in it. Where there is one space, SPACE\n"
                     "may be left out.\n\n");
         for (unsigned i = 0; i < n_verbs; i++)
-                fprintf(to, "  %-12s  %s\n", verbs[i].name, verbs[i].text);
+                fprintf(to, "  %-14s  %s\n", verbs[i].name, verbs[i].text);
         fprintf(to, "\nflags of every verb:\n\n");
         put_flags(to, FLAGS_GLOBAL);
         fprintf(to, "\nexit status: 0 done; 1 the answer is no, or refused; 2 wrong usage; 3 no daemon\n"

@@ -186,6 +186,8 @@ static int answer_about_self(const struct args *args) {
                 return compute_about(args->operand[0]);
         else if (args->verb)
                 help_verb(stdout, args->verb);
+        else if (args->group)
+                help_group(stdout, args->group);
         else
                 help_all(asked ? stdout : stderr);
         return args->verb || asked || args_has(args, FLAG_VERSION) ? KVCTL_OK : KVCTL_USAGE;
