@@ -48,7 +48,7 @@ struct diffuse_options {
         "                       off, as \"kvctl space set\" says (default space)\n" \
         "  --bicache-table FILE how many layers are shallow, by the document's share of a request (default: the\n" \
         "                       space's table)\n" \
-        "  --bicache-depth N    so many layers are shallow, whatever a table says\n" \
+        "  --bicache-depth N    treat the first N layers as shallow, ignoring the table\n" \
         "  --prefix-tokens N    with --tokens: so many are the document\n" \
         "  --refresh N          steps between refreshes (default: as the space says, or 16)\n" \
         "  --profile-out FILE   generate nothing, but append to FILE how alike the document's keys and values are\n" \
