@@ -20,7 +20,8 @@ struct owner {
         struct DLManagedTensorVersioned versioned; /* the same, for who took that */
         int64_t shape[DIMENSIONS], strides[DIMENSIONS];
         struct kvd_space *space;
-        struct view *view; /* with a reference */
+        struct view *view; /* with a reference, but for tensors of everything at fixed addresses */
+        bool lasts;        /* such a one */
         kvd_ref pinned;    /* with a pin; KVD_ROOT: nothing */
         void *stream;      /* behind which the pin is let go of; NULL: the legacy default stream */
 };
@@ -45,7 +46,8 @@ static void let_go(struct owner *o) {
 static void end(struct owner *o) {
         if (!forked(o->space->handle)) {
                 let_go(o);
-                view_put(o->view);
+                if (!o->lasts)
+                        view_put(o->view);
         }
         space_put(o->space);
         free(o);
@@ -151,7 +153,7 @@ static void shape_planes(struct owner *o) {
 }
 
 static void shape_layer(struct owner *o, const struct kvd_layer_view *layer) {
-        o->shape[0] = o->view->ix->capacity;
+        o->shape[0] = is_fixed(o->space) ? o->space->fixed.blocks : o->view->ix->capacity;
         o->strides[0] = (int64_t)(layer->block_stride / layer->element);
         shape_plane(&o->view->ix->geometry, o->shape + 1, o->strides + 1);
         o->managed.tensor.ndim = 4;
@@ -164,13 +166,14 @@ static void shape_block(struct owner *o) {
                 shape_planes(o);
 }
 
-static int make(struct kvd_space *space, struct view *view, void *data, struct owner **ret) {
+static int make(struct kvd_space *space, struct view *view, void *data, bool lasts, struct owner **ret) {
         struct owner *o = sys->calloc(1, sizeof *o);
 
         if (!o)
                 return client_fail(-ENOMEM, "out of memory");
         o->space = space;
         o->view = view;
+        o->lasts = lasts;
         o->pinned = KVD_ROOT;
         o->managed.tensor = (struct DLTensor){
                 .data = data,
@@ -182,7 +185,7 @@ static int make(struct kvd_space *space, struct view *view, void *data, struct o
         };
         o->managed.owner = o;
         o->managed.deleter = delete;
-        atomic_fetch_add(&view->refs, 1);
+        atomic_fetch_add(&view->refs, !lasts);
         atomic_fetch_add(&space->users, 1);
         *ret = o;
         return 0;
@@ -223,7 +226,7 @@ int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_
         ref = view ? find_in_chain(pin, block) : KVD_ROOT;
         if (ref == KVD_ROOT)
                 return client_fail(-EINVAL, "block %u is not in the chain that the pin holds", block);
-        r = make(space, view, kvd_pin_block(pin, block), &o);
+        r = make(space, view, kvd_pin_block(pin, block), false, &o);
         if (r < 0)
                 return r;
         shape_block(o);
@@ -241,7 +244,7 @@ int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block, s
                 return r;
         if (!block->view || !block->data)
                 return client_fail(-EINVAL, "no block");
-        r = make(space, block->view, block->data, &o);
+        r = make(space, block->view, block->data, false, &o);
         if (r < 0)
                 return r;
         shape_block(o);
@@ -275,7 +278,7 @@ int kvd_dlpack_layer(struct kvd_space *space, uint32_t layer, uint32_t values, s
                 r = view_of_layer(space, layer, &at, &view);
         if (r < 0)
                 return r;
-        r = make(space, view, values ? at.values : at.keys, &o);
+        r = make(space, view, values ? at.values : at.keys, is_fixed(space), &o);
         view_put(view);
         if (r < 0)
                 return r;
@@ -294,7 +297,7 @@ int kvd_dlpack_memory(struct kvd_space *space, struct DLManagedTensor **ret) {
                 return r;
         view = view_get(space);
         view_memory(view, &memory);
-        r = make(space, view, memory.base, &o);
+        r = make(space, view, memory.base, is_fixed(space), &o);
         view_put(view);
         if (r < 0)
                 return r;

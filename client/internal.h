@@ -52,6 +52,7 @@ struct mapping_kind {
         void (*release)(struct view *view);  /* everything, also what was not begun */
 };
 extern const struct mapping_kind mapping_host, mapping_device;
+void mapping_host_end(struct kvd_space *space); /* of a fixed space's addresses */
 
 struct device;
 
@@ -94,6 +95,11 @@ struct kvd_space {
         _Atomic uint32_t reserve;    /* kvd_reserve's n */
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)]; /* of ended views, and our own */
+        struct {                  /* KVD_SPACE_FIXED: what all views have in turn; under kvd.lock */
+                uint8_t *base;    /* owned reservation; NULL: not yet made */
+                uint64_t reserved; /* as view->reserved */
+                uint32_t blocks;
+        } fixed;
         _Atomic(struct scratch *) scratch[4]; /* owned: what calls of attention have left for the next ones */
         _Atomic uint32_t users; /* the caller, until kvd_space_close, and tensors that are not deleted yet */
 };
@@ -108,6 +114,10 @@ enum counter { /* places in struct kvd_counters that libkvd counts itself */
 
 static inline void count(struct kvd_space *space, enum counter which, uint64_t n) {
         atomic_fetch_add_explicit(&space->counters[which], n, memory_order_relaxed);
+}
+
+static inline bool is_fixed(const struct kvd_space *space) {
+        return space->options.flags & KVD_SPACE_FIXED;
 }
 
 static inline bool forked(const struct kvd *handle) {
@@ -128,6 +138,8 @@ int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n); /* segm
 bool view_has(const struct view *view, uint32_t segment);
 bool view_may_write(const struct view *view, uint32_t segment);
 void view_lose_segment(struct view *view, uint32_t segment); /* it is about to be unmapped */
+bool view_has_any(const struct view *view);
+bool view_is_last(struct view *view); /* under kvd.lock: those before it are unmapped, or that is done now */
 int view_map_file(int fd, uint64_t bytes, int prot, void **ret); /* refuses one that is shorter */
 void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);

@@ -84,6 +84,13 @@ struct kvd_geometry {
         char layout[32];       /* of opaque blocks: what is inside, by a name of 1 to 31 of [A-Za-z0-9._-] */
 };
 
+/*
+ * KVD_SPACE_FIXED: addresses never change while the space is open (host spaces only), for engines that keep pointers
+ * or tensors of all of it. When the daemon is replaced, the new pool comes to the same addresses, which cannot be before
+ * every pin and block of the old one was let go: until then kvd_alloc and kvd_seal say -ESTALE and lookups find
+ * nothing. -ENOSPC: the new pool is larger than what was reserved. What nobody holds has no memory in between: a read
+ * there is SIGSEGV. kvd_dlpack_layer and kvd_dlpack_memory hold nothing then, and last until the space is closed.
+ */
 enum kvd_space_flags { KVD_SPACE_FIXED = 1 };
 
 struct kvd_space_options {
@@ -152,8 +159,8 @@ struct kvd_space_memory {
 
 /*
  * Maps what the pool has grown by as well, so that blocks of which another process of the same engine told may be
- * used: call it again when an id is not below mapped. Addresses stay what they are until the daemon is replaced. With
- * the daemon gone: what is mapped.
+ * used: call it again when an id is not below mapped. Addresses stay what they are until the daemon is replaced, or
+ * for ever (KVD_SPACE_FIXED). With the daemon gone: what is mapped.
  */
 int kvd_space_memory(kvd_space *space, struct kvd_space_memory *ret);
 

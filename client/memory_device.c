@@ -42,10 +42,13 @@ static int device_fail(struct device *d, int error, const char *what) {
 
 static int reserve(struct view *view) {
         uint64_t bytes = (uint64_t)view->ix->max_segments * view->ix->segment_bytes;
-        struct device *d = sys->calloc(1, sizeof *d);
+        struct device *d;
         cu_address at;
         int r;
 
+        if (is_fixed(view->space))
+                return client_fail(-ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
+        d = sys->calloc(1, sizeof *d);
         if (!d)
                 return client_fail(-ENOMEM, "out of memory");
         r = open_gpu(view, d);

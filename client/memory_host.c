@@ -5,6 +5,9 @@
  * the lower half the caller may write where the daemon lets him; in the upper half nobody may. Pins, and blocks once
  * they are sealed, are given out as addresses of the upper half, so that a stray write through one of them ends its own
  * process and not everybody's cache.
+ *
+ * The reservation is the view's, or, if the space's addresses are fixed, the space's: then one view after the other has
+ * it, and a new one maps nothing before the old ones are empty.
  */
 
 #include <errno.h>
@@ -16,9 +19,7 @@
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
-/* Address space for all segments there can be, so that a growing pool keeps its base. */
-static int reserve(struct view *view) {
-        uint64_t half = ALIGN_UP((uint64_t)view->ix->max_segments * view->ix->segment_bytes, HUGE_BYTES);
+static int reserve_range(uint64_t half, uint8_t **ret) {
         uint64_t bytes = 2 * half + HUGE_BYTES;
         uint8_t *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         uint8_t *aligned;
@@ -30,9 +31,36 @@ static int reserve(struct view *view) {
                 munmap(at, (size_t)(aligned - at));
         if (aligned - at < (ptrdiff_t)HUGE_BYTES)
                 munmap(aligned + bytes - HUGE_BYTES, (size_t)(at + HUGE_BYTES - aligned));
-        view->base = aligned;
-        view->sealed = aligned + half;
-        view->reserved = half;
+        *ret = aligned;
+        return 0;
+}
+
+static int check_fits(const struct view *view, uint64_t half) {
+        const struct kvd_space *space = view->space;
+
+        if (half <= space->fixed.reserved && view->ix->capacity <= space->fixed.blocks)
+                return 0;
+        return client_fail(-ENOSPC, "the new daemon's space '%s' has %u blocks, and the fixed addresses are for %u; open "
+                           "the space anew", space->name, view->ix->capacity, space->fixed.blocks);
+}
+
+/* Address space for all segments there can be, so that a growing pool keeps its base. */
+static int reserve(struct view *view) {
+        uint64_t half = ALIGN_UP((uint64_t)view->ix->max_segments * view->ix->segment_bytes, HUGE_BYTES);
+        struct kvd_space *space = view->space;
+        uint8_t *base = space->fixed.base;
+        int r = base ? check_fits(view, half) : reserve_range(half, &base);
+
+        if (r < 0)
+                return r;
+        if (is_fixed(space) && !space->fixed.base) {
+                space->fixed.base = base;
+                space->fixed.reserved = half;
+                space->fixed.blocks = view->ix->capacity;
+        }
+        view->base = base;
+        view->reserved = space->fixed.base ? space->fixed.reserved : half;
+        view->sealed = base + view->reserved;
         return 0;
 }
 
@@ -47,14 +75,30 @@ static int map_at(const struct view *view, uint8_t *range, uint32_t number, int 
 }
 
 static int map(struct view *view, uint32_t number, const struct segment_source *from, bool writable) {
-        int r = view_has(view, number) ? 0 : map_at(view, view->sealed, number, from->fd, PROT_READ);
+        int r = 0;
 
+        if (is_fixed(view->space) && !view_is_last(view))
+                return client_fail(-ESTALE, "blocks or pins of the daemon that is gone are held, and the addresses are "
+                                   "fixed: let them go first");
+        if (!view_has(view, number))
+                r = map_at(view, view->sealed, number, from->fd, PROT_READ);
         return r == 0 ? map_at(view, view->base, number, from->fd, PROT_READ | (writable ? PROT_WRITE : 0)) : r;
 }
 
+/* Fixed addresses stay reserved. Without memory for that, segments stay mapped until others take their places. */
 static void release(struct view *view) {
-        if (view->base)
+        if (!view->base)
+                return;
+        if (!is_fixed(view->space))
                 munmap(view->base, 2 * view->reserved);
+        else if (view_has_any(view)) /* otherwise they are an older one's */
+                mmap(view->base, 2 * view->reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+                     -1, 0);
+}
+
+void mapping_host_end(struct kvd_space *space) {
+        if (space->fixed.base)
+                munmap(space->fixed.base, 2 * space->fixed.reserved);
 }
 
 const struct mapping_kind mapping_host = {.reserve = reserve, .map = map, .release = release};

@@ -11,6 +11,8 @@
 static void space_free(struct kvd_space *space) {
         attend_free_scratch(space);
         view_free_all(space);
+        if (!forked(space->handle))
+                mapping_host_end(space);
         free(space);
 }
 
@@ -66,7 +68,7 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         r = view_attach(space, &view);
         pthread_mutex_unlock(&handle->lock);
         if (r < 0) {
-                free(space);
+                space_free(space);
                 return r;
         }
         atomic_fetch_add(&handle->users, 1);
@@ -163,7 +165,7 @@ void view_memory(struct view *view, struct kvd_space_memory *ret) {
                 .base = view->base,
                 .sealed = view->sealed,
                 .block_bytes = view->ix->block_bytes,
-                .blocks = view->ix->capacity,
+                .blocks = is_fixed(view->space) ? view->space->fixed.blocks : view->ix->capacity,
                 .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)), view->ix->capacity),
         };
 }

@@ -125,6 +125,23 @@ bool view_has(const struct view *view, uint32_t segment) {
         return bits >> segment % 64 & 1;
 }
 
+bool view_has_any(const struct view *view) {
+        for (uint32_t i = 0; i < ARRAY_SIZE(view->mapped); i++)
+                if (atomic_load((_Atomic uint64_t *)&view->mapped[i]))
+                        return true;
+        return false;
+}
+
+/* Whoever let go of an old one's last reference may not have come to unmapping it. */
+bool view_is_last(struct view *view) {
+        for (struct view *old = view->older; old; old = old->older) {
+                if (atomic_load(&old->refs) != 0 && !old->unmapped)
+                        return false;
+                unmap(old);
+        }
+        return true;
+}
+
 bool view_may_write(const struct view *view, uint32_t segment) {
         return view->writable[segment / 64] >> segment % 64 & 1;
 }

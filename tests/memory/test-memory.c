@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What engines need that keep block tables of their own: where the blocks lie, ids in order, blocks kept in reserve,
- * how many there could be, and seals that leave their blocks alone. Two clients, `ours` and `other`, on one daemon.
+ * What engines need that keep block tables of their own: where the blocks lie, that it is read-only once it is sealed
+ * and the same for ever if it must, ids in order, blocks kept in reserve, how many there could be, and seals that leave
+ * their blocks alone. Two clients, `ours` and `other`, on one daemon.
  */
 
 #include <check.h>
@@ -14,8 +15,10 @@
 #include <unistd.h>
 
 #include "client/conn.h"
+#include "client/dlpack.h"
 #include "client/kvd.h"
 #include "client/kvd_cuda.h"
+#include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/oracle.h"
@@ -39,15 +42,20 @@ static struct client ours, other;
                 } \
         } while (0)
 
-static struct client client_open(void) {
-        const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32, .block_tokens = TOKENS,
-                                              .dtype = KVD_F32, .vocab = 1000000};
-        const struct kvd_space_options options = {.max_blocks = BLOCKS};
+static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32, .block_tokens = TOKENS,
+                                             .dtype = KVD_F32, .vocab = 1000000};
+
+static struct client client_open_with(uint32_t flags, uint64_t max_blocks) {
+        const struct kvd_space_options options = {.max_blocks = max_blocks, .flags = flags};
         struct client c;
 
         ck_assert_msg(kvd_open(server.socket, &c.handle) == 0, "%s", kvd_error());
         ck_assert_msg(kvd_space_open(c.handle, "engine", &geometry, &options, &c.space) == 0, "%s", kvd_error());
         return c;
+}
+
+static struct client client_open(void) {
+        return client_open_with(0, BLOCKS);
 }
 
 static void client_close(struct client *c) {
@@ -359,6 +367,164 @@ START_TEST(available_counts_shared_blocks_once) {
 }
 END_TEST
 
+/* ---- fixed addresses -------------------------------------------------------------------------------------------- */
+
+static void replace_daemon(const char *pool) {
+        const char *arguments[] = {"--pool", pool, "--set", "daemon.segment=256K", NULL};
+
+        daemon_kill(&server);
+        daemon_again(&server, arguments);
+}
+
+/*
+ * What kvd_alloc says of a new daemon. The old one's stock would serve it; so something is asked before that only the
+ * daemon can answer, and whose first calls find out that the old one is gone.
+ */
+static int alloc_result(struct client *c, struct kvd_block *block) {
+        kvd_sequence *sequence = NULL;
+
+        for (uint32_t i = 0; i < 10 && kvd_sequence_open(c->space, 1, &sequence) < 0; i++)
+                ;
+        kvd_sequence_close(sequence);
+        return kvd_alloc(c->space, 1, block);
+}
+
+static void expect_block_at(const struct kvd_block *block, const struct kvd_space_memory *memory) {
+        ck_assert_ptr_eq(block->data, memory->base + (uint64_t)block->id * BLOCK_BYTES);
+}
+
+/* A chain's bytes, by the addresses alone. */
+static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_t number, uint32_t n) {
+        uint32_t tokens[8 * TOKENS];
+
+        make_tokens(number, n, tokens);
+        for (uint32_t i = 0; i < n; i++)
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(pin, ids[i]), BLOCK_BYTES,
+                                               oracle_seed(1, tokens, (i + 1) * TOKENS)), 0);
+}
+
+/*
+ * The daemon is killed while a pin and a block are held. Until both are let go, their bytes stay and nothing of the new
+ * daemon's is mapped, though others use it; then it is, at the same addresses.
+ */
+START_TEST(fixed_addresses_are_taken_over) {
+        struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
+        struct kvd_space_memory before, after;
+        uint32_t tokens[8 * TOKENS], ids[8];
+        struct kvd_pin pin = {0}, new = {0};
+        struct DLManagedTensor *all;
+        struct kvd_block block, more;
+
+        publish(&fixed, 1, 8, &pin);
+        make_tokens(1, 8, tokens);
+        ck_assert_int_eq(kvd_lookup(fixed.space, 0, tokens, 8 * TOKENS, ids, 8, &new), 8 * TOKENS);
+        kvd_unpin(fixed.space, &new);
+        take(&fixed, 1, &block);
+        memset(block.data, 0x77, BLOCK_BYTES);
+        ck_assert_int_eq(kvd_dlpack_memory(fixed.space, &all), 0);
+        ck_assert_int_eq(kvd_space_memory(fixed.space, &before), 0);
+        replace_daemon("16M");
+        ck_assert_int_eq(alloc_result(&other, &more), 1);
+        kvd_free(other.space, 1, &more);
+        publish(&other, 2, 8, &new);
+
+        ck_assert_int_eq(alloc_result(&fixed, &more), -ESTALE);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "let them go"));
+        make_tokens(2, 8, tokens);
+        ck_assert_uint_eq(found(&fixed, 2, 8), 0);
+        ck_assert_int_eq(kvd_seal(fixed.space, &pin, 1, &block, tokens, TOKENS), -ESTALE);
+        ck_assert_int_eq(kvd_space_memory(fixed.space, &after), 0);
+        ck_assert_ptr_eq(after.base, before.base);
+        ck_assert_ptr_eq(after.sealed, before.sealed);
+        ck_assert_uint_eq(after.blocks, before.blocks);
+        ck_assert_uint_eq(after.mapped, 0);
+        expect_chain(&pin, ids, 1, 8);
+        ck_assert_uint_eq(block.data[BLOCK_BYTES - 1], 0x77);
+
+        kvd_unpin(fixed.space, &pin);
+        ck_assert_int_eq(alloc_result(&fixed, &more), -ESTALE); /* the block is held yet */
+        kvd_free(fixed.space, 1, &block);
+        ck_assert_int_eq(alloc_result(&fixed, &more), 1);
+        expect_block_at(&more, &before);
+        more.data[0] = 0x21;
+        ck_assert_uint_eq(((uint8_t *)all->tensor.data)[(uint64_t)more.id * BLOCK_BYTES], 0x21);
+        ck_assert_uint_eq(found(&fixed, 2, 8), 8);
+        ck_assert_uint_eq(found(&fixed, 1, 8), 0);
+        ck_assert_int_eq(kvd_space_memory(fixed.space, &after), 0);
+        ck_assert_ptr_eq(after.base, before.base);
+        kvd_free(fixed.space, 1, &more);
+        kvd_unpin(other.space, &new);
+        all->deleter(all);
+        client_close(&fixed);
+}
+END_TEST
+
+/* Killed again and again, with this or that in the caller's hands, or nothing. */
+START_TEST(fixed_addresses_outlive_many_daemons) {
+        struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
+        struct kvd_space_memory first, memory;
+        struct random random = {4711};
+
+        ck_assert_int_eq(kvd_space_memory(fixed.space, &first), 0);
+        for (uint32_t round = 0; round < 12; round++) {
+                uint32_t what = random_below(&random, 4), n = 1 + random_below(&random, 600), deaths = 0;
+                struct kvd_block blocks[600] = {{0}}, one;
+                struct kvd_pin pin = {0};
+
+                if (what & 1)
+                        publish(&fixed, round, n, &pin);
+                if (what & 2)
+                        take(&fixed, n, blocks);
+                for (; deaths <= random_below(&random, 2); deaths++) {
+                        replace_daemon("16M");
+                        ck_assert_int_eq(alloc_result(&fixed, &one), what ? -ESTALE : 1);
+                        if (!what)
+                                kvd_free(fixed.space, 1, &one);
+                }
+                if (what & 2)
+                        memset(blocks[n - 1].data, 1, BLOCK_BYTES);
+                kvd_free(fixed.space, n, blocks);
+                kvd_unpin(fixed.space, &pin);
+                ck_assert_int_eq(alloc_result(&fixed, &one), 1);
+                expect_block_at(&one, &first);
+                kvd_free(fixed.space, 1, &one);
+                publish(&fixed, 1000 + round, 8, &pin);
+                ck_assert_uint_eq(found(&fixed, 1000 + round, 8), 8);
+                kvd_unpin(fixed.space, &pin);
+        }
+        ck_assert_int_eq(kvd_space_memory(fixed.space, &memory), 0);
+        ck_assert_ptr_eq(first.base, memory.base);
+        client_close(&fixed);
+}
+END_TEST
+
+START_TEST(fixed_addresses_are_as_many_as_there_were) {
+        struct client fixed;
+        struct kvd_block block;
+
+        client_close(&ours); /* their space has a bound of its own */
+        client_close(&other);
+        replace_daemon("16M");
+        fixed = client_open_with(KVD_SPACE_FIXED, 0);
+        replace_daemon("64M");
+        ck_assert_int_eq(alloc_result(&fixed, &block), -ENOSPC);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "open the space anew"));
+        client_close(&fixed);
+        ours = client_open_with(KVD_SPACE_FIXED, 0);
+        take(&ours, 1, &block);
+        kvd_free(ours.space, 1, &block);
+        other = client_open_with(0, 0);
+}
+END_TEST
+
+START_TEST(unknown_flags_are_refused) {
+        const struct kvd_space_options options = {.flags = 2 * KVD_SPACE_FIXED};
+        kvd_space *none;
+
+        ck_assert_int_eq(kvd_space_open(ours.handle, "flags", &geometry, &options, &none), -EINVAL);
+}
+END_TEST
+
 /* ---- seals that leave blocks alone ------------------------------------------------------------------------------- */
 
 START_TEST(duplicates_are_kept) {
@@ -440,6 +606,10 @@ int main(void) {
         tcase_add_test(tc, available_is_what_alloc_gives);
         tcase_add_test(tc, available_counts_what_pins_hold);
         tcase_add_test(tc, available_counts_shared_blocks_once);
+        tcase_add_test(tc, fixed_addresses_are_taken_over);
+        tcase_add_test(tc, fixed_addresses_outlive_many_daemons);
+        tcase_add_test(tc, fixed_addresses_are_as_many_as_there_were);
+        tcase_add_test(tc, unknown_flags_are_refused);
         tcase_add_test(tc, duplicates_are_kept);
         tcase_add_test(tc, a_long_chain_is_kept_whole);
         suite_add_tcase(suite, tc);

@@ -14,7 +14,7 @@ def test_closing_takes_nothing_away(space):
     with kvd.connect(space.daemon.path) as connection, connection.space("tensors", geometry()) as other:
         (id_,) = seal(other, 1, 1)
         pin = other.lookup(chain(1, 1))
-        capsule = pin.view(id_).__dlpack__()
+        capsule = pin.view(id_).__dlpack__(max_version=(1, 0))
         (block,) = other.alloc(1)
     assert pin.blocks == [id_] and pin.address(id_) and block.data
     with raises(kvd.Closed, "space 'tensors' is closed"):
@@ -145,7 +145,8 @@ pin = kvd.Pin(space)
 blocks = space.alloc(2)
 pin.seal(blocks, list(range(32)))
 fresh = space.alloc(1)
-taken = [pin.view(i).__dlpack__() for i in pin.blocks] + [fresh[0].__dlpack__(), space.layer(0).__dlpack__()]
+taken = [pin.view(i).__dlpack__(max_version=(1, 0)) for i in pin.blocks]
+taken += [fresh[0].__dlpack__(), space.layer(0).__dlpack__(), space.memory().__dlpack__(max_version=(1, 0))]
 if sys.argv[2]:
     take = getattr(__import__(sys.argv[2]), "from_dlpack")
     taken += [take(pin.view(i)) for i in pin.blocks]

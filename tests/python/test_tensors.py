@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import signal
 import sys
 import threading
 
-from common import (DIM, HEADS, LAYERS, SKIPPED, TOKENS, chain, fill_pool, geometry, gone, kvd, main, np, raises, seal,
-                    torch)
+from common import (DIM, HEADS, LAYERS, SKIPPED, TOKENS, VOCAB, chain, child, fill_pool, geometry, gone, kvd, main, np,
+                    raises, seal, torch)
 
 
 def libraries():
@@ -50,8 +51,10 @@ def test_what_is_written_into_a_tensor_is_in_the_block(space):
     if np:
         array = np.from_dlpack(block)
         values[5] = 8
-        assert array.reshape(-1)[5] == 8
+        assert array.reshape(-1)[5] == 8 and array.flags.writeable
+        array[:] = 9
         del array
+        assert set(values) == {9.0}
     space.free([block])
 
 
@@ -80,6 +83,77 @@ def test_a_layer_is_indexed_by_blocks(space):
             assert [float(layer[i].min()) for i in pin.blocks] == [20, 21, 22]
             assert [float(layer[i].max()) for i in pin.blocks] == [20, 21, 22]
         del layer
+
+
+def test_all_memory_is_one_tensor(space):
+    (block,) = space.alloc(1)
+    for take, address, shape in libraries():
+        memory = space.memory()
+        tensor = take(memory)
+        assert shape(tensor) == (memory.blocks, memory.block_bytes) and address(tensor) == memory.base
+        tensor[block.id] = 3
+        assert set(bytes(block.memoryview())) == {3}
+        del tensor
+
+
+def test_opaque_blocks_are_bytes(space):
+    with space.daemon.space("bytes", kvd.Geometry.opaque(4096, "any")) as other:
+        (block,) = other.alloc(1)
+        for take, address, shape in libraries():
+            tensor = take(block)
+            assert shape(tensor) == (4096,) and "uint8" in str(tensor.dtype) and address(tensor) == block.data
+            tensor[:] = 200
+        with kvd.Pin(other) as pin:
+            pin.seal([block], chain(4, 1))
+            assert set(bytes(pin.memoryview(block.id))) == {200}
+
+
+WRITE = f"""
+import sys, kvd
+space = kvd.connect(sys.argv[1]).space("tensors", kvd.Geometry(layers={LAYERS}, kv_heads={HEADS}, head_dim={DIM},
+                                                              vocab={VOCAB}, dtype="f32"))
+pin = space.lookup(list(map(int, sys.argv[3].split(","))))
+print(pin.tokens, flush=True)
+tensor = __import__(sys.argv[2]).from_dlpack(pin.view(pin.blocks[0]))
+if sys.argv[2] == "torch":
+    tensor.mul_(-5)
+elif sys.argv[2] == "numpy":
+    assert not tensor.flags.writeable
+    tensor *= -5
+print("written")
+"""
+
+
+def test_a_sealed_block_is_read_only(space):
+    """Who writes to it is stopped, before anything has changed for others."""
+    (id_,) = seal(space, 5, 1, 3)
+    for library in ("torch", "numpy"):
+        if sys.modules.get(library):
+            done = child(WRITE, space.daemon.path, library, ",".join(map(str, chain(5, 1))))
+            assert done.stdout == f"{TOKENS}\n", done
+            stopped = done.returncode == -signal.SIGSEGV if library == "torch" else "read-only" in done.stderr
+            assert stopped, done
+    with space.lookup(chain(5, 1)) as pin:
+        assert pin.blocks == [id_]
+        assert set(memoryview(bytes(pin.memoryview(id_))).cast("f")) == {3.0}
+
+
+def test_consumers_are_told(space):
+    """Capsules of DLPack 1.0 for who asks for them."""
+    seal(space, 6, 1)
+    (block,) = space.alloc(1)
+    with space.lookup(chain(6, 1)) as pin:
+        stored = pin.view(pin.blocks[0])
+        for view in (block, stored, space.layer(0), space.memory()):
+            capsule = view.__dlpack__(max_version=(1, 0))
+            assert '"dltensor_versioned"' in repr(capsule)
+            if view is stored and space.device[0] != 1:
+                with raises(BufferError, "read-only"):
+                    view.__dlpack__()
+            else:
+                assert '"dltensor"' in repr(view.__dlpack__()) and '"dltensor"' in repr(view.__dlpack__(max_version=(0, 8)))
+    del capsule
+    assert live(space) == 0
 
 
 def test_a_tensor_outlives_its_pin(space):
@@ -121,10 +195,11 @@ def test_tensors_die_in_any_thread(space):
 def test_a_capsule_that_nobody_takes(space):
     seal(space, 41, 1)
     with space.lookup(chain(41, 1)) as pin:
-        capsule = pin.view(pin.blocks[0]).__dlpack__()
-        assert live(space) == 1
-        del capsule
-        assert live(space) == 0
+        for version in ((1, 0), None) if space.device[0] == 1 else ((1, 0),):
+            capsule = pin.view(pin.blocks[0]).__dlpack__(max_version=version)
+            assert live(space) == 1
+            del capsule
+            assert live(space) == 0
 
 
 def test_what_a_consumer_may_not_ask_for(space):
@@ -135,9 +210,9 @@ def test_what_a_consumer_may_not_ask_for(space):
             with raises(BufferError):
                 view.__dlpack__(**arguments)
         with raises(kvd.Invalid, "not in the chain"):
-            pin.view(pin.blocks[0] + 1).__dlpack__()
+            pin.view(pin.blocks[0] + 1).__dlpack__(max_version=(1, 0))
     with raises(kvd.Closed):
-        view.__dlpack__()
+        view.__dlpack__(max_version=(1, 0))
 
 
 def test_on_a_gpu(space):
@@ -147,7 +222,7 @@ def test_on_a_gpu(space):
     seal(space, 90, 2)
     with space.lookup(chain(90, 2)) as pin:
         assert pin.view(pin.blocks[0]).__dlpack_device__() == (2, 0)
-        capsule = pin.view(pin.blocks[0]).__dlpack__(stream=1)
+        capsule = pin.view(pin.blocks[0]).__dlpack__(stream=1, max_version=(1, 0))
         pin.wait()
         pin.check()
     assert not gone(space, chain(90, 2)) and space.match(chain(90, 2)) == TOKENS
@@ -159,4 +234,5 @@ if __name__ == "__main__":
     if not (np or torch):
         print("skipped: neither numpy nor torch is installed")
         sys.exit(SKIPPED)
-    sys.exit(main(globals(), {test_on_a_gpu, test_a_capsule_that_nobody_takes, test_what_a_consumer_may_not_ask_for}))
+    sys.exit(main(globals(), {test_on_a_gpu, test_a_capsule_that_nobody_takes, test_what_a_consumer_may_not_ask_for,
+                              test_consumers_are_told}))

@@ -15,14 +15,15 @@ libkvd (man 3 libkvd, libkvd_cuda, libkvd_methods) for Python: the same calls, a
             rest = tokens[pin.tokens:]
             fresh = space.alloc(len(rest) // geometry.block_tokens)
             for block in fresh:
-                block.memoryview()[:] = bytes(geometry.block_bytes)     # compute into it, torch.from_dlpack(block)
+                np.from_dlpack(block)[:] = 1.0          # compute into it, with torch.from_dlpack as well
             pin.seal(fresh, rest)                       # and everybody has it
         print(f"{len(tokens) - len(rest)} tokens found, {len(rest)} computed")
 
 Run twice, it computes 64 tokens and then none.
 
 Who owns what: a Pin holds its chain of blocks until it is released, a Block is the caller's until it is sealed or
-freed, and a tensor of a pinned block holds a pin of its own: it stays valid, read-only, as long as the tensor lives.
+freed, and a tensor of a pinned block holds a pin of its own: it stays valid, read-only, as long as the tensor lives. A
+tensor of a Block must not be written any more when it is sealed.
 Everything that is forgotten is given back by the garbage collector. close() and the end of a with never fail and take
 nothing away: memory is let go of with the last pin, block and tensor.
 
@@ -42,8 +43,8 @@ from ._lease import Lease
 from ._native import VERSION as __version__
 from ._pin import Pin
 from ._sequence import Entry, EntryFlags, Labels, Sequence, Sharing, Stats
-from ._space import Counters, Memory, Space
-from ._tensor import View
+from ._space import Counters, Space
+from ._tensor import Memory, View
 from ._tokens import Tokens
 
 __all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",

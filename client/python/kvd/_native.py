@@ -130,6 +130,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_dlpack_block": (c_int, (_HANDLE, _PIN, c_uint32, _RET)),
     "kvd_dlpack_filling": (c_int, (_HANDLE, _BLOCKS, _RET)),
     "kvd_dlpack_layer": (c_int, (_HANDLE, c_uint32, c_uint32, _RET)),
+    "kvd_dlpack_memory": (c_int, (_HANDLE, _RET)),
+    "kvd_dlpack_versioned": (c_int, (c_void_p, _RET)),
     "kvd_dlpack_release_on": (None, (c_void_p, c_void_p)),
     "kvd_dlpack_live": (c_uint32, (_HANDLE,)),
     "kvd_dlpack_capsule_free": (None, (c_void_p,)),

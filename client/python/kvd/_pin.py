@@ -83,7 +83,7 @@ class Pin:
                 lib.kvd_dlpack_release_on(tensor, stream_of(stream))
                 self.wait(stream)
             return tensor
-        return View(self.space.device, make, f"block {block}")
+        return View(self.space.device, make, f"block {block}", read_only=True)
 
     def _tensor(self, block: int) -> c_void_p:
         tensor = c_void_p()

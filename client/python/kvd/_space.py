@@ -14,13 +14,11 @@ from ._lease import Lease
 from ._native import BlockStruct, CountersStruct, MemoryStruct, PinStruct, PlaceStruct, check, closed, error, lib
 from ._pin import Pin
 from ._sequence import Sequence as TokenSequence
-from ._tensor import View, stream_of
+from ._tensor import CPU, CUDA, Memory, View, stream_of
 from ._tokens import Tokens, words
 
 if TYPE_CHECKING:
     from ._daemon import Daemon
-
-CPU, CUDA = 1, 2    # DLPack's kinds of devices
 
 
 class Counters(NamedTuple):
@@ -39,20 +37,6 @@ class Counters(NamedTuple):
     retries: int
     """Lookups that met an eviction in progress."""
     reconnects: int
-
-
-class Memory(NamedTuple):
-    """Where the blocks of a space lie in this process."""
-
-    base: int
-    """The address of block 0: block b lies at base + b * block_bytes, writable where the caller may write."""
-    sealed: int
-    """The same memory, read-only, as pins give it out. On a GPU: base."""
-    block_bytes: int
-    blocks: int
-    """Ids below this fit the reserved addresses, and there are no others."""
-    mapped: int
-    """Ids below this are mapped at present; beyond, only blocks that the caller holds."""
 
 
 class Space:
@@ -176,15 +160,21 @@ class Space:
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """Where all blocks lie, for engines with block tables of their own. Also maps what the pool has grown by: call it
+        """Where all blocks lie, for engines with block tables of their own; for from_dlpack, too. Also maps what the pool has grown by: call it
         again when an id is not below its `mapped`, which another process of the engine told."""
         struct = MemoryStruct()
         check(lib.kvd_space_memory(self._open().pointer, byref(struct)))
-        return Memory(struct.base, struct.sealed, struct.block_bytes, struct.blocks, struct.mapped)
+
+        def make(_stream: int | None) -> c_void_p:
+            tensor = c_void_p()
+            check(lib.kvd_dlpack_memory(self._open().pointer, byref(tensor)))
+            return tensor
+        return Memory(self.device, make, struct)
 
     def layer(self, layer: int, values: bool = False) -> View:
-        """The K (or V) plane of a layer of the model over all blocks, for from_dlpack: [blocks, heads, tokens, dim] in
-        order "hnd", [blocks, tokens, heads, dim] in "nhd", strided. Index it with block ids.
+        """The K (or V) plane of a layer of the model, for from_dlpack: [blocks, heads, tokens, dim] in order "hnd",
+        [blocks, tokens, heads, dim] in "nhd", strided, over all blocks that there can be, so it is never stale. Index it
+        with block ids.
 
         Pins nothing: read only blocks that a pin holds, write only those that are being filled. kvd.Invalid, from
         from_dlpack: there is no such layer, or blocks are opaque.

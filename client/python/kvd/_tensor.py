@@ -4,23 +4,27 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_void_p
+from ctypes import byref, c_void_p
 from typing import Any, Callable, Optional
 
-from ._native import lib
+from ._native import MemoryStruct, check, lib
 
-# Python's own functions are called with the interpreter's lock held. The name must live as long as any capsule.
-_NAME = ctypes.create_string_buffer(b"dltensor")
+# Python's own functions are called with the interpreter's lock held. The names must live as long as any capsule.
+_NAME, _VERSIONED = ctypes.create_string_buffer(b"dltensor"), ctypes.create_string_buffer(b"dltensor_versioned")
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 _FREE = ctypes.cast(lib.kvd_dlpack_capsule_free, c_void_p).value
+
+CPU, CUDA = 1, 2    # DLPack's kinds of devices
 
 Make = Callable[[Optional[int]], c_void_p]
 """Makes a struct DLManagedTensor for a consumer on a stream (DLPack's number of it)."""
 
 
-def _capsule(tensor: c_void_p) -> Any:
+def _capsule(tensor: c_void_p, versioned: bool) -> Any:
     """Owns the tensor until somebody takes it out; frees it if nobody does, in C, whatever is left of Python then."""
-    return _new_capsule(tensor, ctypes.addressof(_NAME), _FREE)
+    if versioned:
+        check(lib.kvd_dlpack_versioned(tensor, byref(tensor)))
+    return _new_capsule(tensor, ctypes.addressof(_VERSIONED if versioned else _NAME), _FREE)
 
 
 def stream_of(stream: int | None) -> int | None:
@@ -33,10 +37,14 @@ class View:
 
     Every from_dlpack makes a tensor of its own, without a copy. It may live as long as it likes: the space is closed
     when its last tensor is gone.
+
+    Consumers that know DLPack 1.0 (numpy from 2.1, torch from 2.9) are told what is read-only: numpy makes such an array,
+    torch has none, and in host memory a write is a segmentation fault, as the memory is mapped read-only. Older ones
+    are not given what is read-only on a GPU.
     """
 
-    def __init__(self, device: tuple[int, int], make: Make, what: str):
-        self._device, self._make, self._what = device, make, what
+    def __init__(self, device: tuple[int, int], make: Make, what: str, read_only: bool = False):
+        self._device, self._make, self._what, self._read_only = device, make, what, read_only
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """(1, 0): host memory; (2, n): GPU n of this process."""
@@ -48,7 +56,33 @@ class View:
             raise BufferError("kvd gives out memory in place; copy the tensor")
         if dl_device is not None and tuple(map(int, dl_device)) != self._device:
             raise BufferError(f"the memory is on device {self._device}")
-        return _capsule(self._make(stream))
+        versioned = max_version is not None and max_version[0] >= 1
+        if self._read_only and not versioned and self._device[0] != CPU:
+            raise BufferError("this is read-only, which only DLPack 1.0 can say: ask with max_version=(1, 0)")
+        return _capsule(self._make(stream), versioned)
 
     def __repr__(self) -> str:
         return f"<kvd.View of {self._what}>"
+
+
+class Memory(View):
+    """Where the blocks of a space lie in this process. Made by Space.memory().
+
+    As a tensor, int8 [blocks, block_bytes] over all addresses, never stale: write only blocks that are being filled,
+    read only those that somebody holds.
+    """
+
+    def __init__(self, device: tuple[int, int], make: Make, struct: MemoryStruct):
+        super().__init__(device, make, "all blocks")
+        self.base = int(struct.base)
+        """The address of block 0: block b lies at base + b * block_bytes, writable where the caller may write."""
+        self.sealed = int(struct.sealed)
+        """The same memory, read-only, as pins give it out. On a GPU: base."""
+        self.block_bytes = int(struct.block_bytes)
+        self.blocks = int(struct.blocks)
+        """Ids below this fit the reserved addresses, and there are no others."""
+        self.mapped = int(struct.mapped)
+        """Ids below this are mapped at present; beyond, only blocks that the caller holds."""
+
+    def __repr__(self) -> str:
+        return f"<kvd.Memory: {self.blocks} blocks of {self.block_bytes} bytes at {self.base:#x}, {self.mapped} mapped>"
