@@ -222,7 +222,7 @@ def test_fingerprints(space):
         values = [kvd.fingerprint(*it) for it in parts]
         assert len(set(values)) == len(values) and values == [kvd.fingerprint(*it) for it in parts]
         assert kvd.fingerprint({"b": 2, "a": 1}) == kvd.fingerprint({"a": 1, "b": 2})
-        done = child("import kvd, sys, pathlib; print(kvd.fingerprint('a', 1, pathlib.Path(sys.argv[1])))", str(weights))
+        done = child("import kvd, sys, pathlib as p; print(kvd.fingerprint('a', 1, p.Path(sys.argv[1])))", str(weights))
         assert done.stdout == f"{kvd.fingerprint('a', 1, weights)}\n", done
         weights.write_bytes(b"abd")
         assert kvd.fingerprint(weights) != values[14]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every example in a docstring of the package is a program that runs: on a first run (a miss) and on a second (a hit)."""
+"""Every example in a docstring of the package is a program that runs: a first time (a miss) and a second (a hit)."""
 
 from __future__ import annotations
 

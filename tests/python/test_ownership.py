@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import tempfile
 
-from common import TOKENS, VOCAB, chain, child, geometry, gone, kvd, main, np, raises, seal, torch
+from common import TOKENS, VOCAB, chain, child, geometry, gone, kvd, main, np, raises, seal, start, torch
 
 
 def test_closing_takes_nothing_away(space):
@@ -115,6 +116,30 @@ def test_duplicates_stay_the_callers(space):
     space.free(blocks)
 
 
+def test_addresses_that_are_fixed(space):
+    """A daemon dies, and the next one's pool lies where the old one's did, after that was let go of."""
+    with tempfile.TemporaryDirectory(prefix="kvd-test-") as folder:
+        first = start(folder)
+        with kvd.connect(f"{folder}/kvd.sock") as connection, connection.space("f", geometry(), fixed=True) as other:
+            base = other.memory().base
+            seal(other, 1, 1)
+            pin = other.lookup(chain(1, 1))
+            first.kill()
+            first.wait()
+            second = start(folder)
+            try:
+                with raises(kvd.Stale, "let them go first"):
+                    other.alloc(100)    # more than the library has in stock
+                with other.lookup(chain(1, 1)) as nothing:
+                    assert not nothing
+                pin.release()
+                seal(other, 2, 1)
+                assert other.memory().base == base and other.match(chain(2, 1)) == TOKENS
+            finally:
+                second.terminate()
+                second.wait(20)
+
+
 AFTER_FORK = """
 import os, sys, kvd
 space = kvd.connect(sys.argv[1]).space("fork", kvd.Geometry(layers=2, kv_heads=3, head_dim=8, vocab=50000))
@@ -166,7 +191,8 @@ def test_the_interpreter_ends(space):
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals(), {test_closing_takes_nothing_away, test_the_last_use_closes, test_what_is_forgotten_is_let_go,
-                              test_the_end_of_a_with_hides_no_exception, test_a_pin_is_a_container,
+    sys.exit(main(globals(), {test_closing_takes_nothing_away, test_the_last_use_closes,
+                              test_what_is_forgotten_is_let_go, test_the_end_of_a_with_hides_no_exception,
+                              test_a_pin_is_a_container,
                               test_blocks_say_what_they_are, test_the_same_content_is_sealed_once,
                               test_duplicates_stay_the_callers}))

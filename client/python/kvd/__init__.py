@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache of a kvd daemon, used in place.
 
-libkvd (man 3 libkvd, libkvd_cuda, libkvd_methods) for Python: the same calls, and tensors that lie where the blocks lie.
+libkvd (man 3 libkvd, libkvd_cuda, libkvd_methods) for Python: the same calls, and tensors that lie where the blocks
+lie.
 
     import numpy as np
     import kvd
@@ -34,9 +35,9 @@ standard library, and libkvd: $KVD_LIBRARY, or the one inside this package, or l
 
 from ._block import Block
 from ._daemon import Daemon, connect
-from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked, Invalid,
-                      Mismatch, NoData, NotAllowed, NotKvd, NotYet, OutOfMemory, PoolFull, QuotaExceeded, Stale, TimedOut,
-                      TooMany)
+from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked,
+                      Invalid, Mismatch, NoData, NotAllowed, NotKvd, NotYet, OutOfMemory, PoolFull, QuotaExceeded,
+                      Stale, TimedOut, TooMany)
 from ._fingerprint import fingerprint
 from ._geometry import Geometry
 from ._lease import Lease
@@ -48,10 +49,11 @@ from ._tensor import Memory, View
 from ._tokens import Tokens
 
 __all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",
-           "DataLost", "Entry", "EntryFlags", "Error", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory", "Mismatch",
-           "NoData", "NotAllowed", "NotKvd", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded", "Sequence",
-           "Sharing", "Space", "Stale", "Stats", "TimedOut", "Tokens", "TooMany", "View", "__version__", "connect", "fingerprint"]
+           "DataLost", "Entry", "EntryFlags", "Error", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory",
+           "Mismatch", "NoData", "NotAllowed", "NotKvd", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded",
+           "Sequence", "Sharing", "Space", "Stale", "Stats", "TimedOut", "Tokens", "TooMany", "View", "__version__",
+           "connect", "fingerprint"]
 
-for _it in (Block, Counters, Daemon, Entry, EntryFlags, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing, Space, Stats,
-            View):
+for _it in (Block, Counters, Daemon, Entry, EntryFlags, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing,
+            Space, Stats, View):
     _it.__module__ = "kvd"

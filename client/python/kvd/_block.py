@@ -88,7 +88,8 @@ class Block(View):
         self._handle = None
 
     def __repr__(self) -> str:
-        return f"<kvd.Block {self.id}, {'sealed' if self._sealed else 'to fill' if self._struct.view else 'given back'}>"
+        state = "sealed" if self._sealed else "to fill" if self._struct.view else "given back"
+        return f"<kvd.Block {self.id}, {state}>"
 
 
 def structs_of(blocks: list[Block]) -> ctypes.Array[BlockStruct]:

@@ -36,12 +36,11 @@ class Daemon:
         """Attaches to a space, which it makes if there is none of that name in the caller's domain.
 
         kind is "causal" (the longest stored prefix is found) or "bidirectional" (whole prefixes); keys are "serve" or
-        "paper"; policy, by which blocks that nobody holds are evicted, is "lru", "fifo" or "priority". max_blocks bounds
-        the space; 0: what the domain's quota allows. fixed: its addresses never change, also when the daemon is replaced
-        by another one; until every pin and block of the old one was let go, alloc() and seal() raise kvd.Stale then, and
-        lookups find nothing. kvd.Mismatch: there is such a space, and something of this is
-        different; the words say what. kvd.Invalid: there can be no such space.
-        """
+        "paper"; policy, by which blocks that nobody holds are evicted, is "lru", "fifo" or "priority". max_blocks
+        bounds the space; 0: what the domain's quota allows. fixed: its addresses never change, also when the daemon is
+        replaced by another one; until every pin and block of the old one was let go, alloc() and seal() raise kvd.Stale
+        then, and lookups find nothing. kvd.Mismatch: there is such a space, and something of this is different; the
+        words say what. kvd.Invalid: there can be no such space. """
         options = OptionsStruct(kind=choice("kind", kind), keys=choice("keys", keys), policy=choice("policy", policy),
                                 flags=int(fixed), max_blocks=max_blocks)
         daemon = self._open()
@@ -53,9 +52,10 @@ class Daemon:
         return space
 
     def join(self, team: bytes) -> None:
-        """Makes several processes one client: an engine whose scheduler allocates, pins and seals blocks that its workers
-        write and read. What one of them holds is kept until none is left. All name the team by the same 16 random bytes,
-        before they open a space. kvd.Invalid: all are zero; kvd.Busy: this connection is in another team."""
+        """Makes several processes one client: an engine whose scheduler allocates, pins and seals blocks that its
+        workers write and read. What one of them holds is kept until none is left. All name the team by the same 16
+        random bytes, before they open a space. kvd.Invalid: all are zero; kvd.Busy: this connection is in another
+        team."""
         if len(team) != 16:
             raise ValueError(f"a team is named by 16 bytes, not {len(team)}")
         check(lib.kvd_join(self._open().pointer, team))

@@ -42,7 +42,8 @@ class TimedOut(Error, TimeoutError):
 
 
 class Mismatch(Error, FileExistsError):
-    """EEXIST: the space is there already with another geometry, kind, keys or policy; the words name the first field."""
+    """EEXIST: the space is there already with another geometry, kind, keys or policy; the words name the first
+    field."""
 
 
 class PoolFull(Error):
@@ -96,7 +97,8 @@ class OutOfMemory(Error, MemoryError):
 _CLASSES: dict[int, type[Error]] = {
     errno.ENOENT: DaemonNotFound, errno.ECONNREFUSED: ConnectionRefused, errno.ECONNRESET: ConnectionLost,
     errno.EPIPE: ConnectionLost, errno.EACCES: NotAllowed, errno.EPERM: NotAllowed, errno.EPROTO: NotKvd,
-    errno.ENOTSOCK: NotKvd,    errno.ETIMEDOUT: TimedOut, errno.EEXIST: Mismatch, errno.ENOBUFS: PoolFull, errno.EDQUOT: QuotaExceeded,
+    errno.ENOTSOCK: NotKvd, errno.ETIMEDOUT: TimedOut, errno.EEXIST: Mismatch, errno.ENOBUFS: PoolFull,
+    errno.EDQUOT: QuotaExceeded,
     errno.EUSERS: TooMany, errno.ESTALE: Stale, errno.EIO: DataLost, errno.EAGAIN: NotYet, errno.EBUSY: Busy,
     errno.ENODATA: NoData, errno.EINVAL: Invalid, errno.ERANGE: Invalid, errno.EBADF: Closed, errno.ECHILD: Forked,
     errno.ENOMEM: OutOfMemory,

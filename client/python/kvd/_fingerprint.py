@@ -70,9 +70,10 @@ def fingerprint(*parts: Any) -> tuple[int, int]:
     """Two numbers of 64 bits for Geometry(fingerprint=...), of everything else that makes other bytes: which weights,
     the RoPE parameters, versions and kernels of the engine, the layout it uses.
 
-    Parts are str, bytes, int, float, bool, None, lists, tuples and dicts of them, dtypes, arrays (whatever has a buffer,
-    or a contiguous tensor of torch on the processor), and Paths: the contents of a file, or of all files in a folder
-    with their names. Order counts, except in dicts. The same on every machine. TypeError: a part is none of these.
+    Parts are str, bytes, int, float, bool, None, lists, tuples and dicts of them, dtypes, arrays (whatever has a
+    buffer, or a contiguous tensor of torch on the processor), and Paths: the contents of a file, or of all files in a
+    folder with their names. Order counts, except in dicts. The same on every machine. TypeError: a part is none of
+    these.
 
         kvd.fingerprint("my-engine 1.2", Path("model.safetensors"), {"rope_theta": 10000.0})
     """

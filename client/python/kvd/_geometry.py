@@ -32,7 +32,8 @@ def choice(field: str, name: str) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """f32, f16, bf16 or i8, of that name, of a longer one ("bfloat16"), or of a dtype of numpy, torch, jax, ml_dtypes."""
+    """f32, f16, bf16 or i8, of that name, of a longer one ("bfloat16"), or of a dtype of numpy, torch, jax,
+    ml_dtypes."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
     name = str(name).removeprefix("torch.")
     name = _DTYPES.get(name, name)
@@ -105,14 +106,16 @@ class Geometry:
         words = {field: 0 if self.is_opaque else choice(field, getattr(self, field))
                  for field in ("dtype", "order", "rope")}
         numbers = {field: _number(field, getattr(self, field))
-                   for field in ("layers", "kv_heads", "head_dim", "block_tokens", "layer_groups", "state_width", "vocab")}
-        return GeometryStruct(**words, **numbers, fingerprint=tuple(_number("fingerprint", it, 64)
-                                                                    for it in self.fingerprint),
+                   for field in ("layers", "kv_heads", "head_dim", "block_tokens", "layer_groups", "state_width",
+                                 "vocab")}
+        fingerprint = tuple(_number("fingerprint", it, 64) for it in self.fingerprint)
+        return GeometryStruct(**words, **numbers, fingerprint=fingerprint,
                               block_bytes=_number("block_bytes", self.size, 64), layout=self.layout.encode())
 
     def __repr__(self) -> str:
-        shown = [f"{it.name}={getattr(self, it.name)!r}" for it in fields(self)
-                 if getattr(self, it.name) not in (it.default, "") and not (self.is_opaque and not getattr(self, it.name))]
+        values = {it.name: getattr(self, it.name) for it in fields(self)}
+        shown = [f"{it.name}={values[it.name]!r}" for it in fields(self)
+                 if values[it.name] not in (it.default, "") and (values[it.name] or not self.is_opaque)]
         return f"kvd.Geometry({', '.join(shown)})"
 
 

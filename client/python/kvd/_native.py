@@ -161,7 +161,8 @@ def _declare() -> None:
         try:
             function = getattr(lib, name)
         except AttributeError:
-            raise ImportError(f"{path} has no {name}: it is older than this package, kvd {VERSION}", name="kvd") from None
+            words = f"{path} has no {name}: it is older than this package, kvd {VERSION}"
+            raise ImportError(words, name="kvd") from None
         function.restype, function.argtypes = result, arguments
 
 

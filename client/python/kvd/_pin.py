@@ -103,11 +103,11 @@ class Pin:
              keep: bool = False) -> list[int]:
         """Publishes filled blocks, which hold these tokens, as what follows the chain; the pin then holds them, too.
 
-        No blocks and no tokens are fine. All blocks but the last are full; a last one that is not ends its chain for good. Returns the ids of the blocks
-        that hold this content now: where it was stored before, others than the ones given, which are given back, or, if
-        keep is true, stay the caller's, unpublished (block.sealed is false), until Space.free(): for engines that cannot
-        put other blocks into a running table. stream is a GPU's that still writes the blocks: nobody waits for it but
-        who reads them.
+        No blocks and no tokens are fine. All blocks but the last are full; a last one that is not ends its chain for
+        good. Returns the ids of the blocks that hold this content now: where it was stored before, others than the ones
+        given, which are given back, or, if keep is true, stay the caller's, unpublished (block.sealed is false), until
+        Space.free(): for engines that cannot put other blocks into a running table. stream is a GPU's that still writes
+        the blocks: nobody waits for it but who reads them.
 
         kvd.Stale: the blocks' daemon is gone; kvd.Invalid: counts that do not fit, a token beyond the vocabulary, or a
         chain that has ended. Pin and blocks are as before then. kvd.ConnectionLost, kvd.TimedOut, kvd.NotKvd: nobody

@@ -172,8 +172,8 @@ class Sequence:
         check(lib.kvd_sequence_revive(self._open(), len(rows), rows.buffer_info()[0], _way(_REVIVE, how)))
 
     def use(self, slot: int, mass: float, hits: float) -> None:
-        """What this step's attention says of an entry: its share of the attention per token, 1 the average, and how many
-        of its tokens were selected per step. Kept as moving averages."""
+        """What this step's attention says of an entry: its share of the attention per token, 1 the average, and how
+        many of its tokens were selected per step. Kept as moving averages."""
         lib.kvd_sequence_use(self._open(), slot, mass, hits)
 
     def stats(self) -> Stats:

@@ -148,20 +148,21 @@ class Space:
             block._gone()
 
     def reserve(self, n: int) -> int:
-        """The library's stock holds at least n blocks from now on, if the pool has them, until the next reserve(): alloc()
-        of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""
+        """The library's stock holds at least n blocks from now on, if the pool has them, until the next reserve():
+        alloc() of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""
         return check(lib.kvd_reserve(self._open().pointer, n))
 
     def available(self) -> int:
-        """About how many blocks alloc() could give now, for schedulers: an estimate from shared memory, of what is free,
-        may still grow, or is held by nobody."""
+        """About how many blocks alloc() could give now, for schedulers: an estimate from shared memory, of what is
+        free, may still grow, or is held by nobody."""
         return check(lib.kvd_available(self._open().pointer))
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """Where all blocks lie, for engines with block tables of their own; for from_dlpack, too. Also maps what the pool has grown by: call it
-        again when an id is not below its `mapped`, which another process of the engine told."""
+        """Where all blocks lie, for engines with block tables of their own; for from_dlpack, too. Also maps what the
+        pool has grown by: call it again when an id is not below its `mapped`, which another process of the engine
+        told."""
         struct = MemoryStruct()
         check(lib.kvd_space_memory(self._open().pointer, byref(struct)))
 
@@ -173,8 +174,8 @@ class Space:
 
     def layer(self, layer: int, values: bool = False) -> View:
         """The K (or V) plane of a layer of the model, for from_dlpack: [blocks, heads, tokens, dim] in order "hnd",
-        [blocks, tokens, heads, dim] in "nhd", strided, over all blocks that there can be, so it is never stale. Index it
-        with block ids.
+        [blocks, tokens, heads, dim] in "nhd", strided, over all blocks that there can be, so it is never stale. Index
+        it with block ids.
 
         Pins nothing: read only blocks that a pin holds, write only those that are being filled. kvd.Invalid, from
         from_dlpack: there is no such layer, or blocks are opaque.
@@ -253,8 +254,9 @@ class Space:
         return bool(check(lib.kvd_prefix_refresh(self._open().pointer, step)))
 
     def prefix_sample(self, ratio: int, blocks: Sequence[Block], tokens: int) -> None:
-        """BiCache: one sample of the profile at a prefix of `ratio` percent and so many tokens. For each layer group the
-        blocks with the prefix alone, then as many with the whole input. They stay the caller's. Waits for the worker."""
+        """BiCache: one sample of the profile at a prefix of `ratio` percent and so many tokens. For each layer group
+        the blocks with the prefix alone, then as many with the whole input. They stay the caller's. Waits for the
+        worker."""
         room = structs_of(list(blocks))
         each = len(room) // (2 * max(1, self.geometry.layer_groups))
         check(lib.kvd_prefix_sample(self._open().pointer, ratio, each, room, tokens))

@@ -38,10 +38,9 @@ class View:
     Every from_dlpack makes a tensor of its own, without a copy. It may live as long as it likes: the space is closed
     when its last tensor is gone.
 
-    Consumers that know DLPack 1.0 (numpy from 2.1, torch from 2.9) are told what is read-only: numpy makes such an array,
-    torch has none, and in host memory a write is a segmentation fault, as the memory is mapped read-only. Older ones
-    are not given what is read-only on a GPU.
-    """
+    Consumers that know DLPack 1.0 (numpy from 2.1, torch from 2.9) are told what is read-only: numpy makes such an
+    array, torch has none, and in host memory a write is a segmentation fault, as the memory is mapped read-only. Older
+    ones are not given what is read-only on a GPU. """
 
     def __init__(self, device: tuple[int, int], make: Make, what: str, read_only: bool = False):
         self._device, self._make, self._what, self._read_only = device, make, what, read_only

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the wheel: the package, with libkvd inside. A backend for pip (PEP 517), which calls build_wheel.
+
+libkvd is built by meson, in a temporary folder, with everything linked into it that is not the C library. So the wheel
+needs no compiler and no library where it is installed, any Python from 3.10 on, and a C library that is as new as the
+functions it uses of it: that is what its tag says (manylinux_2_34_x86_64). That takes some minutes of processor time;
+with -C library=PATH pip takes a libkvd that is there, and if that needs other libraries the tag is of this machine
+(linux_x86_64).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LIBRARY = "libkvd.so.0"
+PT_LOAD, PT_DYNAMIC, DT_NEEDED, DT_STRTAB = 1, 2, 1, 5
+C_LIBRARY = {"libc", "libm", "libpthread", "libdl", "librt", "ld-linux-x86-64", "ld-linux-aarch64"}
+METADATA = """Metadata-Version: 2.1
+Name: kvd
+Version: {version}
+Summary: The KV cache of a kvd daemon, used in place: libkvd for Python
+License: Apache-2.0
+Requires-Python: >=3.10
+"""
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}")
+
+
+def build_library(build: Path) -> bytes:
+    _run("meson", "setup", "--buildtype=release", "-Dtests=disabled", "-Dcuda=disabled", "-Dstatic_libs=true",
+         str(build), str(ROOT))
+    target = f"client/libkvd.so.{_version()}"
+    _run("ninja", "-C", str(build), target)
+    return (build / target).read_bytes()
+
+
+def needs_of(library: bytes) -> set[str]:
+    """The libraries that it is linked with: DT_NEEDED of a 64-bit ELF file."""
+    at, size, n = struct.unpack_from("<Q14xHH", library, 32)
+    headers = [struct.unpack_from("<I4xQQ8xQ", library, at + i * size) for i in range(n)]
+    dynamic = next(library[offset:offset + size] for kind, offset, _, size in headers if kind == PT_DYNAMIC)
+    entries = list(struct.iter_unpack("<QQ", dynamic))
+    address = next(value for tag, value in entries if tag == DT_STRTAB)
+    names = next(offset + address - start for kind, offset, start, size in headers
+                 if kind == PT_LOAD and start <= address < start + size)
+    return {library[names + value:library.index(b"\0", names + value)].decode() for tag, value in entries
+            if tag == DT_NEEDED}
+
+
+def tag_of(library: bytes) -> str:
+    """By the newest version of the C library that it asks for, if it asks for nothing else."""
+    versions = [int(it) for it in re.findall(rb"\0GLIBC_2\.(\d+)", library)]
+    portable = versions and all(it.split(".")[0] in C_LIBRARY for it in needs_of(library))
+    return f"py3-none-{f'manylinux_2_{max(versions)}' if portable else 'linux'}_{platform.machine()}"
+
+
+def _version() -> str:
+    found = re.search(r"version : '([^']+)'", (ROOT / "meson.build").read_text())
+    assert found
+    return found[1]
+
+
+def _line(name: str, data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{name},sha256={digest},{len(data)}\n"
+
+
+def write_wheel(path: Path, files: dict[str, bytes], info: str) -> None:
+    """Files by name, and their list. Dates are always the same, so that the same files are the same wheel."""
+    record = "".join(_line(name, data) for name, data in files.items()) + f"{info}/RECORD,,\n"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, data in {**files, f"{info}/RECORD": record.encode()}.items():
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
+            wheel.writestr(entry, data)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Any = None) -> str:
+    version = _version()
+    info = Path(metadata_directory, f"kvd-{version}.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text(METADATA.format(version=version))
+    return info.name
+
+
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
+    version = _version()
+    info = f"kvd-{version}.dist-info"
+    if config_settings and "library" in config_settings:
+        library = Path(config_settings["library"]).read_bytes()
+    else:
+        with tempfile.TemporaryDirectory(prefix="kvd-wheel-") as build:
+            library = build_library(Path(build))
+    tag = tag_of(library)
+    sources = sorted(it for it in (HERE / "kvd").rglob("*") if it.suffix == ".py" or it.name == "py.typed")
+    files = {it.relative_to(HERE).as_posix(): it.read_bytes() for it in sources}
+    files |= {f"kvd/{LIBRARY}": library, f"{info}/METADATA": METADATA.format(version=version).encode(),
+              f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: kvd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
+              f"{info}/licenses/LICENSE": (ROOT / "LICENSE").read_bytes()}
+    name = f"kvd-{version}-{tag}.whl"
+    write_wheel(Path(wheel_directory, name), files, info)
+    return name
+
+
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    """What is not on this machine already."""
+    return [it for it, program in (("meson>=1.0.1", "meson"), ("ninja", "ninja")) if not shutil.which(program)]
+
+
+def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
+    raise RuntimeError("libkvd's source is outside this folder: build a wheel instead (pip wheel client/python)")
