@@ -36,8 +36,8 @@ standard library, and libkvd: $KVD_LIBRARY, or the one inside this package, or l
 from ._block import Block
 from ._daemon import Daemon, connect
 from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked,
-                      Invalid, Mismatch, NoData, NotAllowed, NotKvd, NotYet, OutOfMemory, PoolFull, QuotaExceeded,
-                      Stale, TimedOut, TooMany)
+                      Invalid, Mismatch, NoData, NotAllowed, NotKvd, NotSupported, NotYet, OutOfMemory, PoolFull,
+                      QuotaExceeded, Stale, TimedOut, TooMany)
 from ._fingerprint import fingerprint
 from ._geometry import Geometry
 from ._lease import Lease
@@ -50,9 +50,9 @@ from ._tokens import Tokens
 
 __all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",
            "DataLost", "Entry", "EntryFlags", "Error", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory",
-           "Mismatch", "NoData", "NotAllowed", "NotKvd", "NotYet", "OutOfMemory", "Pin", "PoolFull", "QuotaExceeded",
-           "Sequence", "Sharing", "Space", "Stale", "Stats", "TimedOut", "Tokens", "TooMany", "View", "__version__",
-           "connect", "fingerprint"]
+           "Mismatch", "NoData", "NotAllowed", "NotKvd", "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull",
+           "QuotaExceeded", "Sequence", "Sharing", "Space", "Stale", "Stats", "TimedOut", "Tokens", "TooMany", "View",
+           "__version__", "connect", "fingerprint"]
 
 for _it in (Block, Counters, Daemon, Entry, EntryFlags, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing,
             Space, Stats, View):

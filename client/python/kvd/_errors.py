@@ -75,7 +75,7 @@ class Busy(Error):
 
 
 class NoData(Error):
-    """ENODATA: the sketch cannot bring these blocks back."""
+    """ENODATA: the sketch cannot bring these blocks back, or there is no sharing configuration."""
 
 
 class Invalid(Error, ValueError):
@@ -90,6 +90,10 @@ class Forked(Error, ChildProcessError):
     """ECHILD: this process was forked from the one that connected; it must connect for itself."""
 
 
+class NotSupported(Error):
+    """ENOTSUP: not in a space like this, or not on this GPU."""
+
+
 class OutOfMemory(Error, MemoryError):
     """ENOMEM."""
 
@@ -101,7 +105,7 @@ _CLASSES: dict[int, type[Error]] = {
     errno.EDQUOT: QuotaExceeded,
     errno.EUSERS: TooMany, errno.ESTALE: Stale, errno.EIO: DataLost, errno.EAGAIN: NotYet, errno.EBUSY: Busy,
     errno.ENODATA: NoData, errno.EINVAL: Invalid, errno.ERANGE: Invalid, errno.EBADF: Closed, errno.ECHILD: Forked,
-    errno.ENOMEM: OutOfMemory,
+    errno.ENOTSUP: NotSupported, errno.ENOMEM: OutOfMemory,
 }
 
 __all__ = ["Error", *sorted({it.__name__ for it in _CLASSES.values()})]

@@ -202,7 +202,8 @@ class Sequence:
         check(lib.kvd_sequence_critical(self._open(), len(room), room, queries, words_, selected))
 
     def sharing(self) -> Sharing | None:
-        """The sharing configuration made of critical(); None: not yet."""
+        """The sharing configuration made of critical(); None: not yet. kvd.NoData: it was not called, or none could be
+        made."""
         geometry = self.space.geometry
         layers = (c_uint8 * geometry.layers)()
         heads = (c_uint8 * (geometry.layers * geometry.kv_heads))()
