@@ -373,9 +373,12 @@ static int open_spaces(struct worker *w) {
         static const char *const names[N_SPACES] = {"causal", "whole", "keyed"};
         int r = kvd_open(w->o->socket, &w->kvd);
 
-        for (uint32_t i = 0; r == 0 && i < N_SPACES; i++)
-                r = kvd_space_open(w->kvd, names[i], i == KEYED ? &keyed_geometry : &soak_geometry,
-                                   &options[i], &w->spaces[i]);
+        for (uint32_t i = 0; r == 0 && i < N_SPACES; i++) {
+                struct kvd_space_options o = options[i];
+
+                o.flags = random_below(&w->random, 2) ? KVD_SPACE_FIXED : 0;
+                r = kvd_space_open(w->kvd, names[i], i == KEYED ? &keyed_geometry : &soak_geometry, &o, &w->spaces[i]);
+        }
         return r;
 }
 
