@@ -20,7 +20,7 @@ def examples():
     objects = {"kvd": kvd} | {name: getattr(kvd, name) for name in kvd.__all__}
     for name, it in list(objects.items()):
         if inspect.isclass(it):
-            objects |= {f"{name}.{key}": value for key, value in vars(it).items() if inspect.isroutine(value)}
+            objects |= {f"{name}.{key}": value for key, value in vars(it).items() if key[0] != "_"}
     for name, it in objects.items():
         for found in EXAMPLE.findall((inspect.getdoc(it) or "") + "\n"):
             yield name, textwrap.dedent(found)
