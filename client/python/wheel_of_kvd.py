@@ -34,6 +34,9 @@ Summary: The KV cache of a kvd daemon, used in place: libkvd for Python
 License: Apache-2.0
 Requires-Python: >=3.10
 """
+ENTRY_POINTS = """[vllm.general_plugins]
+kvd = kvd.engines._vllm_layout:register
+"""
 
 
 def _run(*command: str) -> None:
@@ -96,6 +99,7 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: A
     info = Path(metadata_directory, f"kvd-{version}.dist-info")
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(version=version))
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
     return info.name
 
 
@@ -112,6 +116,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     files = {it.relative_to(HERE).as_posix(): it.read_bytes() for it in sources}
     files |= {f"kvd/{LIBRARY}": library, f"{info}/METADATA": METADATA.format(version=version).encode(),
               f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: kvd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
+              f"{info}/entry_points.txt": ENTRY_POINTS.encode(),
               f"{info}/licenses/LICENSE": (ROOT / "LICENSE").read_bytes()}
     name = f"kvd-{version}-{tag}.whl"
     write_wheel(Path(wheel_directory, name), files, info)

@@ -28,7 +28,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "program.py")
         program.write_text(PROGRAM)
-        mypy = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", folder]
+        mypy = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", folder,
+                "--exclude", "/engines/"]       # they import engines, which are installed elsewhere
         subprocess.run([*mypy, str(PACKAGE / "kvd"), str(PACKAGE / "wheel_of_kvd.py")], check=True)
         done = child("import sys; from mypy.main import main; main(args=sys.argv[1:])", *mypy[3:], str(program),
                      MYPYPATH=str(PACKAGE))

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a vLLM holds of a kvd space, and why. vLLM's block ids are kvd's; its own classes are in _vllm_pool.py.
+
+A block in vLLM's tables is one of two. It is *filling*: this process got it from the pool, one request writes it,
+nobody else knows it. Or it is sealed, found by a lookup or published by this process, and a pin of every request that
+uses it keeps it. Blocks become sealed when the output of the step that wrote them is here, and not before: vLLM itself
+registers a block as cached when the step is only planned, which is safe on one stream and wrong between processes.
+
+What vLLM is told is free is in this process's hands already (Ledger.free), so that no allocation fails inside of its
+scheduler. If the pool does not give more, vLLM waits with new requests and preempts running ones, as it does when its
+own memory is full.
+
+If the daemon dies, what runs goes on in the memory that it has and publishes nothing; new requests wait. When there is
+a daemon again, running requests are preempted, all blocks and pins of the old pool are let go (the space is opened with
+fixed=True: then the new pool is mapped at the same addresses), and everything is computed anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from dataclasses import dataclass, fields
+
+from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request
+
+import kvd
+
+from ._vllm_space import extra_key
+
+logger = init_logger("vllm." + __name__)       # vLLM writes what is logged under its name
+
+REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; anything else that alloc and seal say: no daemon
+RETRY = 0.05                                # seconds between questions whether there is a daemon again
+PUBLISHING = 200e-6                         # seconds of a step after which what is left is published in the next
+
+
+@dataclass
+class Numbers:
+    """Of this vLLM since it started. Times are seconds spent here by the scheduler."""
+
+    steps: int = 0
+    lookups: int = 0
+    tokens_asked: int = 0
+    tokens_found: int = 0
+    blocks_taken: int = 0
+    blocks_sealed: int = 0
+    blocks_duplicate: int = 0       # computed here, and published by somebody else before
+    refused: int = 0                # the pool was full
+    restarts: int = 0               # of the daemon
+    lookup_s: float = 0.0
+    take_s: float = 0.0
+    publish_s: float = 0.0
+    let_go_s: float = 0.0
+
+    def __str__(self) -> str:
+        spent = self.lookup_s + self.take_s + self.publish_s + self.let_go_s
+        numbers = ", ".join(f"{it.name} {getattr(self, it.name)}" for it in fields(self) if it.type == "int")
+        return f"{numbers}; scheduler {spent / max(self.steps, 1) * 1e6:.0f} us a step"
+
+
+class Chain:
+    """A request's way through the pool: what its pin holds is the first `length` of its blocks, by content. No pin: it
+    shares nothing."""
+
+    __slots__ = ("request", "pin", "length", "blocks", "ended")
+
+    def __init__(self, request: Request, pin: kvd.Pin | None, block_tokens: int):
+        self.request, self.pin = request, pin
+        self.length = pin.tokens // block_tokens if pin else 0
+        self.blocks: list[KVCacheBlock] = []
+        self.ended = pin is None        # nothing of it is published from now on
+
+
+class Ledger:
+    SERVING, AWAY, STALE = "serving", "away", "stale"
+
+    def __init__(self, space: kvd.Space, block_tokens: int, keep: int):
+        self.space, self.size, self.keep = space, block_tokens, keep
+        self.free: list[kvd.Block] = []                 # in our hands, used by nobody
+        self.filling: dict[int, kvd.Block] = {}         # written by a request
+        self.null: kvd.Block | None = None              # vLLM's block 0 means "none": held, so that nobody publishes it
+        self.used = 0                                   # blocks in vLLM's tables
+        self.top, self.era = 0, 0                       # all ids so far are below this; how many daemons before
+        self.found: Chain | None = None                 # looked up, and not yet admitted
+        self.chains: dict[str, Chain] = {}
+        self.planned: dict[str, int] = {}               # requests with blocks to publish: how far steps will fill them
+        self.doubtful: set[str] = set()                 # requests that must be computed anew
+        self.epoch = b""                                # changes when vLLM resets its cache: its weights are others now
+        self.state, self.retry = self.SERVING, 0.0
+        self.numbers = Numbers()
+
+    # ---- blocks to fill
+
+    def fetch(self, n: int) -> bool:
+        """Has n blocks to hand out, if the pool gives them."""
+        if len(self.free) >= n and self.state is self.SERVING:
+            return True
+        start = time.perf_counter()
+        if self.state is not self.SERVING and not self.used:
+            self.forget()
+        if self.state is not self.STALE and (self.state is self.SERVING or start > self.retry):
+            self._take(max(n - len(self.free), 1))
+        self.numbers.take_s += time.perf_counter() - start
+        return len(self.free) >= n
+
+    def _take(self, n: int) -> None:
+        """n, or some more, so as not to ask for each."""
+        try:
+            got = self.space.alloc(self.keep if n < self.keep <= self.space.available() else n)
+        except kvd.Error as error:
+            self.numbers.refused += 1
+            if error.errno not in REFUSED:
+                self.lose(error)
+            return
+        if self.state is not self.SERVING:
+            logger.info("kvd: there is a daemon again")
+            self.state = self.SERVING
+        self.numbers.blocks_taken += len(got)
+        self.top = max(self.top, *(block.id + 1 for block in got))
+        for block in got:
+            if block.id:
+                self.free.append(block)
+            else:
+                self.null = block
+
+    def could(self, n: int) -> bool:
+        """Whether the pool could give so many, by what shared memory says."""
+        return n <= len(self.free) or n <= len(self.free) + self.space.available()
+
+    def hand_out(self, n: int) -> list[int]:
+        got, self.free = self.free[:n], self.free[n:]
+        if len(got) < n:
+            raise ValueError(f"Cannot get {n} free blocks from the pool")
+        self.filling.update((block.id, block) for block in got)
+        self.used += n
+        return [block.id for block in got]
+
+    def give_back(self, block_id: int) -> None:
+        """No table has it any more. A sealed one is its chain's to let go."""
+        self.used -= 1
+        block = self.filling.pop(block_id, None)
+        if block is None:
+            return
+        if block.data:
+            self.free.append(block)
+        else:                           # nobody knows whether it was sealed: see publish
+            self.space.free([block])
+
+    def trim(self) -> None:
+        """Does not sit on more than it needs soon; without work, on a little."""
+        if len(self.free) > (2 * self.keep if self.used else self.keep):
+            start = time.perf_counter()
+            surplus, self.free = self.free[self.keep:], self.free[:self.keep]
+            self.space.free(surplus)
+            self.numbers.let_go_s += time.perf_counter() - start
+
+    # ---- chains
+
+    def find(self, request: Request) -> Chain:
+        """The longest prefix of a request that is in the pool, without its last token, which vLLM computes itself."""
+        self.drop_found()
+        start = time.perf_counter()
+        salt = extra_key(request, self.epoch)
+        if salt is None:
+            pin = None
+        elif request.skip_reading_prefix_cache or self.state is not self.SERVING:
+            pin = kvd.Pin(self.space, salt=salt)
+        else:
+            pin = self._lookup(request.all_token_ids[:(request.num_tokens - 1) // self.size * self.size], salt)
+        self.found = Chain(request, pin, self.size)
+        self.numbers.lookup_s += time.perf_counter() - start
+        return self.found
+
+    def _lookup(self, tokens: list[int], salt: int) -> kvd.Pin:
+        pin = self.space.lookup(tokens, salt=salt)
+        self.numbers.lookups += 1
+        self.numbers.tokens_asked += len(tokens)
+        self.numbers.tokens_found += pin.tokens
+        self.top = max(self.top, max(pin.blocks, default=-1) + 1)
+        if 0 not in pin.blocks:
+            return pin
+        with pin:                       # somebody published vLLM's null block, which no vLLM does
+            before = pin.blocks.index(0) * self.size
+        return self.space.lookup(tokens[:before], salt=salt)
+
+    def drop_found(self) -> None:
+        """A request that was looked up and could not be admitted holds nothing while it waits."""
+        if self.found and self.found.pin:
+            self.found.pin.release()
+        self.found = None
+
+    def admit(self, request: Request, blocks: list[KVCacheBlock]) -> None:
+        chain, self.found = self.found, None
+        chain.blocks = blocks
+        self.chains[request.request_id] = chain
+
+    def leave(self, request_id: str) -> Chain | None:
+        """The request's blocks are about to be let go."""
+        chain = self.chains.pop(request_id, None)
+        if chain and request_id in self.planned:
+            self._publish(chain)
+        self.planned.pop(request_id, None)
+        self.doubtful.discard(request_id)
+        return chain
+
+    def close(self, chain: Chain) -> None:
+        """Nothing reads the chain's blocks any more."""
+        if chain.pin:
+            start = time.perf_counter()
+            chain.pin.release()
+            self.numbers.let_go_s += time.perf_counter() - start
+
+    # ---- publishing
+
+    def plan(self, request_id: str, length: int) -> None:
+        self.planned[request_id] = length
+
+    def publish(self) -> None:
+        """What finished steps wrote."""
+        if not self.planned or self.state is not self.SERVING:
+            return
+        start = now = time.perf_counter()
+        for request_id, length in list(self.planned.items()):
+            chain = self.chains.get(request_id)
+            if not chain or self._publish(chain) >= length:
+                self.planned.pop(request_id, None)
+            now = time.perf_counter()
+            if now - start > PUBLISHING:
+                break
+        self.numbers.publish_s += now - start
+
+    def _publish(self, chain: Chain) -> int:
+        """Seals the blocks whose tokens are all computed: of steps in flight nobody knows. Returns how many are."""
+        request = chain.request
+        done = (request.num_computed_tokens - request.num_in_flight_tokens) // self.size
+        if done > chain.length and not chain.ended and self.state is self.SERVING:
+            mine = [self.filling[block.block_id] for block in chain.blocks[chain.length:done]]
+            try:
+                tokens = request.all_token_ids[chain.length * self.size:done * self.size]
+                ids = chain.pin.seal(mine, tokens, keep=True)
+                self.numbers.blocks_duplicate += sum(block.id != i for block, i in zip(mine, ids))
+                chain.length = done
+            except kvd.Error as error:
+                self._could_not(chain, mine, error)
+            for block in mine:
+                if block.sealed:
+                    del self.filling[block.id]
+                    self.numbers.blocks_sealed += 1
+        return done
+
+    def _could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
+        """The rest of the request stays private. Blocks of which nobody knows whether they were sealed may become
+        somebody else's at any time: such a request is computed anew."""
+        logger.warning("kvd: request %s is not published any further: %s", chain.request.request_id, error)
+        chain.ended = True
+        if any(not block.sealed and not block.data for block in blocks):
+            self.doubtful.add(chain.request.request_id)
+        if error.errno not in REFUSED:
+            self.lose(error)
+
+    # ---- the daemon's life
+
+    def lose(self, error: kvd.Error) -> None:
+        """AWAY: there is no daemon. STALE: there is another one, and we must let go of the old one's blocks."""
+        self.retry = time.perf_counter() + RETRY
+        if self.state is self.SERVING:
+            logger.warning("kvd: the daemon is gone; what runs goes on without sharing, new requests wait (%s)", error)
+        if error.errno == errno.ESTALE and self.state is not self.STALE:
+            logger.warning("kvd: another daemon is here; what runs is computed anew in its pool")
+            self.numbers.restarts += 1
+            self.state = self.STALE
+        elif self.state is self.SERVING:
+            self.state = self.AWAY
+
+    def forget(self) -> None:
+        """Lets go of all that nobody uses."""
+        self.drop_found()
+        self.space.free(self.free + ([self.null] if self.null else []))
+        self.free, self.null = [], None
+        if self.state is self.STALE:
+            self.state, self.retry = self.AWAY, 0.0
+            self.top, self.era = 0, self.era + 1
+
+    def shut(self) -> None:
+        for chain in self.chains.values():
+            self.close(chain)
+        self.forget()
+        self.space.free(list(self.filling.values()))
+        self.chains, self.filling = {}, {}

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's BlockPool and KVCacheManager with a ledger of kvd's blocks behind them (_vllm_ledger.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.request import Request, RequestStatus
+
+from ._vllm_ledger import Chain, Ledger
+
+logger = init_logger("vllm." + __name__)
+
+
+class Pool(BlockPool):
+    """Made of a BlockPool by taking its place: whoever holds the object goes on holding it."""
+
+    ledger: Ledger
+    lent = 0        # blocks that a lookup found and no table has yet: vLLM takes them to be among the free ones
+
+    def get_num_free_blocks(self) -> int:
+        return len(self.ledger.free) + self.lent
+
+    def get_new_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        got = [self.blocks[i] for i in self.ledger.hand_out(num_blocks)]
+        for block in got:
+            block.ref_cnt = 1
+        return got
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        for block in blocks:
+            self.ledger.used += block.ref_cnt == 0
+            block.ref_cnt += 1
+
+    def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock | Chain]) -> None:
+        for block in ordered_blocks:
+            if isinstance(block, Chain):
+                self.ledger.close(block)
+                continue
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                self.ledger.give_back(block.block_id)
+
+    def cache_full_blocks(self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int,
+                          num_full_blocks: int, *_, **__) -> None:
+        self.ledger.plan(request.request_id, num_full_blocks)
+
+    def reset_prefix_cache(self) -> bool:
+        """Others' cache stays. This vLLM finds nothing of before, and what it computes from now on is its own: it is
+        asked to forget because its weights changed."""
+        if self.ledger.used:
+            logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self.ledger.used)
+            return False
+        self.ledger.epoch = os.urandom(16)
+        logger.info("kvd: reset; this vLLM does not share with others any more")
+        return True
+
+    def get_usage(self) -> float:
+        return self.ledger.used / max(self.num_gpu_blocks - 1, 1)
+
+
+class Manager(KVCacheManager):
+    """Made of a KVCacheManager like Pool of a BlockPool."""
+
+    ledger: Ledger
+
+    @classmethod
+    def adopt(cls, manager: KVCacheManager, ledger: Ledger) -> None:
+        if type(manager) is not KVCacheManager or type(manager.block_pool) is not BlockPool:
+            raise RuntimeError(f"kvd does not know {type(manager).__name__} with {type(manager.block_pool).__name__}")
+        manager.__class__, manager.ledger = cls, ledger
+        manager.block_pool.__class__, manager.block_pool.ledger = Pool, ledger
+
+    @property
+    def _tables(self) -> dict[str, list[KVCacheBlock]]:
+        return self.coordinator.single_type_managers[0].req_to_blocks
+
+    def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
+        chain = self.ledger.find(request)
+        blocks = [self.block_pool.blocks[i] for i in chain.pin.blocks] if chain.pin else []
+        return self.create_kv_cache_blocks((blocks,)), chain.length * self.ledger.size, 0
+
+    def allocate_slots(self, request: Request, num_new_tokens: int, num_new_computed_tokens: int = 0,
+                       new_computed_blocks: KVCacheBlocks | None = None, *, full_sequence_must_fit: bool = False,
+                       **options) -> KVCacheBlocks | None:
+        """As vLLM's, after the blocks that it needs were fetched. None: it shall wait, or preempt."""
+        ledger, running = self.ledger, request.status == RequestStatus.RUNNING
+        hits = new_computed_blocks.blocks[0] if new_computed_blocks else ()
+        have = len(hits) + len(self._tables.get(request.request_id, ()))
+        tokens = min(request.num_computed_tokens + num_new_computed_tokens + num_new_tokens, self.max_model_len)
+        need = cdiv(tokens, ledger.size) - have + (0 if running else self.watermark_blocks)
+        ledger.fetch(max(need, 0))
+        if ledger.state is ledger.STALE or (ledger.state is ledger.AWAY and not running):
+            return None
+        if request.request_id in ledger.doubtful:
+            return None
+        if request.request_id not in ledger.chains and ledger.found is None:
+            return None         # its lookup was let go of with the last daemon's blocks: the next step asks again
+        whole = cdiv(min(request.num_tokens, self.max_model_len), ledger.size) - have
+        if full_sequence_must_fit and not ledger.could(whole):
+            return None
+        self.block_pool.lent = sum(block.ref_cnt == 0 for block in hits)
+        blocks = super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
+                                        **options)
+        self.block_pool.lent = 0
+        if blocks is not None and request.request_id not in ledger.chains:
+            ledger.admit(request, self._tables[request.request_id])
+        return blocks
+
+    def free(self, request: Request) -> None:
+        chain = self.ledger.leave(request.request_id)
+        super().free(request)
+        if chain:
+            self.ledger.close(chain)
+
+    def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
+        """A step in flight may use them: the chain is let go with its blocks, before them."""
+        chain = self.ledger.leave(request.request_id)
+        blocks = super().pop_blocks_for_free(request)
+        return blocks + [chain] if chain else blocks

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which space a vLLM's KV cache is: what is refused, what a block is, whose bytes are equal."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from pathlib import Path
+
+import vllm
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.request import Request
+
+import kvd
+
+OLDEST = (0, 31)
+PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the longest sequence that is served
+
+
+def require_vllm() -> None:
+    found = tuple(int(n) for n in re.findall(r"\d+", vllm.__version__)[:2])
+    if found < OLDEST:
+        raise RuntimeError(f"kvd needs vLLM {OLDEST[0]}.{OLDEST[1]} or later, where a connector may place the KV cache;"
+                           f" this is {vllm.__version__}")
+
+
+def refuse(reasons: list[tuple[bool, str]]) -> None:
+    """What this connector was not made for is an error at start, by name: never a wrong answer later."""
+    names = [name for is_so, name in reasons if is_so]
+    if names:
+        raise ValueError("kvd does not do this yet: " + "; ".join(names))
+
+
+def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
+    """In place or by copy: what a block of vLLM may not be."""
+    specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
+    spec = specs[0] if specs else None
+    plain = type(spec) is FullAttentionSpec
+    refuse([
+        (config.kv_transfer_config.kv_role != "kv_both", "a kv_role other than kv_both"),
+        (len(specs) != 1, f"{len(specs)} KV cache groups (hybrid models); one of full attention is what it takes"),
+        (not plain, f"{type(spec).__name__} (MLA, sliding window, Mamba, ...); full attention is what it takes"),
+        (plain and spec.sliding_window is not None, "sliding window attention"),
+        (plain and spec.attention_chunk_size is not None, "chunked local attention"),
+        (plain and spec.non_causal, "attention that is not causal"),
+        (plain and (spec.kv_quant_mode != 0 or "8" in config.cache_config.cache_dtype),
+         f"a quantised KV cache (kv_cache_dtype {config.cache_config.cache_dtype}): its scales lie elsewhere"),
+        (config.speculative_config is not None, "speculative decoding"),
+        (config.parallel_config.decode_context_parallel_size > 1, "decode context parallelism"),
+        (config.parallel_config.prefill_context_parallel_size > 1, "prefill context parallelism"),
+        (config.parallel_config.pipeline_parallel_size > 1, "pipeline parallelism"),
+        (config.parallel_config.data_parallel_size > 1,
+         "data parallelism inside of one vLLM: start as many vLLMs, they share the cache"),
+        (config.model_config.runner_type != "generate", f"a model of kind {config.model_config.runner_type}"),
+        (config.model_config.is_encoder_decoder, "encoder and decoder models"),
+    ])
+
+
+def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
+    refuse_always(config, caches)
+    refuse([
+        (config.parallel_config.tensor_parallel_size > 1 and not current_platform.is_cpu(),
+         "tensor parallelism in place on GPUs: use kvd.engines.vllm_copy"),
+        (not config.cache_config.enable_prefix_caching, "prefix caching disabled (--no-enable-prefix-caching)"),
+        (config.model_config.enable_sleep_mode, "sleep mode"),
+        (caches.needs_kv_cache_zeroing, "a KV cache whose blocks are zeroed before use"),
+        (bool(config.kv_events_config and config.kv_events_config.enable_kv_cache_events), "KV cache events"),
+        (config.observability_config.kv_cache_metrics, "KV cache residency metrics (--kv-cache-metrics)"),
+    ])
+    layout = caches.kv_cache_layout or config.cache_config.kv_cache_layout
+    if layout != "BLHNC":
+        raise RuntimeError(
+            f"vLLM chose the KV cache layout {layout}; in place needs BLHNC, where a block's layers lie side by side."
+            " The CPU backend offers it once kvd is installed where vLLM is (pip install client/python; it has an entry"
+            " point of vllm.general_plugins); on GPUs choose FlashAttention, Triton or FlashInfer, and do not set"
+            " VLLM_KV_CACHE_LAYOUT")
+    (tensor,) = caches.kv_cache_tensors
+    page = caches.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+    if (tensor.offset, tensor.layer_stride, tensor.block_stride) != (0, page, page * len(tensor.layers)):
+        raise RuntimeError(f"vLLM's blocks are not packed: {tensor}")
+
+
+# ---- whose bytes are equal -----------------------------------------------------------------------------------------
+
+_digests: dict[tuple, tuple[int, int]] = {}     # of weights, by (path, size, mtime)
+
+
+def _digest(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    key = (path, about.st_size, about.st_mtime_ns)
+    if key not in _digests:
+        _digests[key] = kvd.fingerprint(path)
+    return _digests[key]
+
+
+def _weights(config: VllmConfig) -> tuple:
+    """Of a folder: of its weights' bytes. Of a model on the hub: the commit. A version that the user gives wins."""
+    model = config.model_config
+    given = config.kv_transfer_config.get_from_extra_config("fingerprint", None)
+    if given is not None:
+        return ("given", str(given))
+    if config.load_config.load_format == "dummy":
+        return ("dummy", os.urandom(16))        # weights that nobody else has
+    folder = Path(model.model)
+    if folder.is_dir():
+        files = [it for it in sorted(folder.iterdir()) if it.suffix in (".safetensors", ".bin", ".pt", ".gguf")]
+        return ("files", *((it.name, _digest(it)) for it in files))
+    if folder.is_file():
+        return ("file", _digest(folder))
+    commit = getattr(model.hf_config, "_commit_hash", None)
+    if not commit:
+        raise ValueError(f"kvd cannot tell which weights {model.model} are: give a folder, or a \"fingerprint\" in"
+                         " kv_connector_extra_config, any name that changes whenever the weights do")
+    return ("hub", model.model, commit)
+
+
+def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
+    """Who packs keys: the attention backend, and on CPUs the instruction set that it packs them for."""
+    if not current_platform.is_cpu():
+        return f"{current_platform.device_type}-{config.attention_config.backend or 'default'}"
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+    return "cpu-" + _get_attn_isa(spec.dtype, spec.block_size, spec.head_size, config.cache_config.cache_dtype)
+
+
+def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
+    """Equal where two vLLMs write the same bytes for the same tokens. part: of the model, by tensor parallelism."""
+    model, spec = config.model_config, caches.kv_cache_groups[0].kv_cache_spec
+    served = model.max_model_len if any(kind in str(model.hf_config) for kind in PACKED_AS_SERVED) else 0
+    return kvd.fingerprint(
+        "vllm", vllm.__version__, kind, part, _weights(config), model.hf_config.to_json_string(use_diff=False),
+        str(model.dtype), str(model.quantization), config.cache_config.cache_dtype, repr(spec),
+        caches.kv_cache_groups[0].layer_names, _kernels(config, spec), served)
+
+
+def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1),
+               shares: int = 1) -> kvd.Space:
+    """The space of this model, named after it and the fingerprint: other models, versions and kernels have their own.
+    Of a part of the model, by tensor parallelism, or of blocks with the shares of so many workers. fixed: vLLM's views
+    of the pool stay, where they can, whatever becomes of the daemon."""
+    extra = config.kv_transfer_config.get_from_extra_config
+    spec, layers = caches.kv_cache_groups[0].kv_cache_spec, caches.kv_cache_groups[0].layer_names
+    number = fingerprint(config, caches, kind, (*part, shares))
+    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.model_config.model).name)[:24].strip("-.") or "model"
+    name = extra("space", None) or f"vllm-{slug}-{number[0]:016x}"
+    if part[1] > 1:
+        name += f"-{part[0]}of{part[1]}"
+    geometry = kvd.Geometry.opaque(spec.page_size_bytes * len(layers) * shares,
+                                   f"vllm-{kind}-{_kernels(config, spec)}"[:31].lower(),
+                                   block_tokens=spec.block_size, fingerprint=number)
+    daemon = kvd.connect(extra("socket", None))
+    daemon.join(hashlib.sha256(config.kv_transfer_config.engine_id.encode()).digest()[:16])
+    try:
+        return daemon.space(name, geometry, fixed=True)
+    except kvd.Error as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return daemon.space(name, geometry)     # on a GPU the next daemon's pool lies elsewhere
+
+
+# ---- what else is part of a block's key ------------------------------------------------------------------------------
+
+_adapters: dict[tuple[str, str], tuple | None] = {}     # LoRA adapters by name and path: what they were when first used
+
+
+def _adapter(name: str, path: str) -> tuple | None:
+    """None: files that cannot be compared."""
+    if (name, path) not in _adapters:
+        files = sorted(Path(path).glob("adapter_*")) if Path(path).is_dir() else []
+        _adapters[name, path] = tuple((it.name, _digest(it)) for it in files) or None
+    return _adapters[name, path]
+
+
+def extra_key(request: Request, epoch: bytes) -> int | None:
+    """The salt of a request's chain: of what changes keys and values besides tokens, or is meant to keep users apart.
+    0: nothing does. None: no other request may share with this one."""
+    lora = request.lora_request
+    if request.prompt_embeds is not None:
+        return None
+    if not (lora or request.cache_salt or request.mm_features or epoch):
+        return 0
+    adapter = _adapter(lora.lora_name, lora.lora_path) if lora else ()
+    if adapter is None:
+        return None
+    seen = [(it.identifier, it.mm_position.offset, it.mm_position.length) for it in request.mm_features]
+    return kvd.fingerprint("vllm", adapter, request.cache_salt, seen, epoch)[0] or 1
