@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM on kvd, in place and by copy, beside a vLLM alone: the same tokens, whoever computed a prefix, whoever dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from common import MODEL, ROOT, Daemon, daemon, document, run
+from vllm_engine import Engine
+from vllm_server import Server, installed
+
+BLOCK = 32
+DOCUMENTS = [document(seed, 500 + 100 * seed) for seed in range(6)]
+
+
+def question(doc: int, i: int) -> list[int]:
+    return DOCUMENTS[doc] + [400 + i, 401 + i, 402 + i]
+
+
+def whole(n: int) -> int:
+    """Of a prompt of n tokens, those that a cache can have: full blocks, not the last token."""
+    return (n - 1) // BLOCK * BLOCK
+
+
+def same(got: list[dict], expected: list[dict]) -> None:
+    for mine, his in zip(got, expected, strict=True):
+        assert mine["tokens"] == his["tokens"], (mine, his)
+        assert all(abs(a - b) < 2e-5 for a, b in zip(mine["logprobs"], his["logprobs"], strict=True)), (mine, his)
+
+
+def until(what, seconds: float = 60):
+    """Waits for something that another process does."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.05)
+
+
+class World:
+    """What most tests share: a daemon, a vLLM alone, and two in place: one as it is by default, and one with small
+    steps (chunked prefill) that schedules synchronously."""
+
+    def __init__(self, it: Daemon):
+        self.daemon = it
+        self.alone = Engine(timeout=600)
+        self.first = self.engine()
+        self.second = self.engine(async_scheduling=False, max_num_batched_tokens=256)
+
+    def engine(self, **options) -> Engine:
+        return Engine("in place", extra={"socket": self.daemon.socket}, timeout=600, **options)
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for engine in (self.alone, self.first, self.second):
+            engine.__exit__()
+
+
+def test_a_prefix_of_another_process(world: World) -> None:
+    prompts = [question(5, 0)]
+    expected = world.alone.ask(prompts)
+    cold = world.first.ask(prompts)
+    warm = world.first.ask(prompts)
+    other = world.second.ask(prompts)
+    for got in (cold, warm, other):
+        same(got, expected)
+    assert [it[0]["cached"] for it in (cold, warm, other)] == [0, whole(len(prompts[0])), whole(len(prompts[0]))]
+
+
+def test_what_was_decoded_is_found_too(world: World) -> None:
+    prompt = question(0, 30)
+    answer = world.second.ask([prompt], max_tokens=100)[0]["tokens"]
+    longer = prompt + answer + [300]
+    got = world.first.ask([longer])
+    same(got, world.alone.ask([longer]))
+    assert got[0]["cached"] == whole(len(prompt) + 99), got     # the last token was never computed
+
+
+def test_several_of_a_batch_begin_alike(world: World) -> None:
+    prompts = [document(77, 700) + [500 + i] for i in range(6)]
+    expected = world.alone.ask(prompts, max_tokens=40)
+    same(world.first.ask(prompts, max_tokens=40), expected)     # all computed at once: duplicates stay private
+    same(world.second.ask(prompts, max_tokens=40), expected)
+
+
+def test_a_salt_keeps_apart(world: World) -> None:
+    prompt = [question(1, 20)]
+    expected = world.alone.ask(prompt)
+    world.first.ask(prompt)
+    cached = []
+    for salt in ("one", "one", "two", None):
+        got = world.second.ask(prompt, salt=salt)
+        same(got, expected)
+        cached.append(got[0]["cached"])
+    assert cached == [0, whole(len(prompt[0])), 0, whole(len(prompt[0]))], cached
+
+
+def test_nothing_is_held_after_an_abort(world: World) -> None:
+    for engine in (world.first, world.second):
+        for steps in (1, 2, 5):
+            engine.do(op="abort", prompts=[document(90 + i, 900) for i in range(4)], max_tokens=50, steps=steps)
+        numbers = engine.do(op="numbers")
+        assert (numbers["used"], numbers["filling"], numbers["chains"]) == (0, 0, 0), numbers
+        same(engine.ask([question(2, 7)]), world.alone.ask([question(2, 7)]))
+
+
+def soak(engine: Engine, rounds: int, seed: int, answers: list) -> None:
+    for i in range(rounds):
+        keys = [((i * 7 + seed * k) % 6, (i + k) % 12) for k in range(1, 5)]
+        answers += zip(keys, engine.ask([question(*key) for key in keys], max_tokens=12))
+
+
+def test_two_at_once_and_one_is_killed(world: World) -> None:
+    keys = [(doc, i) for doc in range(6) for i in range(12)]
+    expected = dict(zip(keys, world.alone.ask([question(*key) for key in keys], max_tokens=12)))
+    one, two = [], []
+    threads = [threading.Thread(target=soak, args=(world.first, 8, 1, one)),
+               threading.Thread(target=soak, args=(world.second, 8, 3, two))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    world.first.tell(op="generate", prompts=[question(*key) for key in keys], max_tokens=60)
+    soak(world.second, 2, 5, two)
+    world.first.kill()
+    soak(world.second, 6, 5, two)
+    assert len(one) == 32 and len(two) == 64
+    for key, answer in one + two:
+        same([answer], [expected[key]])
+    until(lambda: len(world.daemon.stat("clients")) == 1)
+    world.daemon.check()
+    world.first = world.engine()
+
+
+def test_the_daemon_is_replaced_in_the_middle(world: World) -> None:
+    prompts = [question(doc, 13) for doc in range(6)]
+    expected = world.alone.ask(prompts, max_tokens=400)
+    for engine in (world.first, world.second):
+        engine.tell(op="generate", prompts=prompts, max_tokens=400)
+        time.sleep(0.7)
+        world.daemon.kill()
+        time.sleep(0.3)
+        world.daemon.start()
+        same(engine.hear(), expected)
+    again = [world.first.ask(prompts), world.second.ask(prompts)]
+    for got in again:
+        same(got, [it | {"tokens": it["tokens"][:8]} for it in expected])
+    assert all(it["cached"] >= whole(400) for it in again[1]), again
+    assert [world.first.do(op="numbers")["state"], world.second.do(op="numbers")["state"]] == ["serving"] * 2
+    world.daemon.check()
+
+
+def test_without_a_daemon_requests_wait(world: World) -> None:
+    expected = world.alone.ask([question(3, 33)])
+    world.daemon.kill()
+    for engine in (world.first, world.second):
+        engine.tell(op="generate", prompts=[question(3, 33)], max_tokens=8)
+    time.sleep(0.5)
+    world.daemon.start()
+    same(world.first.hear(), expected)
+    same(world.second.hear(), expected)
+
+
+def test_a_reset_cache_finds_nothing(world: World) -> None:
+    prompt = [question(4, 3)]
+    expected = world.alone.ask(prompt)
+    world.second.ask(prompt)
+    assert world.second.do(op="reset")
+    for cached in (0, whole(len(prompt[0]))):
+        got = world.second.ask(prompt)
+        same(got, expected)
+        assert got[0]["cached"] == cached
+    world.daemon.check()
+
+
+def test_a_small_pool_preempts_and_waits(world: World) -> None:
+    """96 blocks, of which one client may be filling half; six requests grow to 20 blocks each."""
+    prompts = [document(300 + i, 330) for i in range(6)]
+    expected = world.alone.ask(prompts, max_tokens=300)
+    options = {"max_model_len": 1024, "max_num_batched_tokens": 512}
+    with daemon("--pool", "12M") as small, Engine("in place", extra={"socket": small.socket}, **options) as engine:
+        engine.do(op="watch")
+        same(engine.ask(prompts, max_tokens=300), expected)
+        assert engine.do(op="seen")["preemptions"] > 0
+        same(engine.ask(prompts[::-1], max_tokens=300), expected[::-1])
+        numbers = engine.do(op="numbers")
+        assert numbers["refused"] > 0 and numbers["used"] == 0, numbers
+        small.check()
+
+
+def test_by_copy(world: World) -> None:
+    prompts = [question(doc, 50) for doc in range(4)]
+    expected = world.alone.ask(prompts, max_tokens=40)
+    extra = {"socket": world.daemon.socket}
+    with Engine("copy", extra=extra) as one, Engine("copy", extra=extra, max_num_batched_tokens=256) as two:
+        same(one.ask(prompts, max_tokens=40), expected)
+        got = two.ask(prompts, max_tokens=40)
+        same(got, expected)
+        assert [it["cached"] for it in got] == [whole(len(it)) for it in prompts], got
+        assert two.do(op="reset")                           # of vLLM's own cache
+        again = two.ask([it + [301] for it in prompts], max_tokens=4)
+        assert all(it["cached"] for it in again), again
+        same(again, world.alone.ask([it + [301] for it in prompts], max_tokens=4))
+        one.tell(op="generate", prompts=[document(600 + i, 800) for i in range(8)], max_tokens=100)
+        time.sleep(0.3)
+        one.kill()
+        world.daemon.kill()
+        same(two.ask(prompts, max_tokens=40), expected)      # nothing to find, nowhere to store
+        world.daemon.start()
+        same(two.ask(prompts, max_tokens=40), expected)
+    world.daemon.check()
+
+
+def test_what_is_not_supported_is_refused_by_name(world: World) -> None:
+    done = subprocess.run([sys.executable, ROOT / "tests/engines/vllm_refusals.py", world.daemon.socket, MODEL],
+                          timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+def test_two_servers_as_users_start_them(world: World) -> None:
+    """Text in, text out; the second server finds what the first computed; kill -9 of all of one's processes."""
+    text = "Q 1 + 2 * 3 - 4 A 3 " * 60
+    with tempfile.TemporaryDirectory() as folder:
+        environment = installed(folder)
+        with Server("in place", environment=environment, socket=world.daemon.socket) as one, \
+                Server("in place", environment=environment, socket=world.daemon.socket) as two:
+            cold, other = one.ready().complete(text), two.ready().complete(text)
+            n = cold["prompt_tokens"]
+            assert (cold["cached"], other["cached"]) == (0, whole(n)), (cold, other)
+            assert cold["text"] == other["text"] and cold["tokens"] == other["tokens"]
+            one.kill()
+            assert two.complete(text + "Q 5")["cached"] >= whole(n)
+            same_tokens = world.alone.ask([DOCUMENTS[2]], max_tokens=16)[0]["tokens"]
+            assert two.complete(DOCUMENTS[2])["tokens"] == same_tokens
+    world.daemon.check()
+
+
+def test_the_examples(world: World) -> None:
+    for name in ("vllm_in_place.py", "vllm_copy.py"):
+        done = subprocess.run([sys.executable, ROOT / "client/python/examples" / name, MODEL, world.daemon.socket],
+                              timeout=180, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+if __name__ == "__main__":
+    with daemon() as it, World(it) as world:
+        sys.exit(run([test for name, test in globals().items() if name.startswith("test_")], world))

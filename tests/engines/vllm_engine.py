@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM in a process of its own, for tests, benchmarks and the demo: it is asked in lines of JSON.
+
+    with Engine(kv="in place", socket=daemon.socket) as engine:
+        answers = engine.ask([tokens, ...], max_tokens=8)       # each: tokens, logprobs, cached, seconds
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+CONNECTORS = {"in place": ("KvdConnector", "kvd.engines.vllm"), "copy": ("KvdCopyConnector", "kvd.engines.vllm_copy")}
+QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1",
+         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "INFO",
+         "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+DEFAULTS = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32", "max_model_len": 4096,
+            "block_size": 32, "num_gpu_blocks_override": 1000, "disable_log_stats": True}
+
+
+def connector(kv: str | None, **extra) -> dict | None:
+    """vLLM's kv_transfer_config."""
+    if kv is None:
+        return None
+    name, module = CONNECTORS[kv]
+    return {"kv_connector": name, "kv_connector_module_path": module, "kv_role": "kv_both",
+            "kv_connector_extra_config": extra}
+
+
+class Engine:
+    """The parent's end. Starting takes 10 s of processor time, most of it imports: start several, then ask."""
+
+    def __init__(self, kv: str | None = None, *, timeout: float = 240, extra: dict | None = None,
+                 python: Path | str = sys.executable, **options):
+        options = {"model": os.environ["KVD_MODEL"], **DEFAULTS, **options,
+                   "kv_transfer_config": connector(kv, **(extra or {}))}
+        self.log = tempfile.TemporaryFile("w+")
+        self.deadline = time.monotonic() + timeout
+        self.process = subprocess.Popen([python, __file__, json.dumps(options)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=self.log, text=True,
+                                        env=os.environ | QUIET)
+        self.ready = False
+
+    def tell(self, **command) -> None:
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self):
+        """The answer to the next command. An engine that takes too long is killed."""
+        watchdog = threading.Timer(max(1, self.deadline - time.monotonic()), self.process.kill)
+        watchdog.start()
+        line = self.process.stdout.readline()
+        watchdog.cancel()
+        if not line:
+            raise RuntimeError(f"the engine died ({self.process.wait()}):\n{self.tail()}")
+        answer = json.loads(line)
+        if not self.ready:
+            self.ready = True
+            return self.hear()
+        return answer
+
+    def do(self, **command):
+        self.tell(**command)
+        return self.hear()
+
+    def ask(self, prompts: list[list[int]], max_tokens: int = 8, **options) -> list[dict]:
+        return self.do(op="generate", prompts=prompts, max_tokens=max_tokens, **options)
+
+    def tail(self, n: int = 4000) -> str:
+        self.log.seek(0)
+        return self.log.read()[-n:]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.process.poll() is None:
+            self.process.stdin.close()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self.log.close()
+
+
+# ---- the child's end -------------------------------------------------------------------------------------------------
+
+
+class Child:
+    def __init__(self, options: dict):
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+        kv = options.pop("kv_transfer_config")
+        self.llm = LLM(**options, kv_transfer_config=KVTransferConfig(**kv) if kv else None)
+        self.scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        self.asked = 0
+
+    def _params(self, max_tokens: int, seed: int | None = None):
+        from vllm import SamplingParams
+        return SamplingParams(temperature=0 if seed is None else 1, seed=seed, max_tokens=max_tokens, detokenize=False,
+                              logprobs=1, ignore_eos=True)
+
+    def _prompts(self, prompts: list[list[int]], salt: str | None) -> list:
+        from vllm import TokensPrompt
+        return [TokensPrompt(prompt_token_ids=it, **({"cache_salt": salt} if salt else {})) for it in prompts]
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, salt: str | None = None) -> list[dict]:
+        start = time.perf_counter()
+        outputs = self.llm.generate(self._prompts(prompts, salt), self._params(max_tokens), use_tqdm=False)
+        seconds = time.perf_counter() - start
+        return [{"tokens": list(it.outputs[0].token_ids), "cached": it.num_cached_tokens, "seconds": seconds,
+                 "logprobs": [round(next(iter(p.values())).logprob, 5) for p in it.outputs[0].logprobs[:4]]}
+                for it in outputs]
+
+    def abort(self, prompts: list[list[int]], max_tokens: int, steps: int) -> bool:
+        """Starts requests, and gives them up after so many steps."""
+        engine, names = self.llm.llm_engine, []
+        for prompt in self._prompts(prompts, None):
+            names.append(engine.add_request(f"abort-{self.asked}", prompt, self._params(max_tokens)))
+            self.asked += 1
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request(names, internal=True)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return True
+
+    def reset(self, running: bool = False) -> bool:
+        return self.llm.reset_prefix_cache(running)
+
+    def numbers(self) -> dict:
+        """The connector's, and what it holds of the pool."""
+        ledger = self.scheduler.connector.ledger
+        return vars(ledger.numbers) | {"used": ledger.used, "filling": len(ledger.filling), "free": len(ledger.free),
+                                       "chains": len(ledger.chains), "state": ledger.state}
+
+    def watch(self) -> bool:
+        """From now on counts what the scheduler does, and measures how long it takes: see seen."""
+        self.counts = {"schedule": 0, "update_from_output": 0, "_preempt_request": 0}
+        self.seconds = dict.fromkeys(self.counts, 0.0)
+
+        def watched(name: str, call):
+            def wrapped(*arguments, **options):
+                start = time.perf_counter()
+                try:
+                    return call(*arguments, **options)
+                finally:
+                    self.seconds[name] += time.perf_counter() - start
+                    self.counts[name] += 1
+            return wrapped
+
+        for name in self.counts:
+            setattr(self.scheduler, name, watched(name, getattr(self.scheduler, name)))
+        return True
+
+    def seen(self) -> dict:
+        return {"steps": self.counts["schedule"], "preemptions": self.counts["_preempt_request"],
+                "seconds": self.seconds["schedule"] + self.seconds["update_from_output"]}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)                       # vLLM talks on standard output, too
+    child = Child(json.loads(sys.argv[1]))
+
+    def say(answer) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    say("ready")
+    for line in sys.stdin:
+        command = json.loads(line)
+        say(getattr(child, command.pop("op"))(**command))
+    child.llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()
