@@ -33,6 +33,7 @@ same (a missing daemon is a FileNotFoundError or a ConnectionRefusedError), if t
 standard library, and libkvd: $KVD_LIBRARY, or the one inside this package, or libkvd.so.0 where the system finds it.
 """
 
+from ._attend import Table
 from ._block import Block
 from ._daemon import Daemon, connect
 from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked,
@@ -51,9 +52,9 @@ from ._tokens import Tokens
 __all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",
            "DataLost", "Entry", "EntryFlags", "Error", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory",
            "Mismatch", "NoData", "NotAllowed", "NotKvd", "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull",
-           "QuotaExceeded", "Sequence", "Sharing", "Space", "Stale", "Stats", "TimedOut", "Tokens", "TooMany", "View",
-           "__version__", "connect", "fingerprint"]
+           "QuotaExceeded", "Sequence", "Sharing", "Space", "Stale", "Stats", "Table", "TimedOut", "Tokens", "TooMany",
+           "View", "__version__", "connect", "fingerprint"]
 
 for _it in (Block, Counters, Daemon, Entry, EntryFlags, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing,
-            Space, Stats, View):
+            Space, Stats, Table, View):
     _it.__module__ = "kvd"

@@ -31,6 +31,10 @@ class PinStruct(Structure):
                 *((name, c_uint32) for name in ("leaf", "generation", "n_blocks", "n_tokens", "group", "pad"))]
 
 
+class TableStruct(Structure):
+    _fields_ = [("view", c_void_p), ("blocks", c_void_p), ("n_blocks", c_uint32), ("first", c_uint32), ("n", c_uint32)]
+
+
 class BlockStruct(Structure):
     _fields_ = [("data", c_void_p), ("view", c_void_p), ("id", c_uint32), ("generation", c_uint32)]
 
@@ -153,6 +157,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_prefix_depth": (c_int, (_HANDLE, c_uint32, c_uint32, c_uint32)),
     "kvd_prefix_refresh": (c_int, (_HANDLE, c_uint32)),
     "kvd_prefix_sample": (c_int, (_HANDLE, c_uint32, c_uint32, _BLOCKS, c_uint32)),
+
+    "kvd_paged_write": (c_int, (_HANDLE, c_uint32, _ADDRESS, _ADDRESS, _ADDRESS, ctypes.c_size_t)),
+    "kvd_paged_attention": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_uint32, c_float, _ADDRESS, ctypes.c_size_t, _ADDRESS,
+                                    ctypes.c_size_t)),
 }
 
 

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over blocks where they lie, on the processor (kvd_attend.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_uint32
+from typing import TYPE_CHECKING, Sequence
+
+from ._block import Block
+from ._native import TableStruct, check, lib
+from ._pin import Pin
+
+if TYPE_CHECKING:
+    from ._space import Space
+
+
+def _base_of(holder: Pin | Block) -> int:
+    return holder.address(0) if isinstance(holder, Pin) else holder.data - holder.id * holder._size
+
+
+class Table:
+    """The blocks of one sequence, for attention over them where they lie (man 3 libkvd_attend).
+
+    Position p is slot p % block_tokens of block p // block_tokens. A table holds nothing: whoever makes it keeps the
+    pins and blocks that it names. One thread's at a time. Numbers are float32 in the processor's memory, given by
+    address (torch: tensor.data_ptr(), numpy: array.ctypes.data); ld is how many floats lie from token to token. What is
+    stored is rounded to the space's dtype. kvd.Invalid: a block is not mapped, or not being filled where it is written
+    to, or the space is on a GPU, is opaque, or has another dtype than f32, f16 and bf16.
+    """
+
+    def __init__(self, space: Space):
+        self._handle = space._open()
+        self.base = 0
+        """Address of block 0 of the daemon whose blocks these are: block b is at base + b * block_bytes."""
+        self._ids = (c_uint32 * 64)()
+        self._struct = TableStruct(blocks=ctypes.addressof(self._ids))
+        self._at = ctypes.addressof(self._struct)
+
+    def __len__(self) -> int:
+        return int(self._struct.n_blocks)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Ids, in the order of positions."""
+        return self._ids[:len(self)]
+
+    def extend(self, holder: Pin | Block, ids: Sequence[int]) -> bool:
+        """Appends blocks, of which holder is the pin or one of those to be filled. False, and nothing changes: they are
+        of another daemon than the table's, which was replaced in between."""
+        view = holder._struct.view
+        if self._struct.view not in (None, view):
+            return False
+        self.base = self.base or _base_of(holder)
+        n = len(self) + len(ids)
+        if n > len(self._ids):
+            self._ids = (c_uint32 * (2 * n))(*self._ids)
+            self._struct.blocks = ctypes.addressof(self._ids)
+        self._ids[len(self):n] = list(ids)
+        self._struct.view, self._struct.n_blocks = view, n
+        return True
+
+    def replace(self, first: int, ids: Sequence[int]) -> None:
+        """Other blocks with the same contents, as Pin.seal() returns them."""
+        self._ids[first:first + len(ids)] = list(ids)
+
+    def write(self, layer: int, first: int, n: int, k: int, v: int, ld: int) -> None:
+        """Stores the keys and values of n tokens from position first on: rows of [kv_heads, head_dim]."""
+        self._struct.first, self._struct.n = first, n
+        result = lib.kvd_paged_write(self._handle.pointer, layer, self._at, k, v, ld)
+        if result:
+            check(result)
+
+    def attend(self, layer: int, first: int, n: int, heads: int, scale: float, q: int, ldq: int, out: int,
+               ldo: int) -> None:
+        """Causal attention of n tokens from position first on over all positions up to their own: queries and results
+        are rows of [heads, head_dim]."""
+        self._struct.first, self._struct.n = first, n
+        result = lib.kvd_paged_attention(self._handle.pointer, layer, self._at, heads, scale, q, ldq, out, ldo)
+        if result:
+            check(result)
