@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers on the pool: 5.23 to 5.x, on the processor; tested with 5.23.0 and torch 2.13.0.
+
+In place: keys and values are written into blocks of the pool and read there, by any number of processes.
+
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="kvd")     # after this module was imported
+    space = open_space(kvd.connect(), model)
+    with KvdCache(model, space, input_ids) as cache:
+        model.generate(input_ids, past_key_values=cache)
+
+What another request computed of input_ids is used and not computed again; what this one computes is there for the
+next as soon as a block is full. A cache is for one sequence, and its end lets go of everything. Where the pool is full
+or the daemon goes away, the request goes on in memory of its own (`cache.private`). A model with
+attn_implementation="kvd" and another cache, or none, computes as with "sdpa".
+
+By copy: for any attn_implementation; a plain DynamicCache is filled and stored.
+
+    cache, n = load_prefix(space, model, input_ids)
+    output = model.generate(input_ids, past_key_values=cache)
+    store(space, cache, output)
+
+Refused, by name: more than one sequence, padding and other masks, models with sliding windows, soft caps, sinks or
+other attention than causal, RoPE that changes with the length, training, devices other than the processor, and a space
+that was made for other weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import logging
+import threading
+import weakref
+from typing import Any, Iterator, NoReturn
+
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import kvd
+
+__all__ = ["KvdCache", "load_prefix", "open_space", "store"]
+
+log = logging.getLogger(__name__)
+
+# ---- which model it is ----------------------------------------------------------------------------------------------
+
+_fingerprints: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
+
+
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_NO_NUMBERS = {"_name_or_path", "transformers_version", "use_cache", "return_dict", "output_hidden_states", "id2label",
+               "label2id", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "architectures",
+               "problem_type", "output_attentions", "chunk_size_feed_forward"}
+
+
+def _weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def fingerprint(model: PreTrainedModel) -> tuple[int, int]:
+    """Of the weights as they are in memory, and of what else decides about keys and values. Computed anew if a weight
+    was changed."""
+    weights = _weights(model)
+    state = tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
+    known = _fingerprints.get(model)
+    if known and known[0] == state:
+        return known[1]
+    config = model.config.get_text_config()
+    made = kvd.fingerprint("transformers 1", type(model).__name__, _settings(config),
+                           [[name, tensor.detach().contiguous()] for name, tensor in weights])
+    _fingerprints[model] = (state, made)
+    return made
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    return dict(getattr(config, "rope_parameters", None) or {})
+
+
+def _settings(config: Any) -> str:
+    """Of the configuration, whatever may decide about numbers: all but names, versions and what generation does."""
+    kept = {key: value for key, value in config.to_dict().items() if key not in _NO_NUMBERS}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(f"kvd's cache for transformers does not do {what}")
+
+
+def _check_model(model: PreTrainedModel) -> Any:
+    """Its text configuration, if it is a model whose keys and values can be shared."""
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        _refuse("encoder-decoder models")
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        _refuse(f"layers of the kinds {sorted(set(config.layer_types))}, but only full_attention")
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        _refuse("sliding windows")
+    if not getattr(config, "is_causal", True):
+        _refuse("attention that is not causal")
+    if _rope(config).get("rope_type", "default") in ("dynamic", "longrope"):
+        _refuse(f"{_rope(config)['rope_type']} RoPE, which rotates keys by the sequence's length")
+    if model.device.type != "cpu":
+        _refuse(f"models on {model.device.type}")
+    return config
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _geometry(model: PreTrainedModel, block_tokens: int = 16) -> kvd.Geometry:
+    config = _check_model(model)
+    return kvd.Geometry(layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads,
+                        head_dim=_head_dim(config), vocab=config.vocab_size, dtype=model.dtype,
+                        block_tokens=block_tokens, fingerprint=fingerprint(model))
+
+
+def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:
+    """The space of this very model: by default one that is named for its weights, so that other weights have another.
+
+    With a name, a space of other weights is refused: kvd.Mismatch. options are those of Daemon.space(). Reads all
+    weights once, at some GB a second.
+    """
+    geometry = _geometry(model)
+    return daemon.space(name or f"transformers-{geometry.fingerprint[0]:016x}", geometry, **options)
+
+
+def _check_space(space: kvd.Space, model: PreTrainedModel) -> None:
+    if space.geometry != _geometry(model, space.geometry.block_tokens):
+        raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
+    if space.device != (1, 0):
+        _refuse("spaces on a GPU")
+
+
+def _tokens_of(input_ids: Any) -> list[int]:
+    """Of one sequence."""
+    tokens = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
+    if tokens and isinstance(tokens[0], list):
+        if len(tokens) != 1:
+            _refuse(f"{len(tokens)} sequences in one cache: make one for each")
+        tokens = tokens[0]
+    if not tokens:
+        raise ValueError("there are no tokens")
+    return tokens
+
+
+# ---- in place -------------------------------------------------------------------------------------------------------
+
+_embedded = threading.local()   # .ids: what this thread's model was called with last
+
+
+def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
+    _embedded.ids = arguments[0]
+
+
+class _Sequence:
+    """A request's blocks: those of others, pinned, then its own, which are sealed when they are full."""
+
+    def __init__(self, space: kvd.Space, tokens: list[int], salt: int):
+        self.space, self.size = space, space.geometry.block_tokens
+        self.prompt = tokens
+        self.pin = space.lookup(tokens[:-1], salt=salt)
+        self.filling: list[kvd.Block] = []      # behind the pinned ones
+        self.found = self.pin.tokens // self.size * self.size   # a last block that is not full is not continued
+        self.length = self.found                # positions that are written in all layers
+        self.tokens = tokens[:self.found]
+        self.new: list[int] = []                # of the forward pass that is under way
+        self.publishing, self.closed = True, False
+        self.table = kvd.Table(space)
+        if self.found:
+            self.table.extend(self.pin, self.pin.blocks[:self.found // self.size])
+
+    def begin(self, n: int) -> None:
+        """A forward pass of n tokens."""
+        ids = getattr(_embedded, "ids", None)
+        if self.closed:
+            raise ValueError("this cache is closed")
+        if ids is None or ids.shape != (1, n):
+            _refuse("input embeddings or several sequences: it must know the token ids of one")
+        self.new, _embedded.ids = ids[0].tolist(), None
+        expected = self.prompt[self.length:self.length + n]
+        if self.new[:len(expected)] != expected:
+            raise ValueError("these are not the tokens that this cache was made for")
+
+    def make_room(self, n: int) -> None:
+        """kvd.Error: there is none."""
+        need = -(-(self.length + n) // self.size) - len(self.table)
+        if need <= 0:
+            return
+        blocks = self.space.alloc(need)
+        if not self.table.extend(blocks[0], [block.id for block in blocks]):
+            self.space.free(blocks)
+            raise kvd.Error(errno.ESTALE, "the daemon was replaced in the middle of this sequence")
+        self.filling += blocks
+
+    def end(self) -> None:
+        """The forward pass is over in all layers."""
+        self.tokens += self.new
+        self.length += len(self.new)
+        self.publish()
+
+    def publish(self) -> None:
+        """Seals the blocks that are full."""
+        first = len(self.table) - len(self.filling)
+        n = self.length // self.size - first
+        if n <= 0 or not self.publishing:
+            return
+        try:
+            ids = self.pin.seal(self.filling[:n], self.tokens[first * self.size:(first + n) * self.size])
+        except kvd.Error as error:      # they stay ours to use, and nobody else's to find
+            self.publishing = False
+            log.warning("kvd: what this request computes is not shared: %s", error)
+            return
+        self.table.replace(first, ids)
+        del self.filling[:len(ids)]
+
+    def leave(self) -> None:
+        self.publishing = False
+        self.space.free(self.filling)
+        self.filling = []
+        self.pin.release()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.leave()
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """A layer's part of a KvdCache; also what it gives to the attention function in place of the keys."""
+
+    is_sliding = False
+
+    def __init__(self, cache: KvdCache, index: int):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.cache, self.sequence, self.index = weakref.proxy(cache), cache._sequence, index
+        self.is_initialized = True
+        self.is_last = index == cache._sequence.space.geometry.layers - 1
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        n = key_states.shape[2]
+        if self.index == 0:
+            self.cache._begin(n)
+        if self.cache.private:
+            return self.append(key_states, value_states)
+        sequence = self.sequence
+        k, v = _rows(key_states), _rows(value_states)
+        sequence.table.write(self.index, sequence.length, n, k.data_ptr(), v.data_ptr(), k.shape[2] * k.shape[3])
+        return self, (key_states, value_states)
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """In memory of our own."""
+        assert self.keys is not None and self.values is not None    # see KvdCache._leave
+        self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        if self.is_last:
+            self.sequence.end()
+        return self.keys, self.values
+
+    def attend(self, module: torch.nn.Module, query: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor],
+               scale: float) -> torch.Tensor:
+        sequence, (_, heads, n, dim) = self.sequence, query.shape
+        if sequence.length == 0:        # what is new is all there is
+            out, _ = sdpa_attention_forward(module, query, *new, None, scaling=scale)
+        else:
+            q, out = _rows(query), torch.empty(1, n, heads, dim)
+            sequence.table.attend(self.index, sequence.length, n, heads, scale, q.data_ptr(), heads * dim,
+                                  out.data_ptr(), heads * dim)
+            out = out.to(query.dtype)
+        if self.is_last:
+            sequence.end()
+        return out
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.sequence.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.sequence.length
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        _refuse("reset: make another cache")
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        _refuse("beam search")
+
+    def crop(self, tokens_to_remove: int) -> None:
+        _refuse("taking tokens back (assisted generation)")
+
+
+def _rows(states: torch.Tensor) -> torch.Tensor:
+    """[1, heads, n, dim] as float rows of tokens, [1, n, heads, dim]; a copy only where they do not lie so."""
+    return states.transpose(1, 2).to(torch.float32).contiguous()
+
+
+class KvdCache(Cache):
+    """The keys and values of one sequence, in blocks of the pool. For models with attn_implementation="kvd".
+
+    input_ids is the prompt, [1, n] or n token ids; what is stored of all but the last of them is the cache's from the
+    start (`found` tokens). generate() and plain calls of the model go on behind it. salt keeps its blocks apart from
+    those of other salts. close(), or the end of a with, lets go of everything; so does forgetting it.
+    """
+
+    def __init__(self, model: PreTrainedModel, space: kvd.Space, input_ids: Any, *, salt: int = 0):
+        if model.config.get_text_config()._attn_implementation != "kvd":
+            raise ValueError('the model must be loaded with attn_implementation="kvd"')
+        _check_space(space, model)
+        self._sequence = _Sequence(space, _tokens_of(input_ids), salt)
+        hook = model.get_input_embeddings().register_forward_pre_hook(_note_ids)
+        self._forget = weakref.finalize(self, hook.remove)
+        self.private = False
+        """What is computed goes to memory of this process, because the pool has no more for it."""
+        self._own = [_Layer(self, i) for i in range(space.geometry.layers)]
+        super().__init__(layers=list(self._own))
+
+    @property
+    def found(self) -> int:
+        """Tokens of the prompt that were stored before, and are used where they lie."""
+        return self._sequence.found
+
+    @property
+    def blocks(self) -> list[int]:
+        """Ids of the blocks of the pool that it uses."""
+        return self._sequence.table.blocks
+
+    def _begin(self, n: int) -> None:
+        self._sequence.begin(n)
+        try:
+            if not self.private:
+                self._sequence.make_room(n)
+        except kvd.Error as error:
+            log.warning("kvd: this request goes on in memory of its own: %s", error)
+            self._leave()
+
+    def _leave(self) -> None:
+        """The pool: everything is copied, and let go of."""
+        sequence = self._sequence
+        stored = _gather(sequence.space.geometry, sequence.table.base, sequence.table.blocks, sequence.length)
+        for layer, (keys, values) in zip(self._own, stored):
+            layer.keys, layer.values = keys, values
+        self.private = True
+        sequence.leave()
+
+    def close(self) -> None:
+        self._forget()
+        self._sequence.close()
+
+    def __enter__(self) -> KvdCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# ---- what transformers calls ----------------------------------------------------------------------------------------
+
+_NOT_DONE = {"softcap": "soft caps", "s_aux": "attention sinks", "sliding_window": "sliding windows",
+             "position_bias": "position biases", "cu_seq_lens_q": "packed sequences",
+             "output_attentions": "weights as output"}
+
+
+def _attention(module: torch.nn.Module, query: torch.Tensor, key: Any, value: Any, attention_mask: Any,
+               dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
+               position_ids: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, None]:
+    if type(key) is not _Layer:
+        return _plain(module, query, key, value, attention_mask, dropout, scaling, is_causal, options)
+    for name, what in _NOT_DONE.items():
+        if options.get(name, False) is not False and options[name] is not None:
+            _refuse(what)
+    if attention_mask is not None:
+        _refuse("padding, or other masks than the causal one")
+    if dropout or query.requires_grad:
+        _refuse("training")
+    if is_causal is False or not getattr(module, "is_causal", True):
+        _refuse("attention that is not causal")
+    if key.index == 0 and position_ids is not None:
+        _check_positions(position_ids, key.sequence.length, query.shape[2])
+    return key.attend(module, query, value, query.shape[3] ** -0.5 if scaling is None else scaling), None
+
+
+def _check_positions(positions: torch.Tensor, first: int, n: int) -> None:
+    """Keys are rotated by their positions, and a block's are those of its place in the chain."""
+    if int(positions[0, -1]) != first + n - 1 or n > 1 and positions[0].tolist() != list(range(first, first + n)):
+        _refuse("position_ids that are not those of the tokens' places")
+
+
+def _plain(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any,
+           dropout: float, scaling: float | None, is_causal: bool | None, options: dict[str, Any]
+           ) -> tuple[torch.Tensor, None]:
+    """Another cache than ours, or ours in private memory: sdpa, whose own causal mask is of queries from 0 on."""
+    n, length = query.shape[2], key.shape[2]
+    if mask is None and 1 < n < length:
+        mask = torch.ones(n, length, dtype=torch.bool, device=query.device).tril(length - n)[None, None]
+    return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling,
+                                  is_causal=is_causal, **options)
+
+
+def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+          mask_function: Any = causal_mask_function, attention_mask: torch.Tensor | None = None,
+          allow_is_causal_skip: bool = True, **options: Any) -> torch.Tensor | None:
+    """None if all tokens see what was before them, and no other mask is wanted."""
+    causal = mask_function is causal_mask_function and kv_offset == 0 and kv_length == q_offset + q_length
+    if causal and allow_is_causal_skip and (attention_mask is None or bool(attention_mask.all())):
+        return None
+    return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+                     kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
+                     allow_is_causal_skip=allow_is_causal_skip, **options)
+
+
+ALL_ATTENTION_FUNCTIONS.register("kvd", _attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register("kvd", _mask)
+
+# ---- by copy --------------------------------------------------------------------------------------------------------
+
+
+def _gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> torch.Tensor:
+    """A copy of blocks: [layers, 2 (K, V), 1, heads, length, dim]."""
+    g, size = geometry, geometry.block_bytes
+    out = torch.empty(g.layers, 2, 1, g.kv_heads, len(ids), g.block_tokens, g.head_dim, dtype=_DTYPES[g.dtype])
+    for first, block, n in _runs(ids):
+        run = torch.frombuffer((ctypes.c_uint8 * (n * size)).from_address(base + block * size), dtype=out.dtype)
+        run = run.view(n, g.layers, 2, 1, g.kv_heads, g.block_tokens, g.head_dim)
+        out[..., first:first + n, :, :] = run.permute(1, 2, 3, 4, 0, 5, 6)
+    return out.flatten(4, 5)[..., :length, :]
+
+
+def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Consecutive ids as (where, the first one, how many)."""
+    first = 0
+    for i in range(1, len(ids) + 1):
+        if i == len(ids) or ids[i] != ids[i - 1] + 1:
+            yield first, ids[first], i - first
+            first = i
+
+
+def load_prefix(space: kvd.Space, model: PreTrainedModel, input_ids: Any, *, salt: int = 0) -> tuple[DynamicCache, int]:
+    """A DynamicCache with a copy of what is stored of all but the last token of the prompt, and of how many that is."""
+    _check_space(space, model)
+    cache: Any = DynamicCache(config=model.config)
+    cache.kvd_space, cache.kvd_salt = space.name, salt
+    with space.lookup(_tokens_of(input_ids)[:-1], salt=salt) as pin:
+        if not pin:
+            return cache, 0
+        stored = _gather(space.geometry, pin.address(0), pin.blocks, pin.tokens)
+        for layer, (keys, values) in zip(cache.layers, stored):
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+        return cache, pin.tokens
+
+
+def store(space: kvd.Space, cache: Any, input_ids: Any) -> int:
+    """Publishes what a cache of load_prefix() has of these tokens, the prompt's and the generated ones: full blocks
+    that are not there yet are copied. Returns how many blocks those were."""
+    if getattr(cache, "kvd_space", None) != space.name:
+        raise ValueError(f"the cache was not made by load_prefix() for space {space.name!r}")
+    tokens, size = _tokens_of(input_ids), space.geometry.block_tokens
+    full = min(len(tokens), cache.get_seq_length()) // size
+    with space.lookup(tokens[:full * size], salt=cache.kvd_salt) as pin:
+        if not pin:
+            pin = kvd.Pin(space, salt=cache.kvd_salt)
+        return _store_blocks(space, cache, tokens, pin, len(pin.blocks), full)
+
+
+def _store_blocks(space: kvd.Space, cache: Any, tokens: list[int], pin: kvd.Pin, first: int, end: int) -> int:
+    size = space.geometry.block_tokens
+    blocks = space.alloc(end - first)
+    for i, block in enumerate(blocks, first):
+        to = torch.utils.dlpack.from_dlpack(block)
+        for layer, (keys, values) in enumerate((it.keys, it.values) for it in cache.layers):
+            to[layer, 0] = keys[0, :, i * size:(i + 1) * size]
+            to[layer, 1] = values[0, :, i * size:(i + 1) * size]
+        del to
+    try:
+        if blocks:
+            pin.seal(blocks, tokens[first * size:end * size])
+    finally:
+        space.free(blocks)
+        pin.release()
+    return len(blocks)
