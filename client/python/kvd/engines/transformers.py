@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers on the pool: 5.23 to 5.x, on the processor; tested with 5.23.0 and torch 2.13.0.
+"""transformers on the pool: 5.19 and later, on the processor; tested with 5.23.0 (and 5.19.0), torch 2.13.0.
 
 In place: keys and values are written into blocks of the pool and read there, by any number of processes.
 
