@@ -17,6 +17,8 @@ from vllm.v1.request import Request
 
 import kvd
 
+from ._common import digest, weights
+
 OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the longest sequence that is served
 
@@ -86,36 +88,11 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
 
 # ---- whose bytes are equal -----------------------------------------------------------------------------------------
 
-_digests: dict[tuple, tuple[int, int]] = {}     # of weights, by (path, size, mtime)
-
-
-def _digest(path: Path) -> tuple[int, int]:
-    about = path.stat()
-    key = (path, about.st_size, about.st_mtime_ns)
-    if key not in _digests:
-        _digests[key] = kvd.fingerprint(path)
-    return _digests[key]
-
-
 def _weights(config: VllmConfig) -> tuple:
-    """Of a folder: of its weights' bytes. Of a model on the hub: the commit. A version that the user gives wins."""
-    model = config.model_config
-    given = config.kv_transfer_config.get_from_extra_config("fingerprint", None)
-    if given is not None:
-        return ("given", str(given))
     if config.load_config.load_format == "dummy":
         return ("dummy", os.urandom(16))        # weights that nobody else has
-    folder = Path(model.model)
-    if folder.is_dir():
-        files = [it for it in sorted(folder.iterdir()) if it.suffix in (".safetensors", ".bin", ".pt", ".gguf")]
-        return ("files", *((it.name, _digest(it)) for it in files))
-    if folder.is_file():
-        return ("file", _digest(folder))
-    commit = getattr(model.hf_config, "_commit_hash", None)
-    if not commit:
-        raise ValueError(f"kvd cannot tell which weights {model.model} are: give a folder, or a \"fingerprint\" in"
-                         " kv_connector_extra_config, any name that changes whenever the weights do")
-    return ("hub", model.model, commit)
+    given = config.kv_transfer_config.get_from_extra_config("fingerprint", None)
+    return weights(config.model_config.model, given, getattr(config.model_config.hf_config, "_commit_hash", None))
 
 
 def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
@@ -170,7 +147,7 @@ def _adapter(name: str, path: str) -> tuple | None:
     """None: files that cannot be compared."""
     if (name, path) not in _adapters:
         files = sorted(Path(path).glob("adapter_*")) if Path(path).is_dir() else []
-        _adapters[name, path] = tuple((it.name, _digest(it)) for it in files) or None
+        _adapters[name, path] = tuple((it.name, digest(it)) for it in files) or None
     return _adapters[name, path]
 
 
