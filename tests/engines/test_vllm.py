@@ -193,6 +193,29 @@ def test_a_small_pool_preempts_and_waits(world: World) -> None:
         small.check()
 
 
+def test_workers_have_their_shares_of_a_block(world: World) -> None:
+    """Tensor parallelism in place: a scheduler that takes and publishes blocks, and two workers that write them, are one
+    client of the daemon (kvd_join). After kill -9 of the scheduler nobody has its blocks before its workers are gone."""
+    prompts = [document(700, 700)]
+    (expected,) = world.alone.ask(prompts)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"extra": {"socket": world.daemon.socket}, "environment": installed(folder), "timeout": 600,
+                   "tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+        with Engine("in place", **options) as one, Engine("in place", **options) as two:
+            got = [one.ask(prompts)[0], one.ask(prompts)[0], two.ask(prompts)[0]]
+            one.tell(op="generate", prompts=[document(701 + i, 700) for i in range(6)], max_tokens=200)
+            time.sleep(0.5)
+            one.kill()
+            got.append(two.ask(prompts)[0])
+    assert [it["cached"] for it in got] == [0, *[whole(700)] * 3], got
+    for it in got:              # sums of two halves are rounded otherwise than whole ones
+        assert it["tokens"] == expected["tokens"], (it, expected)
+        assert all(abs(a - b) < 1e-3 for a, b in zip(it["logprobs"], expected["logprobs"], strict=True)), (it, expected)
+    until(lambda: all(it["pid"] in (world.first.process.pid, world.second.process.pid)
+                      for it in world.daemon.stat("clients")["clients"] if it["name"] != "kvctl"))
+    world.daemon.check()
+
+
 def test_by_copy(world: World) -> None:
     prompts = [question(doc, 50) for doc in range(4)]
     expected = world.alone.ask(prompts, max_tokens=40)

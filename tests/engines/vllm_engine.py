@@ -37,14 +37,14 @@ class Engine:
     """The parent's end. Starting takes 10 s of processor time, most of it imports: start several, then ask."""
 
     def __init__(self, kv: str | None = None, *, timeout: float = 240, extra: dict | None = None,
-                 python: Path | str = sys.executable, **options):
+                 python: Path | str = sys.executable, environment: dict | None = None, **options):
         options = {"model": os.environ["KVD_MODEL"], **DEFAULTS, **options,
                    "kv_transfer_config": connector(kv, **(extra or {}))}
         self.log = tempfile.TemporaryFile("w+")
         self.deadline = time.monotonic() + timeout
         self.process = subprocess.Popen([python, __file__, json.dumps(options)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True,
-                                        env=os.environ | QUIET)
+                                        env=os.environ | QUIET | (environment or {}))
         self.ready = False
 
     def tell(self, **command) -> None:
