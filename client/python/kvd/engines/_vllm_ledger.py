@@ -33,6 +33,7 @@ logger = init_logger("vllm." + __name__)       # vLLM writes what is logged unde
 
 REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; anything else that alloc and seal say: no daemon
 RETRY = 0.05                                # seconds between questions whether there is a daemon again
+DECODED = 4                                 # blocks of an answer that are published at once
 PUBLISHING = 200e-6                         # seconds of a step after which what is left is published in the next
 
 
@@ -199,7 +200,7 @@ class Ledger:
     def leave(self, request_id: str) -> Chain | None:
         """The request's blocks are about to be let go."""
         chain = self.chains.pop(request_id, None)
-        if chain and request_id in self.planned:
+        if chain:
             self._publish(chain)
         self.planned.pop(request_id, None)
         self.doubtful.discard(request_id)
@@ -214,8 +215,12 @@ class Ledger:
 
     # ---- publishing
 
-    def plan(self, request_id: str, length: int) -> None:
-        self.planned[request_id] = length
+    def plan(self, request: Request, length: int) -> None:
+        """A step will fill the request's blocks up to this. The prompt's are published at once; what is decoded a few
+        blocks at a time, and at the end: each seal is a message to the daemon."""
+        chain = self.chains.get(request.request_id)
+        if not chain or length - chain.length >= DECODED or length * self.size <= request.num_prompt_tokens:
+            self.planned[request.request_id] = length
 
     def publish(self) -> None:
         """What finished steps wrote."""

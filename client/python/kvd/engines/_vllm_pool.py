@@ -49,7 +49,7 @@ class Pool(BlockPool):
 
     def cache_full_blocks(self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int,
                           num_full_blocks: int, *_, **__) -> None:
-        self.ledger.plan(request.request_id, num_full_blocks)
+        self.ledger.plan(request, num_full_blocks)
 
     def reset_prefix_cache(self) -> bool:
         """Others' cache stays. This vLLM finds nothing of before, and what it computes from now on is its own: it is
