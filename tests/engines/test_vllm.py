@@ -46,12 +46,12 @@ class World:
 
     def __init__(self, it: Daemon):
         self.daemon = it
-        self.alone = Engine(timeout=600)
+        self.alone = Engine(timeout=1100)
         self.first = self.engine()
         self.second = self.engine(async_scheduling=False, max_num_batched_tokens=256)
 
     def engine(self, **options) -> Engine:
-        return Engine("in place", extra={"socket": self.daemon.socket}, timeout=600, **options)
+        return Engine("in place", extra={"socket": self.daemon.socket}, timeout=1100, **options)
 
     def __enter__(self) -> World:
         return self
@@ -200,7 +200,7 @@ def test_workers_have_their_shares_of_a_block(world: World) -> None:
     prompts = [document(700, 700)]
     (expected,) = world.alone.ask(prompts)
     with tempfile.TemporaryDirectory() as folder:
-        options = {"extra": {"socket": world.daemon.socket}, "environment": installed(folder), "timeout": 600,
+        options = {"extra": {"socket": world.daemon.socket}, "environment": installed(folder), "timeout": 1100,
                    "tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
         with Engine("in place", **options) as one, Engine("in place", **options) as two:
             got = [one.ask(prompts)[0], one.ask(prompts)[0], two.ask(prompts)[0]]
