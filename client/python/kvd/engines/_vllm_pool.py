@@ -86,10 +86,20 @@ class Manager(KVCacheManager):
         blocks = [self.block_pool.blocks[i] for i in chain.pin.blocks] if chain.pin else []
         return self.create_kv_cache_blocks((blocks,)), chain.length * self.ledger.size, 0
 
+    def _goes_on(self, request: Request, num_new_tokens: int) -> bool:
+        """It needs nothing but the blocks that it has: most steps of decoding."""
+        ledger, table = self.ledger, self._tables.get(request.request_id)
+        return bool(table and request.num_computed_tokens + num_new_tokens <= len(table) * ledger.size
+                    and request.status == RequestStatus.RUNNING and ledger.state is ledger.SERVING
+                    and not ledger.doubtful)
+
     def allocate_slots(self, request: Request, num_new_tokens: int, num_new_computed_tokens: int = 0,
                        new_computed_blocks: KVCacheBlocks | None = None, *, full_sequence_must_fit: bool = False,
                        **options) -> KVCacheBlocks | None:
         """As vLLM's, after the blocks that it needs were fetched. None: it shall wait, or preempt."""
+        if self._goes_on(request, num_new_tokens):
+            return super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
+                                          **options)
         ledger, running = self.ledger, request.status == RequestStatus.RUNNING
         hits = new_computed_blocks.blocks[0] if new_computed_blocks else ()
         have = len(hits) + len(self._tables.get(request.request_id, ()))
