@@ -16,11 +16,12 @@ lie.
             rest = tokens[pin.tokens:]
             fresh = space.alloc(len(rest) // geometry.block_tokens)
             for block in fresh:
-                np.from_dlpack(block)[:] = 1.0          # compute into it, with torch.from_dlpack as well
+                np.frombuffer(block.memoryview(), np.float32)[:] = 1.0      # compute into it
             pin.seal(fresh, rest)                       # and everybody has it
         print(f"{len(tokens) - len(rest)} tokens found, {len(rest)} computed")
 
-Run twice, it computes 64 tokens and then none.
+Run twice, it computes 64 tokens and then none. A block to fill is a tensor, too: by torch.from_dlpack, and by
+numpy.from_dlpack from numpy 2.1 on (older ones take everything as read-only).
 
 Who owns what: a Pin holds its chain of blocks until it is released, a Block is the caller's until it is sealed or
 freed, and a tensor of a pinned block holds a pin of its own: it stays valid, read-only, as long as the tensor lives. A
