@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import platform
 import re
 import shutil
@@ -40,7 +41,9 @@ kvd = kvd.engines._vllm_layout:register
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Without pip's isolation, which would keep Debian's meson from its own modules."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}")
 
