@@ -148,6 +148,12 @@ bool conn_is_open(const struct conn *c) {
         return c && c->fd >= 0;
 }
 
+bool conn_has_peer(const struct conn *c) {
+        struct pollfd p = {.fd = conn_is_open(c) ? c->fd : -1};
+
+        return p.fd >= 0 && sys->poll(&p, 1, 0) >= 0 && !(p.revents & (POLLHUP | POLLERR));
+}
+
 bool conn_in_doubt(const struct conn *c) {
         return c->in_doubt;
 }

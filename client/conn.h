@@ -27,6 +27,7 @@ int conn_call(struct conn *conn, uint32_t number, const void *request, void *rep
 int conn_call_fds(struct conn *conn, uint32_t number, const void *request, void *reply, struct kvd_fds *fds);
 
 bool conn_is_open(const struct conn *conn);
+bool conn_has_peer(const struct conn *conn); /* asks the kernel whether the other end is there still */
 bool conn_in_doubt(const struct conn *conn); /* the last call was sent and not answered: it may have been done */
 const char *conn_path(const struct conn *conn);
 const struct kvd_msg_attach_reply *conn_peer(const struct conn *conn); /* its strings live as long as conn */

@@ -175,6 +175,7 @@ struct kvd_sequence {
         uint32_t n_tokens;
         uint32_t seen;              /* sync_epoch at the last sync that found nothing more */
         uint64_t arrived[2];        /* blocks that came back: exactly, approximately */
+        uint64_t copy_bytes, sketch_bytes; /* as the daemon last said */
         void *summaries;            /* owned mapping, read-only; NULL: not yet needed */
         uint64_t summary_bytes;
 };

@@ -12,6 +12,7 @@
  *      a step ends   kvd_sequence_step      MemShare compares it with earlier ones
  *      safe point    kvd_sequence_sync      takes over what the daemon proposes: shared, cooled and revived blocks
  *      a miss        kvd_sequence_revive    brings back what is not resident
+ *                    kvd_sequence_wait      sync, when all that was asked for is there
  *      done          kvd_sequence_close     everything goes back
  *
  * Caveats:
@@ -106,6 +107,14 @@ int kvd_sequence_step(kvd_sequence *sequence, uint32_t first, uint32_t n);
  * Cheap if there is nothing: one load from shared memory.
  */
 int kvd_sequence_sync(kvd_sequence *sequence);
+
+/*
+ * Waits until nothing that this sequence asked for is under way (blocks that leave or come back, steps that are compared,
+ * a sharing configuration, labels of what was appended), or for timeout_ns, and takes over what came of it as
+ * kvd_sequence_sync does. Returns how many entries changed. -ETIMEDOUT: something is under way still; what arrived is
+ * taken over all the same. -ESTALE, at once: the daemon is gone.
+ */
+int kvd_sequence_wait(kvd_sequence *sequence, uint64_t timeout_ns);
 
 enum kvd_cool { KVD_COOL_SPILL = 1, KVD_COOL_VAGUE = 2, KVD_COOL_DROP = 3 };
 

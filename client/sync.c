@@ -6,9 +6,14 @@
  */
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "client/internal.h"
+#include "ipc/base/sys.h"
 
 /* ---- changes -------------------------------------------------------------------------------------------------- */
 
@@ -60,45 +65,111 @@ static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
 /* ---- sync ------------------------------------------------------------------------------------------------------ */
 
 struct news {
+        struct kvd_sequence *sequence;
+        bool pending;
         uint32_t n;
         struct kvd_change changes[KVD_SYNC_CHANGES];
 };
 
-static void take_changes(const void *reply, void *to) {
-        const struct kvd_slice *from = &((const struct kvd_msg_sync_reply *)reply)->changes;
+static void take_news(const void *reply, void *to) {
+        const struct kvd_msg_sync_reply *m = reply;
         struct news *news = to;
 
-        news->n = from->size / (uint32_t)sizeof *news->changes;
-        if (news->n > KVD_SYNC_CHANGES)
-                news->n = KVD_SYNC_CHANGES;
+        news->pending = m->pending;
+        news->sequence->copy_bytes = m->copy_bytes;
+        news->sequence->sketch_bytes = m->sketch_bytes;
+        news->n = MIN(m->changes.size / (uint32_t)sizeof *news->changes, KVD_SYNC_CHANGES);
         if (news->n)
-                memcpy(news->changes, from->data, news->n * sizeof *news->changes);
+                memcpy(news->changes, m->changes.data, news->n * sizeof *news->changes);
 }
 
-static uint32_t sync_epoch(const struct kvd_sequence *s) {
-        return atomic_load_explicit((shm_u32 *)&s->view->ix->sync_epoch, memory_order_acquire);
+static uint32_t epoch_of(const shm_u32 *epoch) {
+        return atomic_load_explicit((shm_u32 *)epoch, memory_order_acquire);
 }
 
-int kvd_sequence_sync(struct kvd_sequence *s) {
-        uint32_t taken[KVD_SYNC_CHANGES], n_taken = 0, epoch = sync_epoch(s);
+/* Asks until there is nothing more, and adds to *changed. *pending: something is still under way. */
+static int take_over(struct kvd_sequence *s, int *changed, bool *pending) {
+        uint32_t taken[KVD_SYNC_CHANGES], n_taken = 0, epoch = epoch_of(&s->view->ix->sync_epoch);
         struct kvd_msg_sync request = {.space = s->view->handle, .sequence = s->number};
+        struct news news = {.sequence = s};
         struct kvd_msg_sync_reply reply;
-        struct news news;
-        int changed = 0, r;
+        int r;
 
-        if (epoch == s->seen && !s->lost && view_is_current(s->view))
-                return 0;
         do {
                 request.taken = (struct kvd_slice){taken, n_taken * (uint32_t)sizeof *taken};
-                r = sequence_ask(s, KVD_MSG_sync, &request, &reply, take_changes, &news);
+                r = sequence_ask(s, KVD_MSG_sync, &request, &reply, take_news, &news);
                 if (r < 0)
                         return r;
                 n_taken = news.n;
                 for (uint32_t i = 0; i < news.n; i++)
-                        changed += taken[i] = apply(s, &news.changes[i]);
+                        *changed += taken[i] = apply(s, &news.changes[i]);
         } while (n_taken);
         s->seen = epoch;
-        return changed;
+        *pending = news.pending;
+        return 0;
+}
+
+int kvd_sequence_sync(struct kvd_sequence *s) {
+        bool pending;
+        int changed = 0, r;
+
+        if (epoch_of(&s->view->ix->sync_epoch) == s->seen && !s->lost && view_is_current(s->view))
+                return 0;
+        r = take_over(s, &changed, &pending);
+        return r < 0 ? r : changed;
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------------------- */
+
+#define PAUSE_FIRST_NS UINT64_C(500000)
+#define PAUSE_MOST_NS UINT64_C(8000000) /* a daemon's death wakes nobody: it is found so much later */
+
+/* Our place in a table ends with the connection: whoever connects anew has none. */
+static bool daemon_is_gone(struct kvd_sequence *s) {
+        struct kvd *handle = s->space->handle;
+        bool gone;
+
+        pthread_mutex_lock(&handle->lock);
+        gone = !conn_has_peer(handle->conn) || handle->epoch != s->view->epoch;
+        pthread_mutex_unlock(&handle->lock);
+        return gone;
+}
+
+static int gone(struct kvd_sequence *s) {
+        s->lost = true;
+        return client_fail(-ESTALE, "the sequence belongs to a daemon that is gone; open a new one");
+}
+
+static void sleep_until_moved(const struct kvd_sequence *s, uint32_t epoch, uint64_t ns) {
+        const struct timespec pause = {0, (long)ns};
+
+        syscall(SYS_futex, &s->view->ix->job_epoch, FUTEX_WAIT, epoch, &pause, NULL, 0);
+}
+
+int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
+        uint64_t now = sys_now_ns(), deadline = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+        uint64_t pause = PAUSE_FIRST_NS;
+        int changed = 0, r;
+
+        if (forked(s->space->handle))
+                return client_fail(-ECHILD, "this process was forked from the one that opened the sequence");
+        for (;;) {
+                uint32_t epoch = epoch_of(&s->view->ix->job_epoch);
+                bool pending;
+
+                if (daemon_is_gone(s))
+                        return gone(s);
+                r = take_over(s, &changed, &pending);
+                if (r < 0)
+                        return daemon_is_gone(s) ? gone(s) : r;
+                if (!pending)
+                        return changed;
+                now = sys_now_ns();
+                if (now >= deadline)
+                        return client_fail(-ETIMEDOUT, "something that the sequence asked for is still under way");
+                sleep_until_moved(s, epoch, MIN(pause, deadline - now));
+                pause = MIN(2 * pause, PAUSE_MOST_NS);
+        }
 }
 
 /* ---- wishes ---------------------------------------------------------------------------------------------------- */

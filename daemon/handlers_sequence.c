@@ -81,6 +81,7 @@ int handle_share(struct client *c, const struct kvd_msg *request, struct reply *
 int handle_sync(struct client *c, const struct kvd_msg *request, struct reply *reply) {
         const struct kvd_msg_sync *m = &request->sync;
         struct scratch *s = c->server->scratch;
+        struct sequence_report report;
         struct attachment *attachment;
         int64_t n;
         int r;
@@ -94,7 +95,13 @@ int handle_sync(struct client *c, const struct kvd_msg *request, struct reply *r
         r = sequence_sync(attachment, m->sequence, s->slots, (uint32_t)n, s->changes);
         if (r < 0)
                 return client_store_failed(c, r);
-        reply->msg.sync_reply.changes = (struct kvd_slice){s->changes, (uint32_t)r * (uint32_t)sizeof *s->changes};
+        sequence_report(attachment, m->sequence, &report);
+        reply->msg.sync_reply = (struct kvd_msg_sync_reply){
+                .changes = {s->changes, (uint32_t)r * (uint32_t)sizeof *s->changes},
+                .pending = report.pending,
+                .copy_bytes = report.copy_bytes,
+                .sketch_bytes = report.sketch_bytes,
+        };
         return 0;
 }
 

@@ -14,9 +14,17 @@
 
 #include "store/sequence.h"
 
+static void move(shm_u32 *epoch) {
+        atomic_fetch_add_explicit(epoch, 1, memory_order_release);
+        syscall(SYS_futex, epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 void sync_news(struct space *space) {
-        atomic_fetch_add_explicit(&space->ix->sync_epoch, 1, memory_order_release);
-        syscall(SYS_futex, &space->ix->sync_epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        move(&space->ix->sync_epoch);
+}
+
+void job_news(struct space *space) {
+        move(&space->ix->job_epoch);
 }
 
 void change_offer(struct sequence *q, uint32_t slot, const struct offer *offer) {

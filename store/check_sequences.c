@@ -157,7 +157,7 @@ static void check_state_of(struct walk *w, struct sequence *q, uint32_t slot) {
 }
 
 static void check_entries(struct walk *w, struct sequence *q) {
-        uint32_t own = 0, at = 0;
+        uint32_t own = 0, copies = 0, at = 0;
 
         if (!q->attachment) /* what it had is being let go of */
                 return;
@@ -167,11 +167,12 @@ static void check_entries(struct walk *w, struct sequence *q) {
                 expect(w, e->position == at, "Q15 entry %u of sequence %u is at another place", i, q->number);
                 at += e->n_tokens;
                 own += entry_is_own(e);
+                copies += e->spill != NONE;
                 check_state_of(w, q, i);
                 if (e->ref)
                         check_block_of(w, q, i);
         }
-        expect(w, at == q->n_tokens && own == q->n_own, "Q15 sequence %u miscounts", q->number);
+        expect(w, at == q->n_tokens && own == q->n_own && copies == q->n_copies, "Q15 sequence %u miscounts", q->number);
 }
 
 /* ---- lists ------------------------------------------------------------------------------------------------------ */

@@ -155,6 +155,7 @@ static void copied(struct sequence *q, const struct job_item *item, const struct
                          (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
 
         e->spill = item->spill;
+        q->n_copies += e->spill != NONE;
         e->checksum = copy->checksum;
         offer_leave(q, item->slot, flags);
 }

@@ -94,6 +94,10 @@ void critical_free(struct sequence *q) {
         q->critical = NULL;
 }
 
+bool critical_pending(const struct sequence *q) {
+        return q->critical && q->critical->wanted;
+}
+
 static struct critical *critical_of(struct sequence *q) {
         if (q->critical)
                 return q->critical;

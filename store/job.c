@@ -210,6 +210,7 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
                 job->looks += job->n_items;
                 end_holds(job);
                 job->ticket = NULL;
+                job_news(job->space);
         }
         job->at_work = false;
         if (!job->id && store->n_waiting && store->on_job)
@@ -232,6 +233,7 @@ static void settle(struct job *job, enum job_end end, const void *results, uint3
         end_holds(job);
         job->at_work = false;
         job->ticket = NULL;
+        job_news(job->space);
         if (end != JOB_AGAIN || !t)
                 return;
         if (t->waiting)

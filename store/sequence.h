@@ -100,6 +100,7 @@ struct sequence {
 
         struct sketch *sketches; /* owned; newest first */
         uint32_t n_own;        /* resident entries of its own that are not shared */
+        uint32_t n_copies;     /* entries that have an exact copy, resident or not */
         uint32_t compared;     /* step of the COMPARE job in flight */
         uint32_t n_compared;   /* steps before it are not wanted */
         bool passed;           /* relief had it compared again, in this time of need */
@@ -141,6 +142,7 @@ void change_drop_offer(struct sequence *sequence, struct entry *entry); /* the s
 bool change_withdraw(struct sequence *sequence, uint32_t slot); /* false: the client has heard of it */
 void change_tell(struct sequence *sequence, uint32_t slot); /* offers what the client was not told, if it is idle */
 void sync_news(struct space *space); /* after offers: wakes who waits for them */
+void job_news(struct space *space);  /* after a job's end: wakes clients that wait until nothing is under way */
 
 /* summarise.c */
 void summarise_block(struct space *space, uint32_t id); /* if any method wants it; made when a worker is free */
@@ -186,6 +188,7 @@ void space_relieve(struct space *space); /* idle; a bounded amount of work */
 
 /* critical.c */
 void critical_free(struct sequence *sequence);
+bool critical_pending(const struct sequence *sequence);
 
 /* kinds of jobs */
 extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare;

@@ -199,8 +199,10 @@ void sketch_leave(struct sequence *q, struct entry *e, bool taken_out) {
 }
 
 void entry_free_spill(struct sequence *q, struct entry *e) {
-        if (e->spill != NONE)
-                spill_free(q->space, e->spill);
+        if (e->spill == NONE)
+                return;
+        spill_free(q->space, e->spill);
+        q->n_copies--;
         e->spill = NONE;
 }
 

@@ -253,6 +253,14 @@ int sequence_share(struct attachment *attachment, uint32_t number, uint32_t firs
 int sequence_sync(struct attachment *attachment, uint32_t number, const uint32_t *taken, uint32_t n_taken,
                   struct kvd_change *ret);
 
+/* What a client is told of its sequence beside the changes. */
+struct sequence_report {
+        bool pending;            /* something that it asked for, or that follows from it, is still under way */
+        uint64_t copy_bytes;     /* of its exact copies */
+        uint64_t sketch_bytes;
+};
+void sequence_report(struct attachment *attachment, uint32_t number, struct sequence_report *ret);
+
 /* how: enum kvd_cool. Returns how many entries will leave. */
 int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n);
 

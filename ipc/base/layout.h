@@ -43,7 +43,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 4u
+#define KVD_LAYOUT_VERSION 5u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_BLOCK_TOKENS 256u
@@ -183,6 +183,7 @@ struct kvd_index {
         shm_u32 sync_epoch;             /* moves whenever there is news for a sequence or a sample; a futex word */
         shm_u32 n_pending;              /* sealed blocks whose order the daemon has not yet seen fulfilled */
         shm_u32 drain_epoch;            /* moves when clients should unmap segments (message drain) */
+        shm_u32 job_epoch;              /* moves whenever a job of the space has ended, however; a futex word */
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
 

@@ -99,6 +99,114 @@ START_TEST(work_in_flight_is_done_again) {
 }
 END_TEST
 
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+#define WAIT_NS UINT64_C(60000000000) /* more than a test may take */
+
+static void revive_all(int expected) {
+        uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+        ck_assert_int_eq(kvd_sequence_revive(u.sequence, 8, slots, KVD_REVIVE_EXACT), expected);
+}
+
+/* After it, nothing is left to be told: not of copies, nor of summaries. */
+START_TEST(who_waits_has_it) {
+        const char *const all[] = {"kvreviver=on", "hshare=on", "memshare=on", NULL};
+        struct kvd_label_shape shape;
+
+        start(NULL, all);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, 0), 0); /* nothing was asked for */
+        user_append(&u, 8);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 0);
+        for (uint32_t i = 0; i < 8; i++)
+                ck_assert_ptr_nonnull(kvd_sequence_labels(u.sequence, i, &shape));
+        for (int round = 0; round < 20; round++) {
+                ck_assert_uint_eq(cool_all(), 8);
+                ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 8);
+                ck_assert_uint_eq(user_resident(&u), 0);
+                revive_all(8);
+                ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 8);
+                ck_assert_uint_eq(user_resident(&u), 8);
+        }
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, 0), 0);
+        stop();
+}
+END_TEST
+
+static void stop_worker(pid_t *ret) {
+        *ret = user_worker(&u);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 0);
+        ck_assert_int_eq(kill(*ret, SIGSTOP), 0);
+        ck_assert_uint_eq(cool_all(), 8);
+}
+
+START_TEST(who_waits_too_short_has_what_there_is) {
+        uint32_t last = 7;
+        pid_t worker;
+
+        start(NULL, spilling);
+        user_append(&u, 8);
+        stop_worker(&worker);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, 1000000), -ETIMEDOUT);
+        ck_assert_uint_eq(user_resident(&u), 8);
+        user_append(&u, 1); /* no copy is wanted of this one: it goes without the worker */
+        last = 8;
+        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 1, &last, KVD_COOL_DROP), 1);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, 1000000), -ETIMEDOUT);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_DROPPED), 1);
+        ck_assert_int_eq(kill(worker, SIGCONT), 0);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 8);
+        stop();
+}
+END_TEST
+
+/* Kills it while the caller waits, or before. */
+static pid_t kill_soon(pid_t pid) {
+        pid_t killer = fork();
+
+        if (killer == 0) {
+                usleep(30000);
+                kill(pid, SIGKILL);
+                _exit(0);
+        }
+        return killer;
+}
+
+START_TEST(who_waits_for_a_worker_that_dies_has_it_from_the_next) {
+        pid_t worker, killer;
+
+        start(NULL, spilling);
+        user_append(&u, 8);
+        stop_worker(&worker);
+        killer = kill_soon(worker);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 8);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_SPILLED), 8);
+        ck_assert_int_eq(wait_status(killer), 0);
+        stop();
+}
+END_TEST
+
+/* Not at the deadline: the test would be over by then. What was resident stays readable. */
+START_TEST(who_waits_for_a_daemon_that_dies_hears_of_it) {
+        pid_t worker, killer;
+
+        start(NULL, spilling);
+        user_append(&u, 8);
+        stop_worker(&worker);
+        killer = kill_soon(in.pid);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, UINT64_MAX), -ESTALE);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, UINT64_MAX), -ESTALE);
+        ck_assert_uint_eq(user_resident(&u), 8);
+        ck_assert_int_eq(wait_status(killer), 0);
+        waitpid(in.pid, NULL, 0);
+        kill(worker, SIGKILL);
+        user_close(&u);
+        instance_remove_dir(&in);
+}
+END_TEST
+
+/* ---- a worker that does not answer ------------------------------------------------------------------------------- */
+
 /* The daemon serves meanwhile, and ends it when its time is over. */
 START_TEST(one_that_does_not_answer_is_ended) {
         const char *const impatient[] = {"daemon.worker_deadline=1", NULL};
@@ -270,6 +378,10 @@ int main(void) {
         tcase_add_test(tcase, a_worker_comes_when_it_is_needed);
         tcase_add_test(tcase, one_that_is_killed_is_replaced);
         tcase_add_test(tcase, work_in_flight_is_done_again);
+        tcase_add_test(tcase, who_waits_has_it);
+        tcase_add_test(tcase, who_waits_too_short_has_what_there_is);
+        tcase_add_test(tcase, who_waits_for_a_worker_that_dies_has_it_from_the_next);
+        tcase_add_test(tcase, who_waits_for_a_daemon_that_dies_hears_of_it);
         tcase_add_test(tcase, one_that_does_not_answer_is_ended);
         tcase_add_test(tcase, no_byte_is_lost_with_workers_that_die_at_random);
         tcase_add_loop_test(tcase, a_worker_ends_with_its_daemon, 0, 2);

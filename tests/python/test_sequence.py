@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import sys
-import time
 
 from common import TOKENS, chain, fill, geometry, kvd, main, raises, seal
 
@@ -47,10 +46,7 @@ def test_blocks_leave_and_come_back(space):
     with space.sequence(8) as sequence:
         appended(space, sequence, 3, 2)
         sequence.cool([1], "drop")
-        until = time.monotonic() + 60
-        while sequence.entries()[1].data and time.monotonic() < until:
-            sequence.sync()
-            time.sleep(0.01)
+        assert sequence.wait(60) == 1 and sequence.wait(0) == 0
         gone = sequence.entries()[1]
         assert gone.flags & kvd.EntryFlags.DROPPED and gone.data == 0 and sequence.stats().dropped == 1
         sequence.use(0, 1.0, 0.5)

@@ -147,6 +147,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_sequence_append": (c_int, (_HANDLE, c_uint32, _BLOCKS, *_TOKENS)),
     "kvd_sequence_step": (c_int, (_HANDLE, c_uint32, c_uint32)),
     "kvd_sequence_sync": (c_int, (_HANDLE,)),
+    "kvd_sequence_wait": (c_int, (_HANDLE, c_uint64)),
     "kvd_sequence_cool": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),
     "kvd_sequence_revive": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),
     "kvd_sequence_use": (None, (_HANDLE, c_uint32, c_float, c_float)),

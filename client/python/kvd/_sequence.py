@@ -159,6 +159,12 @@ class Sequence:
         """Takes over what the daemon proposes, where nothing reads the table. How many entries changed."""
         return check(lib.kvd_sequence_sync(self._open()))
 
+    def wait(self, timeout_s: float) -> int:
+        """Waits until nothing that this sequence asked for is under way, and takes over what came of it, as sync()
+        does. How many entries changed. TimeoutError: something is under way still; what arrived is taken over all the
+        same."""
+        return check(lib.kvd_sequence_wait(self._open(), max(0, round(timeout_s * 1e9))))
+
     def cool(self, slots: Iterable[int], how: str) -> None:
         """Offers own blocks to leave the pool at a later sync: "spill" (an exact copy is kept), "vague" (in the sketch)
         or "drop"."""

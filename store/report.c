@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a client is told of its sequence with every answer to sync: whether anything is still under way, and what its
+ * copies and sketches cost. Scoring is left out: nobody asked for it, and nothing comes of it but an order.
+ */
+
+#include "store/sequence.h"
+
+/* A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so they come first. */
+static bool summaries_pending(const struct sequence *q) {
+        const struct space *space = q->space;
+
+        if (!job_pending(&space->summarise))
+                return false;
+        for (uint32_t i = q->n_entries; i-- > 0;)
+                if (q->entries[i].ref && !space->blocks[kvd_ref_id(q->entries[i].ref)].summarised)
+                        return true;
+        return false;
+}
+
+static bool is_pending(const struct sequence *q) {
+        return q->changes.n || job_pending(&q->cooling) || job_pending(&q->reviving) || job_pending(&q->forgetting) ||
+               job_pending(&q->rebuilding) || job_pending(&q->comparing) || critical_pending(q) || summaries_pending(q);
+}
+
+void sequence_report(struct attachment *a, uint32_t number, struct sequence_report *ret) {
+        const struct sequence *q = sequence_find(a, number);
+
+        *ret = (struct sequence_report){0};
+        if (!q)
+                return;
+        ret->pending = is_pending(q);
+        ret->copy_bytes = q->n_copies * a->space->ix->block_bytes;
+        for (const struct sketch *s = q->sketches; s; s = s->next)
+                ret->sketch_bytes += s->bytes;
+}
