@@ -10,11 +10,11 @@
 #include "tools/kvlm/json.h"
 
 /* A whole number from 1 to most. fallback 0: it must be there. */
-static int read_size(const struct json *j, const char *key, uint32_t fallback, uint32_t most, uint32_t *ret) {
-        uint32_t node = json_find(j, 0, key);
+static int read_size(const json_t *j, const char *key, uint32_t fallback, uint32_t most, uint32_t *ret) {
+        const json_t *member = json_object_get(j, key);
         uint64_t value = fallback;
 
-        if (node && j->nodes[node].type != JSON_NULL && json_u64(j, node, &value) < 0)
+        if (member && !json_is_null(member) && json_whole(member, &value) < 0)
                 return note(-EINVAL, "config.json: %s is not a whole number", key);
         if (value == 0 || value > most)
                 return note(-EINVAL, "config.json: %s is missing or not in 1 to %u", key, most);
@@ -22,7 +22,7 @@ static int read_size(const struct json *j, const char *key, uint32_t fallback, u
         return 0;
 }
 
-static int read_sizes(const struct json *j, struct config *c) {
+static int read_sizes(const json_t *j, struct config *c) {
         const struct {
                 const char *key;
                 uint32_t fallback, most;
@@ -46,11 +46,11 @@ static int read_sizes(const struct json *j, struct config *c) {
         return r < 0 ? r : read_size(j, "head_dim", MAX(c->hidden / c->heads, 1), 4096, &c->head_dim);
 }
 
-static int read_float(const struct json *j, const char *key, double fallback, float *ret) {
-        uint32_t node = json_find(j, 0, key);
-        double value = fallback;
+static int read_float(const json_t *j, const char *key, double fallback, float *ret) {
+        const json_t *member = json_object_get(j, key);
+        double value = member ? json_number_value(member) : fallback;
 
-        if (node && json_double(j, node, &value) < 0)
+        if (member && !json_is_number(member))
                 return note(-EINVAL, "config.json: %s is not a number", key);
         if (!isfinite(value) || value <= 0.0 || value > 1e12)
                 return note(-EINVAL, "config.json: %s is not a positive number", key);
@@ -59,34 +59,34 @@ static int read_float(const struct json *j, const char *key, double fallback, fl
 }
 
 /* Members that change the arithmetic must be absent or as this engine computes. */
-static int check_features(const struct json *j) {
+static int check_features(const json_t *j) {
         static const char *const off[] = {"attention_bias", "mlp_bias", "rope_scaling", "quantization_config"};
-        uint32_t type = json_find(j, 0, "model_type"), act = json_find(j, 0, "hidden_act");
+        const json_t *type = json_object_get(j, "model_type"), *act = json_object_get(j, "hidden_act");
 
-        if (type && !json_is(j, type, "llama") && !json_is(j, type, "kvlm_diffusion"))
+        if (type && !json_says(type, "llama") && !json_says(type, "kvlm_diffusion"))
                 return note(-ENOTSUP, "config.json: model_type is neither llama nor kvlm_diffusion");
-        if (act && !json_is(j, act, "silu"))
+        if (act && !json_says(act, "silu"))
                 return note(-ENOTSUP, "config.json: hidden_act is not silu");
         for (size_t i = 0; i < ARRAY_SIZE(off); i++) {
-                uint32_t node = json_find(j, 0, off[i]);
+                const json_t *member = json_object_get(j, off[i]);
 
-                if (node && j->nodes[node].type != JSON_NULL && j->nodes[node].type != JSON_FALSE)
+                if (member && !json_is_null(member) && !json_is_false(member))
                         return note(-ENOTSUP, "config.json: %s is not supported", off[i]);
         }
         return 0;
 }
 
 /* "attention": "bidirectional" makes it a masked-diffusion model, and then there is a mask token. */
-static int read_attention(const struct json *j, struct config *c) {
-        uint32_t attention = json_find(j, 0, "attention"), mask = json_find(j, 0, "mask_token_id");
+static int read_attention(const json_t *j, struct config *c) {
+        const json_t *attention = json_object_get(j, "attention");
         uint64_t id;
 
-        c->bidirectional = attention && json_is(j, attention, "bidirectional");
-        if (attention && !c->bidirectional && !json_is(j, attention, "causal"))
+        c->bidirectional = json_says(attention, "bidirectional");
+        if (attention && !c->bidirectional && !json_says(attention, "causal"))
                 return note(-ENOTSUP, "config.json: attention is neither causal nor bidirectional");
         if (!c->bidirectional)
                 return 0;
-        if (!mask || json_u64(j, mask, &id) < 0 || id >= c->vocab)
+        if (json_whole(json_object_get(j, "mask_token_id"), &id) < 0 || id >= c->vocab)
                 return note(-EINVAL, "config.json: mask_token_id is missing or not a token id below vocab_size");
         if (c->vocab < 2)
                 return note(-EINVAL, "config.json: vocab_size leaves no token beside the mask");
@@ -94,8 +94,7 @@ static int read_attention(const struct json *j, struct config *c) {
         return 0;
 }
 
-static int read_members(const struct json *j, struct config *c) {
-        uint32_t tied = json_find(j, 0, "tie_word_embeddings");
+static int read_members(const json_t *j, struct config *c) {
         int r = check_features(j);
 
         if (r < 0)
@@ -109,7 +108,7 @@ static int read_members(const struct json *j, struct config *c) {
         r = read_float(j, "rope_theta", 10000.0, &c->rope_theta);
         if (r < 0)
                 return r;
-        c->tied = tied && j->nodes[tied].type == JSON_TRUE;
+        c->tied = json_is_true(json_object_get(j, "tie_word_embeddings"));
         if (c->heads % c->kv_heads != 0)
                 return note(-EINVAL, "config.json: num_key_value_heads does not divide num_attention_heads");
         if (c->head_dim % 2 != 0)
@@ -119,15 +118,12 @@ static int read_members(const struct json *j, struct config *c) {
 
 int config_read(const struct mapping *file, struct config *ret) {
         struct config c = {0};
-        struct json j = {0};
-        int r = json_parse((const char *)file->data, file->size, &j);
+        json_auto_t *j = json_read((const char *)file->data, file->size);
+        int r;
 
-        if (r < 0 || j.nodes[0].type != JSON_OBJECT) {
-                json_release(&j);
+        if (!json_is_object(j))
                 return note(-EINVAL, "config.json is not a JSON object");
-        }
-        r = read_members(&j, &c);
-        json_release(&j);
+        r = read_members(j, &c);
         if (r == 0)
                 *ret = c;
         return r;

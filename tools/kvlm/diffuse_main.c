@@ -7,7 +7,6 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/bicache_profile.h"
 #include "tools/kvlm/diffuse.h"
-#include "tools/kvlm/diffuse_report.h"
 #include "tools/kvlm/note.h"
 #include "tools/kvlm/report.h"
 
@@ -85,7 +84,7 @@ static int answer(struct session *s, const struct diffuse_request *request) {
 
         if (r < 0)
                 return r == -EINTR ? r : failed(s);
-        r = o->json ? diffuse_report_json(&result, &s->diffuser) : diffuse_report_text(&result, &s->diffuser);
+        r = o->json ? report_diffused_json(&result, &s->diffuser) : report_diffused_text(&result, &s->diffuser);
         if (result.wrong_bytes > 0)
                 s->failed = true;
         diffuse_result_release(&result);

@@ -110,60 +110,58 @@ static int encode(struct prompts *p, const char *text, size_t size, uint32_t **i
         return tokenizer_encode(p->tokenizer, both, p->document_size + size, true, ids, n);
 }
 
-/* A string of a line, to be freed; -ENOENT if it has no such member. */
-static int line_string(const struct prompts *p, const struct json *json, const char *member, char **ret,
-                       size_t *ret_size) {
-        uint32_t node = json_find(json, 0, member);
+/* -ENOENT if the line has no such member. */
+static int line_string(const struct prompts *p, const json_t *line, const char *member, const char **ret, size_t *ret_size) {
+        const json_t *value = json_object_get(line, member);
 
-        if (!node)
+        if (!value)
                 return -ENOENT;
-        if (json_string(json, node, ret, ret_size) < 0)
+        if (!json_is_string(value))
                 return note(-EINVAL, "%s, line %ju: \"%s\" is not a string", p->options->prompts,
                             (uintmax_t)p->line_number, member);
+        *ret = json_string_value(value);
+        *ret_size = json_string_length(value);
         return 0;
 }
 
 /* 0 if it is not there. */
-static int line_number(const struct prompts *p, const struct json *json, const char *member, uint32_t *ret) {
-        uint32_t node = json_find(json, 0, member);
+static int line_number(const struct prompts *p, const json_t *line, const char *member, uint32_t *ret) {
+        const json_t *number = json_object_get(line, member);
         uint64_t value = 0;
 
-        if (node && (json_u64(json, node, &value) < 0 || value < 1 || value > 1 << 20))
+        if (number && (json_whole(number, &value) < 0 || value < 1 || value > 1 << 20))
                 return note(-EINVAL, "%s, line %ju: \"%s\" is not a number from 1 to %u", p->options->prompts,
                             (uintmax_t)p->line_number, member, 1 << 20);
         *ret = (uint32_t)value;
         return 0;
 }
 
-static int encode_members(struct prompts *p, const struct json *json, uint32_t **ids, uint32_t *n) {
-        _cleanup_(freep) char *text = NULL, *document = NULL;
+static int encode_members(struct prompts *p, const json_t *line, uint32_t **ids, uint32_t *n) {
+        const char *text, *document;
         size_t size, document_size;
-        int r = line_string(p, json, "prompt", &text, &size);
+        int r = line_string(p, line, "prompt", &text, &size);
 
         if (r == -ENOENT)
                 return note(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
                             (uintmax_t)p->line_number);
         if (r == 0)
-                r = line_number(p, json, "gen_length", &p->length);
+                r = line_number(p, line, "gen_length", &p->length);
         if (r == 0)
-                r = line_number(p, json, "steps", &p->steps);
+                r = line_number(p, line, "steps", &p->steps);
         if (r < 0)
                 return r;
-        r = p->split ? line_string(p, json, "document", &document, &document_size) : -ENOENT;
+        r = p->split ? line_string(p, line, "document", &document, &document_size) : -ENOENT;
         if (r == 0)
                 return encode_split(p, document, document_size, text, size, ids, n);
         return r == -ENOENT ? encode(p, text, size, ids, n) : r;
 }
 
 static int encode_line(struct prompts *p, size_t size, uint32_t **ids, uint32_t *n) {
-        struct json json = {0};
-        int r = json_parse(p->line, size, &json);
+        json_auto_t *line = json_read(p->line, size);
 
-        if (r < 0)
+        if (!line)
                 return note(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
-        r = encode_members(p, &json, ids, n);
-        json_release(&json);
-        return r;
+        return encode_members(p, line, ids, n);
 }
 
 static bool is_blank(const char *line) {

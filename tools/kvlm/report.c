@@ -5,13 +5,24 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "tools/kvlm/note.h"
 #include "tools/kvlm/json.h"
+#include "tools/kvlm/note.h"
 
 static int finish(void) {
         if (fflush(stdout) != 0 || ferror(stdout))
                 return note(-EIO, "cannot write to standard output: %s", strerror(errno));
         return 0;
+}
+
+/* One line; takes the object, which is NULL if memory ran out. */
+static int write_line(json_t *object) {
+        int r = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) : -ENOMEM;
+
+        json_decref(object);
+        if (r == -ENOMEM)
+                return note(r, "out of memory for a report");
+        putchar('\n');
+        return finish();
 }
 
 /* Of decoding: the first token's time is the prompt's. */
@@ -21,53 +32,61 @@ static double tokens_per_second(const struct result *r) {
         return r->generated_tokens > 1 && ms > 0.0 ? (r->generated_tokens - 1) / ms * 1e3 : 0.0;
 }
 
-static void report_methods(const struct result *r, const struct methods *m) {
-        const struct relief_stats *s = &r->relief;
+#define WHOLE(value) ((json_int_t)(value))
 
-        printf(", \"method\": \"%s%s\", \"profile\": \"%s\"", m->hshare.on && m->evict ? "hshare+" : "",
-               m->hshare.on && !m->evict ? "hshare" : evict_name(m->evict), m->paper ? "paper" : "serve");
-        printf(", \"budget_tokens\": %u, \"kept_tokens\": %u, \"evicted_tokens\": %" PRIu64 ", \"evictions\": %" PRIu64,
-               r->budget, r->kept, s->evicted, s->evictions);
-        printf(", \"kv_bytes_peak\": %" PRIu64 ", \"kv_bytes\": %" PRIu64 ", \"label_bytes\": %" PRIu64
-               ", \"spill_bytes\": %" PRIu64, s->kv_bytes_peak, s->kv_bytes, s->label_bytes, s->spill_bytes);
-        printf(", \"prompt_attention_ms\": %.3f, \"attention_ms\": %.3f, \"selection_ms\": %.3f, \"selections\": %"
-               PRIu64, r->prompt_attention_ms, r->attention_ms - s->selection_ms, s->selection_ms, s->selections);
-        printf(", \"revived_exact\": %" PRIu64 ", \"revived_approximate\": %" PRIu64 ", \"swapped_exact\": %" PRIu64
-               ", \"swapped_approximate\": %" PRIu64 ", \"revive_refused\": %" PRIu64 ", \"sketch_load\": %.3f",
-               s->revived_exact, s->revived_approximate, s->swapped_exact, s->swapped_approximate, s->refused,
-               s->load);
+static json_t *methods_json(const struct result *r, const struct methods *m) {
+        const struct relief_stats *s = &r->relief;
+        char method[64];
+
+        snprintf(method, sizeof method, "%s%s", m->hshare.on && m->evict ? "hshare+" : "",
+                 m->hshare.on && !m->evict ? "hshare" : evict_name(m->evict));
+        return json_pack("{ss ss sI sI sI sI sI sI sI sI sf sf sf sI sI sI sI sI sI sf}",
+                         "method", method, "profile", m->paper ? "paper" : "serve",
+                         "budget_tokens", WHOLE(r->budget), "kept_tokens", WHOLE(r->kept),
+                         "evicted_tokens", WHOLE(s->evicted), "evictions", WHOLE(s->evictions),
+                         "kv_bytes_peak", WHOLE(s->kv_bytes_peak), "kv_bytes", WHOLE(s->kv_bytes),
+                         "label_bytes", WHOLE(s->label_bytes), "spill_bytes", WHOLE(s->spill_bytes),
+                         "prompt_attention_ms", r->prompt_attention_ms, "attention_ms", r->attention_ms - s->selection_ms,
+                         "selection_ms", s->selection_ms, "selections", WHOLE(s->selections),
+                         "revived_exact", WHOLE(s->revived_exact), "revived_approximate", WHOLE(s->revived_approximate),
+                         "swapped_exact", WHOLE(s->swapped_exact), "swapped_approximate", WHOLE(s->swapped_approximate),
+                         "revive_refused", WHOLE(s->refused), "sketch_load", s->load);
 }
 
-static void report_pooled(const struct pooled_stats *p) {
+static json_t *sequence_json(const struct pooled_stats *p) {
         const struct kvd_sequence_stats *t = &p->table;
 
-        printf(", \"sequence\": {\"blocks\": %" PRIu64 ", \"own\": %" PRIu64 ", \"borrowed\": %" PRIu64 ", \"resident\": %"
-               PRIu64, t->blocks, t->own, t->borrowed, t->resident);
-        printf(", \"tokens\": %" PRIu64 ", \"shared\": %" PRIu64 ", \"shared_tokens\": %" PRIu64 ", \"bytes_saved\": %"
-               PRIu64, t->tokens, t->shared, t->shared_tokens, t->bytes_saved);
-        printf(", \"spilled\": %" PRIu64 ", \"vague\": %" PRIu64 ", \"approximate\": %" PRIu64 ", \"dropped\": %" PRIu64
-               ", \"revived_exact\": %" PRIu64 ", \"revived_approximate\": %" PRIu64, t->spilled, t->vague,
-               t->approximate, t->dropped, t->revived_exact, t->revived_approx);
-        printf(", \"steps\": %u, \"changes\": %u, \"empty_slots\": %u, \"random_shared\": %u, \"waits\": %u, \"misses\": %u, "
-               "\"sync_ms\": %.3f}", p->steps, p->changes, p->empty_slots, p->random_shared, p->waits, p->misses, p->sync_ms);
+        return json_pack("{sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sf}",
+                         "blocks", WHOLE(t->blocks), "own", WHOLE(t->own), "borrowed", WHOLE(t->borrowed),
+                         "resident", WHOLE(t->resident), "tokens", WHOLE(t->tokens), "shared", WHOLE(t->shared),
+                         "shared_tokens", WHOLE(t->shared_tokens), "bytes_saved", WHOLE(t->bytes_saved),
+                         "spilled", WHOLE(t->spilled), "vague", WHOLE(t->vague), "approximate", WHOLE(t->approximate),
+                         "dropped", WHOLE(t->dropped), "revived_exact", WHOLE(t->revived_exact),
+                         "revived_approximate", WHOLE(t->revived_approx), "steps", WHOLE(p->steps),
+                         "changes", WHOLE(p->changes), "empty_slots", WHOLE(p->empty_slots),
+                         "random_shared", WHOLE(p->random_shared), "waits", WHOLE(p->waits),
+                         "misses", WHOLE(p->misses), "sync_ms", p->sync_ms);
+}
+
+static json_t *verified_json(uint64_t verified, uint64_t wrong) {
+        return json_pack("{sI sI}", "verified_bytes", WHOLE(verified), "wrong_bytes", WHOLE(wrong));
 }
 
 int report_json(const struct result *r, const struct methods *m, bool verified) {
-        fputs("{\"text\": ", stdout);
-        json_write_string(stdout, r->text, r->text_size);
-        printf(", \"prompt_tokens\": %u, \"reused_tokens\": %u, \"computed_tokens\": %u, \"generated_tokens\": %u",
-               r->prompt_tokens, r->reused_tokens, r->prompt_tokens - r->reused_tokens, r->generated_tokens);
-        printf(", \"ttft_ms\": %.3f, \"total_ms\": %.3f, \"shared_blocks\": %u, \"private_blocks\": %u", r->ttft_ms,
-               r->total_ms, r->shared_blocks, r->private_blocks);
-        printf(", \"refused\": %u, \"tokens_per_s\": %.1f", r->refused, tokens_per_second(r));
-        report_methods(r, m);
+        json_t *object = json_pack("{so sI sI sI sI sf sf sI sI sI sf}", "text", json_bytes(r->text, r->text_size),
+                                   "prompt_tokens", WHOLE(r->prompt_tokens), "reused_tokens", WHOLE(r->reused_tokens),
+                                   "computed_tokens", WHOLE(r->prompt_tokens - r->reused_tokens),
+                                   "generated_tokens", WHOLE(r->generated_tokens), "ttft_ms", r->ttft_ms,
+                                   "total_ms", r->total_ms, "shared_blocks", WHOLE(r->shared_blocks),
+                                   "private_blocks", WHOLE(r->private_blocks), "refused", WHOLE(r->refused),
+                                   "tokens_per_s", tokens_per_second(r));
+
+        json_object_update_new(object, methods_json(r, m));
         if (r->pooled.used)
-                report_pooled(&r->pooled);
+                json_object_set_new(object, "sequence", sequence_json(&r->pooled));
         if (verified)
-                printf(", \"verified_bytes\": %" PRIu64 ", \"wrong_bytes\": %" PRIu64, r->verified_bytes,
-                       r->wrong_bytes);
-        puts("}");
-        return finish();
+                json_object_update_new(object, verified_json(r->verified_bytes, r->wrong_bytes));
+        return write_line(object);
 }
 
 int report_text(const struct result *r, bool verified) {
@@ -85,8 +104,56 @@ int report_text(const struct result *r, bool verified) {
 }
 
 int report_failure(const char *line) {
-        fputs("{\"error\": ", stdout);
-        json_write_string(stdout, line, strlen(line));
-        puts("}");
+        return write_line(json_pack("{so}", "error", json_bytes(line, strlen(line))));
+}
+
+/* ---- diffusion ----------------------------------------------------------------------------------------------------- */
+
+/* Of the whole region, however much of it is text; all the request's time counts. */
+static double diffused_per_second(const struct diffuse_result *r) {
+        return r->total_ms > 0.0 ? r->length / r->total_ms * 1e3 : 0.0;
+}
+
+static json_t *tokens_json(const struct diffuse_result *r) {
+        json_t *tokens = json_array();
+
+        for (uint32_t i = 0; i < r->length; i++)
+                json_array_append_new(tokens, json_integer(r->tokens[i]));
+        return tokens;
+}
+
+int report_diffused_json(const struct diffuse_result *r, const struct diffuser *d) {
+        static const char *const modes[] = {"space", "off", "naive", "on"};
+        json_t *object = json_pack("{so so sI sI sI sI ss sI sI sI sI sI sI sI sI sI sI sI sf sf sf}",
+                                   "text", json_bytes(r->text, r->text_size), "tokens", tokens_json(r),
+                                   "prompt_tokens", WHOLE(r->prompt_tokens), "prefix_tokens", WHOLE(r->prefix_tokens),
+                                   "reused_tokens", WHOLE(r->reused_tokens), "generated_tokens", WHOLE(r->length),
+                                   "bicache", modes[r->mode], "r", WHOLE(r->ratio), "b", WHOLE(r->depth),
+                                   "layers", WHOLE(d->model->config.layers), "steps", WHOLE(r->steps),
+                                   "refreshes", WHOLE(r->refreshes), "found_layers", WHOLE(r->found),
+                                   "made_layers", WHOLE(r->made), "shared_bytes", WHOLE(r->shared_bytes),
+                                   "private_bytes", WHOLE(r->private_bytes), "deep_bytes", WHOLE(r->deep_bytes),
+                                   "refused", WHOLE(r->refused), "entry_ms", r->entry_ms, "total_ms", r->total_ms,
+                                   "tokens_per_s", diffused_per_second(r));
+
+        if (d->verify)
+                json_object_update_new(object, verified_json(r->verified_bytes, r->wrong_bytes));
+        return write_line(object);
+}
+
+int report_diffused_text(const struct diffuse_result *r, const struct diffuser *d) {
+        fwrite(r->text, 1, r->text_size, stdout);
+        printf("\n  [%u tokens, %u of them the document; %u generated in %u steps at %.0f/s; all after %.1f ms",
+               r->prompt_tokens, r->prefix_tokens, r->length, r->steps, diffused_per_second(r), r->total_ms);
+        if (r->depth > 0)
+                printf("; the document's share is %u %%: %u of %u layers reused (%u were there, %.1f KiB shared), "
+                       "%u refreshes",
+                       r->ratio, r->depth, d->model->config.layers, r->found, (double)r->shared_bytes / 1024,
+                       r->refreshes);
+        if (r->refused)
+                fputs("; refused", stdout);
+        if (d->verify)
+                printf("; %" PRIu64 " bytes verified, %" PRIu64 " wrong", r->verified_bytes, r->wrong_bytes);
+        puts("]");
         return finish();
 }

@@ -15,7 +15,6 @@ enum { MAX_HEADER = 100 << 20 }; /* as in the reference implementation */
 
 static int parse_header(struct safetensors *s) {
         uint64_t size;
-        int r;
 
         if (s->file.size < sizeof size)
                 return note(-EINVAL, FILE_NAME " is cut short: no header");
@@ -24,9 +23,9 @@ static int parse_header(struct safetensors *s) {
         if (size > s->file.size - sizeof size || size > MAX_HEADER)
                 return note(-EINVAL, FILE_NAME " is damaged: a header of %" PRIu64 " bytes in a file of %zu", size,
                             s->file.size);
-        r = json_parse((const char *)s->file.data + sizeof size, size, &s->header);
-        if (r < 0)
-                return note(r, FILE_NAME " is damaged: its header is not JSON");
+        s->header = json_read((const char *)s->file.data + sizeof size, size);
+        if (!json_is_object(s->header))
+                return note(-EINVAL, FILE_NAME " is damaged: its header is not a JSON object");
         s->data = s->file.data + sizeof size + size;
         s->data_size = s->file.size - sizeof size - size;
         return 0;
@@ -48,18 +47,19 @@ int safetensors_open(const char *directory, struct safetensors *ret) {
 }
 
 void safetensors_close(struct safetensors *s) {
-        json_release(&s->header);
+        json_decref(s->header);
+        s->header = NULL;
         unmap(&s->file);
 }
 
-static int read_type(const struct json *j, uint32_t node, enum kvd_number *ret) {
+static int read_type(const json_t *value, enum kvd_number *ret) {
         static const struct {
                 const char *name;
                 enum kvd_number type;
         } types[] = {{"F32", KVD_NUMBER_F32}, {"F16", KVD_NUMBER_F16}, {"BF16", KVD_NUMBER_BF16}};
 
         for (size_t i = 0; i < ARRAY_SIZE(types); i++)
-                if (node && json_is(j, node, types[i].name)) {
+                if (json_says(value, types[i].name)) {
                         *ret = types[i].type;
                         return 0;
                 }
@@ -67,13 +67,11 @@ static int read_type(const struct json *j, uint32_t node, enum kvd_number *ret) 
 }
 
 /* Reads an array of exactly n whole numbers. */
-static int read_numbers(const struct json *j, uint32_t node, uint32_t n, uint64_t *ret) {
-        uint32_t i = node + 1;
-
-        if (!node || j->nodes[node].type != JSON_ARRAY || j->nodes[node].next - i != n)
+static int read_numbers(const json_t *array, uint32_t n, uint64_t *ret) {
+        if (json_array_size(array) != n)
                 return -EINVAL;
-        for (uint32_t k = 0; k < n; k++)
-                if (json_u64(j, i + k, ret + k) < 0)
+        for (uint32_t i = 0; i < n; i++)
+                if (json_whole(json_array_get(array, i), ret + i) < 0)
                         return -EINVAL;
         return 0;
 }
@@ -84,21 +82,21 @@ static size_t number_bytes(enum kvd_number type) {
 
 int safetensors_find(const struct safetensors *s, const char *name, uint32_t rows, uint32_t columns,
                      struct tensor *ret) {
-        const struct json *j = &s->header;
-        uint32_t node = json_find(j, 0, name), n_dims = rows ? 2 : 1;
+        const json_t *header = json_object_get(s->header, name);
         uint64_t shape[2], offsets[2], bytes;
+        uint32_t n_dims = rows ? 2 : 1;
 
-        if (!node)
+        if (!header)
                 return note(-ENOENT, FILE_NAME " has no tensor %s: is this a Llama model?", name);
-        if (read_type(j, json_find(j, node, "dtype"), &ret->type) < 0)
+        if (read_type(json_object_get(header, "dtype"), &ret->type) < 0)
                 return note(-EINVAL, "tensor %s: its type is none of F32, F16, BF16", name);
-        if (read_numbers(j, json_find(j, node, "shape"), n_dims, shape) < 0 || shape[n_dims - 1] != columns ||
+        if (read_numbers(json_object_get(header, "shape"), n_dims, shape) < 0 || shape[n_dims - 1] != columns ||
             (rows && shape[0] != rows))
                 return note(-EINVAL, "tensor %s: its shape is not the one that config.json implies (%u x %u)", name,
                             MAX(rows, 1), columns);
         bytes = (uint64_t)MAX(rows, 1) * columns; /* below 2^64, and so is the next product: sizes are below 2^24 */
         bytes *= number_bytes(ret->type);
-        if (read_numbers(j, json_find(j, node, "data_offsets"), 2, offsets) < 0 || offsets[0] > offsets[1] ||
+        if (read_numbers(json_object_get(header, "data_offsets"), 2, offsets) < 0 || offsets[0] > offsets[1] ||
             offsets[1] > s->data_size || offsets[1] - offsets[0] != bytes)
                 return note(-EINVAL, "tensor %s: its data is not inside " FILE_NAME " (is the file cut short?)", name);
         ret->data = s->data + offsets[0];

@@ -16,7 +16,7 @@
 
 struct safetensors {
         struct mapping file;
-        struct json header;
+        json_t *header;
         const uint8_t *data;
         size_t data_size;
 };
