@@ -13,14 +13,15 @@
  *      safe point    kvd_sequence_sync      takes over what the daemon proposes: shared, cooled and revived blocks
  *      a miss        kvd_sequence_revive    brings back what is not resident
  *                    kvd_sequence_wait      sync, when all that was asked for is there
+ *      too long      kvd_sequence_compact   KeyDiff: fewer blocks, with the tokens that point where few others do
  *      done          kvd_sequence_close     everything goes back
  *
  * Caveats:
  *  - The methods look into blocks: in a space of opaque ones all of this is refused, with -EOPNOTSUPP.
  *  - Nothing changes between two calls of kvd_sequence_sync. In it, entries may get another block (and a delta), lose
  *    theirs (data is NULL: attention must leave the slots out), or get one back.
- *  - A block whose entry has KVD_ENTRY_SHARED or KVD_ENTRY_APPROX is an approximation. What is computed with it is one,
- *    too, and must not be published with kvd_seal.
+ *  - A block whose entry has KVD_ENTRY_SHARED, KVD_ENTRY_APPROX or KVD_ENTRY_COMPACT is an approximation. What is
+ *    computed with it is one, too, and must not be published with kvd_seal.
  *  - All calls of one sequence are one thread's. The rules of kvd.h about errors, fork and a dead daemon hold: without
  *    its daemon a sequence keeps working on the blocks that it has, and every call but close returns -ESTALE.
  */
@@ -61,6 +62,7 @@ enum kvd_entry_flags {
         KVD_ENTRY_SPILLED = 16, /* not resident: there is an exact copy */
         KVD_ENTRY_VAGUE = 32,   /* not resident: it is in the sketch (and there may be an exact copy) */
         KVD_ENTRY_DROPPED = 64, /* not resident, and nothing can bring it back */
+        KVD_ENTRY_COMPACT = 128, /* KeyDiff: each layer and head has tokens of its own: kvd_sequence_compact */
 };
 
 struct kvd_entry {
@@ -68,7 +70,7 @@ struct kvd_entry {
         uint32_t block;      /* its id */
         uint32_t generation;
         uint32_t position;   /* of its first token in the sequence */
-        uint32_t n_tokens;
+        uint32_t n_tokens;   /* slots in use */
         int32_t delta;       /* its keys were rotated for positions so much lower: rotate queries by -delta */
         uint32_t flags;      /* enum kvd_entry_flags */
         uint32_t row;        /* for kvd_labels */
@@ -109,10 +111,10 @@ int kvd_sequence_step(kvd_sequence *sequence, uint32_t first, uint32_t n);
 int kvd_sequence_sync(kvd_sequence *sequence);
 
 /*
- * Waits until nothing that this sequence asked for is under way (blocks that leave or come back, steps that are compared,
- * a sharing configuration, labels of what was appended), or for timeout_ns, and takes over what came of it as
- * kvd_sequence_sync does. Returns how many entries changed. -ETIMEDOUT: something is under way still; what arrived is
- * taken over all the same. -ESTALE, at once: the daemon is gone.
+ * Waits until nothing that this sequence asked for is under way (blocks that leave or come back, steps that are
+ * compared, a sharing configuration, labels of what was appended), or for timeout_ns, and takes over what came of it
+ * as kvd_sequence_sync does. Returns how many entries changed. -ETIMEDOUT: something is under way still; what arrived
+ * is taken over all the same. -ESTALE, at once: the daemon is gone.
  */
 int kvd_sequence_wait(kvd_sequence *sequence, uint64_t timeout_ns);
 
@@ -130,6 +132,21 @@ enum kvd_revive { KVD_REVIVE_EXACT = 1, KVD_REVIVE_APPROX = 2, KVD_REVIVE_BOTH =
 int kvd_sequence_revive(kvd_sequence *sequence, uint32_t n, const uint32_t *slots, enum kvd_revive how);
 
 /*
+ * KeyDiff (Park et al. 2025, arXiv:2504.15364): of the tokens in own resident entries [first, first + n), each layer
+ * and KV head keeps the `keep` tokens of highest score: those whose keys are least like the mean direction of all
+ * keys in the sequence's resident entries. They arrive together, at a later sync, in the range's first entries
+ * (KVD_ENTRY_COMPACT, n_tokens slots), in order of position within each head; the range's other entries are
+ * KVD_ENTRY_DROPPED then. Slots no longer have a position: keys carry their rotation. Entries that are not resident,
+ * approximate, shared or busy with something else are left alone; compact ones may be compacted again. At most 1024
+ * entries at once.
+ *
+ * Returns how many entries will change; 0: nothing would be gained. -ENOBUFS: there is no room for the new blocks
+ * beside the old ones. -EBUSY: the one before is under way still. -EOPNOTSUPP: keydiff is off; or keys are stored
+ * before rotation, or as 8 bits.
+ */
+int kvd_sequence_compact(kvd_sequence *sequence, uint32_t first, uint32_t n, uint32_t keep);
+
+/*
  * What this step's attention says of an entry: mass is its share of the attention per token, 1 the average; hits how
  * many of its tokens were selected per step. Kept as moving averages in shared memory; no call to the daemon.
  */
@@ -141,6 +158,10 @@ struct kvd_sequence_stats {
         uint64_t bytes_saved;                   /* of blocks that shared ones replaced */
         uint64_t spilled, vague, approximate, dropped;
         uint64_t revived_exact, revived_approx;
+        uint64_t compacted;                     /* entries with KVD_ENTRY_COMPACT */
+        uint64_t resident_bytes;                /* of blocks in the pool that it uses; one that stands in counts once */
+        uint64_t label_bytes;                   /* of its blocks' summaries: labels, anchors, norms */
+        uint64_t copy_bytes, sketch_bytes;      /* of exact copies and sketches, as the daemon said at the last sync */
 };
 void kvd_sequence_stats(const kvd_sequence *sequence, struct kvd_sequence_stats *ret);
 

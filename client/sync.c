@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "client/internal.h"
+#include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 
 /* ---- changes -------------------------------------------------------------------------------------------------- */
@@ -23,6 +24,16 @@ static void let_go(struct kvd_sequence *s, struct kvd_entry *entry) {
         entry->data = NULL;
 }
 
+/* Which the caller has pinned. */
+static void place_block(const struct kvd_sequence *s, struct kvd_entry *entry, const struct kvd_change *change) {
+        uint32_t id = kvd_ref_id(change->ref);
+
+        entry->data = s->view->sealed + (uint64_t)id * s->view->ix->block_bytes;
+        entry->block = id;
+        entry->generation = kvd_ref_generation(change->ref);
+        entry->delta = change->kind == KVD_CHANGE_COMPACT ? 0 : change->delta;
+}
+
 /* The entry gets another block, if it is still there. */
 static bool put_block(struct kvd_sequence *s, struct kvd_entry *entry, const struct kvd_change *change) {
         uint32_t id = kvd_ref_id(change->ref);
@@ -31,10 +42,7 @@ static bool put_block(struct kvd_sequence *s, struct kvd_entry *entry, const str
             !pin_block(s->view, change->ref))
                 return false;
         let_go(s, entry);
-        entry->data = s->view->sealed + (uint64_t)id * s->view->ix->block_bytes;
-        entry->block = id;
-        entry->generation = kvd_ref_generation(change->ref);
-        entry->delta = change->delta;
+        place_block(s, entry, change);
         return true;
 }
 
@@ -60,6 +68,77 @@ static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
         entry->flags = change->flags;
         entry->row = change->row;
         return true;
+}
+
+/* ---- a compaction: all of it or nothing -------------------------------------------------------------------------- */
+
+static bool may_pack(const struct kvd_sequence *s, const struct kvd_change *change) {
+        const struct kvd_entry *entry = change->slot < s->n ? &s->entries[change->slot] : NULL;
+
+        return change->kind == KVD_CHANGE_COMPACT && entry && entry->data && !(entry->flags & KVD_ENTRY_BORROWED) &&
+               change->n_tokens <= s->space->geometry.block_tokens &&
+               (!change->ref || kvd_ref_id(change->ref) < s->view->ix->capacity);
+}
+
+static bool pin_packed(struct kvd_sequence *s, const struct kvd_change *change) {
+        return !change->ref || (view_map_blocks(s->view, &change->ref, 1) == 0 && pin_block(s->view, change->ref));
+}
+
+static bool pin_all(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n) {
+        uint32_t i = 0;
+
+        while (i < n && may_pack(s, &changes[i]) && pin_packed(s, &changes[i]))
+                i++;
+        if (i == n)
+                return true;
+        while (i-- > 0)
+                if (changes[i].ref)
+                        unpin_block(s->view, kvd_ref_id(changes[i].ref));
+        return false;
+}
+
+static bool apply_compaction(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n) {
+        if (!pin_all(s, changes, n))
+                return false;
+        for (uint32_t i = 0; i < n; i++) {
+                const struct kvd_change *change = &changes[i];
+                struct kvd_entry *entry = &s->entries[change->slot];
+
+                let_go(s, entry);
+                if (change->ref) {
+                        place_block(s, entry, change);
+                        entry->n_tokens = change->n_tokens;
+                }
+                entry->flags = change->flags;
+                entry->row = change->row;
+        }
+        return true;
+}
+
+/* How many changes are taken, or not, as one from the first of n on. */
+static uint32_t group(const struct kvd_change *changes, uint32_t n) {
+        if (changes->kind != KVD_CHANGE_COMPACT || changes->delta < 0 || (uint32_t)changes->delta >= n)
+                return 1;
+        return (uint32_t)changes->delta + 1;
+}
+
+static bool apply_group(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n) {
+        return changes->kind == KVD_CHANGE_COMPACT ? apply_compaction(s, changes, n) : apply(s, changes);
+}
+
+/* Returns how many were taken, and writes which. */
+static int apply_all(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n, uint32_t *taken) {
+        int changed = 0;
+
+        for (uint32_t i = 0, k; i < n; i += k) {
+                bool yes;
+
+                k = group(changes + i, n - i);
+                yes = apply_group(s, changes + i, k);
+                for (uint32_t j = i; j < i + k; j++)
+                        changed += (int)(taken[j] = yes);
+        }
+        return changed;
 }
 
 /* ---- sync ------------------------------------------------------------------------------------------------------ */
@@ -101,8 +180,7 @@ static int take_over(struct kvd_sequence *s, int *changed, bool *pending) {
                 if (r < 0)
                         return r;
                 n_taken = news.n;
-                for (uint32_t i = 0; i < news.n; i++)
-                        *changed += taken[i] = apply(s, &news.changes[i]);
+                *changed += apply_all(s, news.changes, news.n, taken);
         } while (n_taken);
         s->seen = epoch;
         *pending = news.pending;
@@ -224,6 +302,22 @@ int kvd_sequence_revive(struct kvd_sequence *s, uint32_t n, const uint32_t *slot
         return r < 0 ? r : (int)coming;
 }
 
+static void take_packed(const void *reply, void *to) {
+        *(uint32_t *)to = ((const struct kvd_msg_compact_reply *)reply)->entries;
+}
+
+int kvd_sequence_compact(struct kvd_sequence *s, uint32_t first, uint32_t n, uint32_t keep) {
+        struct kvd_msg_compact request = {s->view->handle, s->number, first, n, keep};
+        struct kvd_msg_compact_reply reply;
+        uint32_t entries = 0;
+        int r;
+
+        if (n == 0 || first > s->n || n > s->n - first)
+                return client_fail(-EINVAL, "the sequence has %u entries, not %u from %u on", s->n, n, first);
+        r = sequence_ask(s, KVD_MSG_compact, &request, &reply, take_packed, &entries);
+        return r < 0 ? r : (int)entries;
+}
+
 /* ---- what attention says ----------------------------------------------------------------------------------------- */
 
 #define BETA 0.1f
@@ -249,9 +343,26 @@ void kvd_sequence_use(struct kvd_sequence *s, uint32_t slot, float mass, float h
         atomic_store_explicit(&words[s->entries[slot].block], word, memory_order_relaxed);
 }
 
+/* Of a block that is not known to be anywhere there is no summary. */
+static bool has_summary(const struct kvd_sequence *s, const struct kvd_entry *e) {
+        const shm_u64 *settings = s->view->ix->settings;
+
+        return !(e->flags & (KVD_ENTRY_DROPPED | KVD_ENTRY_SHARED)) &&
+               (kvd_setting_on(settings, KVD_hshare_on) || kvd_setting_on(settings, KVD_keydiff_on) ||
+                kvd_setting_on(settings, KVD_memshare_on) || kvd_setting_on(settings, KVD_kvreviver_on));
+}
+
+static void add_bytes(const struct kvd_sequence *s, const struct kvd_entry *e, struct kvd_sequence_stats *ret) {
+        if (e->data && !(e->flags & KVD_ENTRY_SHARED))
+                ret->resident_bytes += s->view->ix->block_bytes;
+        if (has_summary(s, e))
+                ret->label_bytes += kvd_summary_of(s->view->ix).row_bytes;
+}
+
 void kvd_sequence_stats(const struct kvd_sequence *s, struct kvd_sequence_stats *ret) {
         *ret = (struct kvd_sequence_stats){.blocks = s->n, .tokens = s->n_tokens, .revived_exact = s->arrived[0],
-                                           .revived_approx = s->arrived[1]};
+                                           .revived_approx = s->arrived[1], .copy_bytes = s->copy_bytes,
+                                           .sketch_bytes = s->sketch_bytes};
         for (uint32_t i = 0; i < s->n; i++) {
                 const struct kvd_entry *e = &s->entries[i];
 
@@ -262,6 +373,8 @@ void kvd_sequence_stats(const struct kvd_sequence *s, struct kvd_sequence_stats 
                 ret->vague += (e->flags & KVD_ENTRY_VAGUE) != 0;
                 ret->approximate += (e->flags & KVD_ENTRY_APPROX) != 0;
                 ret->dropped += (e->flags & KVD_ENTRY_DROPPED) != 0;
+                ret->compacted += (e->flags & KVD_ENTRY_COMPACT) != 0;
+                add_bytes(s, e, ret);
                 if (!(e->flags & KVD_ENTRY_SHARED))
                         continue;
                 ret->shared++;

@@ -26,6 +26,7 @@ const struct handler handlers[256] = {
         [KVD_MSG_sync] = {.handle = handle_sync, .wants_idle = true},
         [KVD_MSG_cool] = {.handle = handle_cool, .wants_idle = true},
         [KVD_MSG_revive] = {.handle = handle_revive, .wants_idle = true},
+        [KVD_MSG_compact] = {.handle = handle_compact, .wants_idle = true},
         [KVD_MSG_critical] = {.handle = handle_critical},
         [KVD_MSG_sample] = {.handle = handle_sample},
         [KVD_MSG_sample_done] = {.handle = handle_sample_done},

@@ -38,6 +38,7 @@ client_handler handle_share;
 client_handler handle_sync;
 client_handler handle_cool;
 client_handler handle_revive;
+client_handler handle_compact;
 
 /* handlers_method.c: HShare's and BiCache's configurations */
 client_handler handle_critical;

@@ -124,6 +124,9 @@ static void put_usage(struct space *space, struct scratch *scratch, struct kvd_m
         m->pending = usage.pending;
         m->poisoned = usage.poisoned;
         m->spill_slots = usage.spill_slots;
+        m->label_bytes = usage.label_bytes;
+        m->copy_bytes = usage.copy_bytes;
+        m->sketch_bytes = usage.sketch_bytes;
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
                 sums[i] = usage.client_counters[i];
         m->client_counters = (struct kvd_slice){sums, KVD_N_CLIENT_COUNTERS * sizeof *sums};

@@ -149,3 +149,20 @@ int handle_revive(struct client *c, const struct kvd_msg *request, struct reply 
                             &answer->approx);
         return r < 0 ? client_store_failed(c, r) : 0;
 }
+
+int handle_compact(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+        const struct kvd_msg_compact *m = &request->compact;
+        struct attachment *attachment;
+        int r;
+
+        r = client_find_space(c, m->space, &attachment);
+        if (r >= 0)
+                r = check_worker(c, "KeyDiff");
+        if (r < 0)
+                return r;
+        r = sequence_compact(attachment, m->sequence, m->first, m->entries, m->keep);
+        if (r < 0)
+                return client_store_failed(c, r);
+        reply->msg.compact_reply.entries = (uint32_t)r;
+        return 0;
+}

@@ -37,6 +37,7 @@ void change_offer(struct sequence *q, uint32_t slot, const struct offer *offer) 
         e->other = offer->block;
         e->new_delta = offer->delta;
         e->new_flags = (uint16_t)offer->flags;
+        e->new_slots = (uint16_t)offer->slots;
         e->distance = offer->distance;
         list_push(q, &q->changes, slot);
         space_count(q->space, KVD_SPACE_PROPOSED, 1);
@@ -142,6 +143,22 @@ static void arrive_taken(struct sequence *q, uint32_t slot) {
                 entry_forget_sketch(q, slot);
 }
 
+/* What was known of the old contents is of no use; those that go are gone for good. */
+static void compact_taken(struct sequence *q, struct entry *e) {
+        if (e->other) {
+                take_block(q, e);
+                e->slots = e->new_slots;
+                q->n_unscored++;
+        } else {
+                drop_block(q, e);
+                space_count(q->space, KVD_SPACE_COMPACTED, 1);
+        }
+        e->delta = 0;
+        entry_set_flags(q, e, e->new_flags);
+        sketch_leave(q, e, false);
+        entry_free_spill(q, e);
+}
+
 /* ---- not taken -------------------------------------------------------------------------------------------------- */
 
 /* The entry stays resident: what was copied is of no use. */
@@ -180,6 +197,8 @@ static void settle(struct sequence *q, uint32_t slot, bool taken) {
                 remap_taken(q, e);
         if (kind == KVD_CHANGE_LEAVE && taken)
                 leave_taken(q, e);
+        if (kind == KVD_CHANGE_COMPACT && taken)
+                compact_taken(q, e);
         if (kind == KVD_CHANGE_LEAVE && !taken)
                 leave_not_taken(q, slot);
         if (kind == KVD_CHANGE_ARRIVE && taken)
@@ -195,7 +214,12 @@ static void settle(struct sequence *q, uint32_t slot, bool taken) {
 static struct kvd_change describe(const struct sequence *q, uint32_t slot) {
         const struct entry *e = &q->entries[slot];
         struct kvd_change c = {.slot = slot, .kind = e->change, .ref = e->other, .delta = e->new_delta,
-                               .flags = e->new_flags, .row = NONE, .distance = e->distance};
+                               .flags = e->new_flags, .row = NONE};
+
+        if (e->change == KVD_CHANGE_COMPACT)
+                c.n_tokens = e->new_slots;
+        else
+                c.distance = e->distance;
 
         /* Labels of what left, and of an approximation, are those of the exact copy. */
         if (e->spill != NONE && (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX)))
@@ -203,6 +227,11 @@ static struct kvd_change describe(const struct sequence *q, uint32_t slot) {
         else if (e->other)
                 c.row = kvd_ref_id(e->other);
         return c;
+}
+
+/* What is to be taken as a whole comes in one answer, which has room for one of any size. */
+static bool fits(const struct entry *e, uint32_t n) {
+        return e->change != KVD_CHANGE_COMPACT || n + (uint32_t)e->new_delta < KVD_SYNC_CHANGES;
 }
 
 int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, uint32_t n_taken,
@@ -217,7 +246,7 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
                                     "were proposed", a->space->name, n_taken, q->n_sent);
         for (uint32_t i = 0; i < n_taken; i++)
                 settle(q, list_pop(q, &q->changes), taken[i] == 1);
-        for (uint32_t slot = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES); n++) {
+        for (uint32_t slot = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES) && fits(&q->entries[slot], n); n++) {
                 ret[n] = describe(q, slot);
                 slot = q->entries[slot].next;
         }

@@ -185,7 +185,7 @@ static void check_block(struct walk *w, uint32_t id) {
 /* ---- the walk ------------------------------------------------------------------------------------------------- */
 
 void space_check(struct space *space, uint32_t *cursor, struct check_report *report) {
-        struct walk w = {space, report};
+        struct walk w = {.space = space, .report = report};
         uint32_t end = space_ids(space), first = *cursor;
 
         *report = (struct check_report){0};

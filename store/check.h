@@ -7,6 +7,7 @@
 struct walk {
         struct space *space;
         struct check_report *report;
+        uint64_t waiting; /* blocks, while they are counted */
 };
 
 /* Counts a broken invariant, and keeps the first one in words. */

@@ -120,6 +120,22 @@ static void check_garbage(struct walk *w) {
         expect(w, n_private == s->n_private && n_reviving == s->n_reviving, "Q8 private blocks are miscounted");
 }
 
+/* Every block that waits to be filled is one that a job has, or a compaction that waits. */
+static void count_waiting(struct walk *w, struct sequence *q) {
+        for (uint32_t i = 0; i < q->n_entries; i++)
+                w->waiting += q->entries[i].busy == COMPACT_WANTED && q->entries[i].other;
+}
+
+static void check_reviving(struct walk *w) {
+        const struct job *job = job_of(w->space);
+
+        w->waiting = 0;
+        each_sequence(w, count_waiting);
+        for (uint32_t i = 0; job && i < job->n_items; i++)
+                w->waiting += job->items[i].held && w->space->blocks[kvd_ref_id(job->items[i].held)].reviving;
+        expect(w, w->waiting == w->space->n_reviving, "Q24 a block that a worker was to fill is lost");
+}
+
 /* ---- entries ---------------------------------------------------------------------------------------------------- */
 
 #define GONE (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED)
@@ -133,8 +149,11 @@ static void check_block_of(struct walk *w, const struct sequence *q, uint32_t sl
                 return;
         expect(w, names_private(s, e), "Q9 entry %u of sequence %u names a block that is gone, or everybody's", slot,
                q->number);
-        expect(w, desc->depth == e->position && desc->n_tokens == e->n_tokens &&
-               memcmp(desc->tokens, q->tokens + e->position, e->n_tokens * sizeof *q->tokens) == 0,
+        expect(w, !(desc->flags & KVD_DESC_COMPACT) == !(e->flags & KVD_ENTRY_COMPACT) && desc->n_tokens == e->slots,
+               "Q23 entry %u of sequence %u has a packed block and does not know, or the other way round", slot,
+               q->number);
+        expect(w, desc->depth == e->position && (e->flags & KVD_ENTRY_COMPACT ||
+               (e->slots == e->n_tokens && memcmp(desc->tokens, q->tokens + e->position, e->n_tokens * sizeof *q->tokens) == 0)),
                "Q10 entry %u of sequence %u has other tokens than its block", slot, q->number);
         expect(w, !(desc->flags & KVD_DESC_APPROX) == !(e->flags & KVD_ENTRY_APPROX),
                "Q11 entry %u of sequence %u passes an approximation for exact", slot, q->number);
@@ -152,6 +171,8 @@ static void check_state_of(struct walk *w, struct sequence *q, uint32_t slot) {
                "Q13 entry %u of sequence %u is spilled to nowhere", slot, q->number);
         expect(w, !(e->flags & KVD_ENTRY_VAGUE) || e->ordinal != KVD_NO_ORDINAL,
                "Q14 entry %u of sequence %u is vague and in no sketch", slot, q->number);
+        expect(w, !(e->flags & KVD_ENTRY_COMPACT) || (e->ordinal == KVD_NO_ORDINAL && !(e->flags & KVD_ENTRY_DROPPED)),
+               "Q14 entry %u of sequence %u is packed, and in a sketch or dropped", slot, q->number);
         expect(w, e->ordinal == KVD_NO_ORDINAL || (k && (uint64_t)e->ordinal + e->n_tokens <= k->n_ordinals),
                "Q14 entry %u of sequence %u has ordinals that its sketch did not give", slot, q->number);
 }
@@ -197,16 +218,20 @@ static void check_lists_of(struct walk *w, struct sequence *q) {
         check_list(w, q, &q->cool, COOL_WANTED);
         check_list(w, q, &q->revive, REVIVE_WANTED);
         check_list(w, q, &q->forget, FORGET_WANTED);
+        check_list(w, q, &q->compact, COMPACT_WANTED);
         check_list(w, q, &q->changes, OFFERED);
         expect(w, q->n_sent <= q->changes.n, "Q17 sequence %u has sent more than it has to offer", q->number);
         for (uint32_t i = 0; i < q->n_entries; i++) {
                 enum entry_busy b = q->entries[i].busy;
 
-                busy += b == COOLING || b == REVIVING || b == FORGETTING;
+                busy += b == COOLING || b == REVIVING || b == FORGETTING || b == COMPACTING;
         }
         if (job && job->ticket && (job->ticket == &q->cooling || job->ticket == &q->reviving ||
                                    job->ticket == &q->forgetting))
                 in_job = job->n_items;
+        if (job && job->ticket == &q->compacting)
+                for (uint32_t i = 0; i < job->n_items; i++)
+                        in_job += job->items[i].flags == KVD_JOB_SOURCE;
         expect(w, busy == in_job, "Q18 entries of sequence %u wait for a job that is not there", q->number);
 }
 
@@ -273,6 +298,7 @@ static void check_sums(struct walk *w) {
 void check_sequences(struct walk *w) {
         check_refs(w);
         check_garbage(w);
+        check_reviving(w);
         each_sequence(w, check_entries);
         each_sequence(w, check_lists_of);
         check_sums(w);

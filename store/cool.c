@@ -17,7 +17,8 @@ static bool is_on(const struct space *space, enum kvd_setting which) {
 /* ---- what is asked for ------------------------------------------------------------------------------------------ */
 
 static void offer_leave(struct sequence *q, uint32_t slot, uint32_t how) {
-        struct offer offer = {.kind = KVD_CHANGE_LEAVE, .flags = KVD_ENTRY_OWN | how};
+        uint32_t kept = how & KVD_ENTRY_DROPPED ? 0 : q->entries[slot].flags & KVD_ENTRY_COMPACT;
+        struct offer offer = {.kind = KVD_CHANGE_LEAVE, .flags = KVD_ENTRY_OWN | kept | how};
 
         entry_set_leaving(q, &q->entries[slot], true);
         change_offer(q, slot, &offer);
@@ -56,6 +57,8 @@ bool cool_entry(struct sequence *q, uint32_t slot, enum kvd_cool how) {
         }
         if (e->flags & KVD_ENTRY_APPROX)
                 return cool_approximation(q, slot);
+        if (e->flags & KVD_ENTRY_COMPACT) /* no approximation of what is one already */
+                how = KVD_COOL_SPILL;
         if (!can_be_copied(q->space, how))
                 return false;
         e->busy = COOL_WANTED;
@@ -105,7 +108,7 @@ static void add_spill(struct sequence *q, uint32_t slot, struct sketch *s, uint3
         item->to_row = spill == NONE ? NONE : q->space->ix->capacity + spill;
         item->ordinal = e->ordinal;
         item->position = (int32_t)e->position;
-        item->n_tokens = e->n_tokens;
+        item->n_tokens = e->slots;
         e->busy = COOLING;
 }
 

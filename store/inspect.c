@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "store/internal.h"
 
@@ -21,6 +22,13 @@ static void sum_clients(struct space *space, struct space_usage *ret) {
                 for (uint32_t k = 0; k < KVD_N_CLIENT_COUNTERS; k++)
                         ret->client_counters[k] += counters[k];
         }
+}
+
+/* Rows of blocks that are gone have memory until others have their places. */
+static uint64_t label_bytes(const struct space *space) {
+        struct stat st;
+
+        return space->summary_fd >= 0 && fstat(space->summary_fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
 }
 
 void space_usage(struct space *space, struct space_usage *ret) {
@@ -43,6 +51,9 @@ void space_usage(struct space *space, struct space_usage *ret) {
                 .poisoned = space->n_poisoned,
                 .spill_slots = space->ix->spill_slots,
         };
+        ret->label_bytes = label_bytes(space);
+        ret->copy_bytes = (space->ix->spill_slots - space->n_free_spills) * space->ix->block_bytes;
+        ret->sketch_bytes = space->spill_bytes - ret->copy_bytes;
         ret->total = ret->free + ret->filling + ret->sealed + ret->limbo;
         sum_clients(space, ret);
 }

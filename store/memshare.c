@@ -75,7 +75,7 @@ static bool is_target(const struct sequence *q, uint32_t slot) {
         double guard = MAX(setting(q->space, KVD_memshare_recent_guard), 1);
 
         return slot > 0 && slot + guard < q->n_entries && e->busy == IDLE && entry_is_own(e) &&
-               !(e->flags & KVD_ENTRY_APPROX) && is_full(q->space, e) &&
+               !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) && is_full(q->space, e) &&
                q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }
 
@@ -83,7 +83,8 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
         bool untouched = e->busy == IDLE || e->busy == FORGET_WANTED || e->busy == FORGETTING;
         bool known = q == of && (e->flags & KVD_ENTRY_BORROWED);
 
-        return e->ref && untouched && (known || entry_is_own(e)) && !(e->flags & KVD_ENTRY_APPROX) &&
+        return e->ref && untouched && (known || entry_is_own(e)) &&
+               !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
                is_full(q->space, e) && block_current(q->space, e->ref);
 }
 

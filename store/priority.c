@@ -162,7 +162,7 @@ static bool write_score_sequence(struct ticket *t, struct job *job) {
                 if (!item)
                         break;
                 item->position = (int32_t)e->position;
-                item->n_tokens = e->n_tokens;
+                item->n_tokens = e->slots;
         }
         q->n_unscored = 0;
         return job->n_items > 0;

@@ -66,8 +66,7 @@ static void refused(struct sequence *q, uint32_t slot) {
         change_tell(q, slot);
 }
 
-/* A block that a worker fills: FILLING, in nobody's list. */
-static kvd_ref take_room(struct sequence *q) {
+kvd_ref revive_room(struct sequence *q) {
         struct space *space = q->space;
         uint32_t id = room_take(space, q->attachment->arena);
 
@@ -91,7 +90,7 @@ static void add_revive(struct sequence *q, uint32_t slot, kvd_ref to, bool appro
         item->checksum = approx ? 0 : e->checksum;
         item->ordinal = approx ? e->ordinal : KVD_NO_ORDINAL;
         item->position = (int32_t)e->position;
-        item->n_tokens = e->n_tokens;
+        item->n_tokens = e->slots;
         e->busy = REVIVING;
         e->want &= (uint8_t)~(approx ? KVD_REVIVE_APPROX : KVD_REVIVE_EXACT);
 }
@@ -109,7 +108,7 @@ static bool write_one_revive(struct sequence *q, uint32_t slot, struct job *job)
         }
         if (approx && job->sketch && job->sketch != s->number)
                 return false;
-        to = take_room(q);
+        to = revive_room(q);
         if (!to) {
                 refused(q, slot);
                 return true;
@@ -138,15 +137,23 @@ static bool write_revive(struct ticket *t, struct job *job) {
         return job->n_items > 0;
 }
 
+static void seal(struct sequence *q, kvd_ref block, const struct entry *e, bool approx) {
+        struct kvd_desc fields = {.depth = e->position, .n_tokens = e->n_tokens, .group = (uint16_t)q->group,
+                                  .flags = KVD_DESC_PRIVATE | (approx ? KVD_DESC_APPROX : 0)};
+
+        block_seal_private(q->space, kvd_ref_id(block), &fields, q->tokens + e->position);
+}
+
 static void arrived(struct sequence *q, const struct job_item *item) {
         struct entry *e = &q->entries[item->slot];
         bool approx = item->flags & KVD_ENTRY_APPROX;
-        struct kvd_desc fields = {.depth = e->position, .n_tokens = e->n_tokens, .group = (uint16_t)q->group,
-                                  .flags = KVD_DESC_PRIVATE | (approx ? KVD_DESC_APPROX : 0)};
         struct offer offer = {.kind = KVD_CHANGE_ARRIVE, .block = item->held,
-                              .flags = KVD_ENTRY_OWN | (approx ? KVD_ENTRY_APPROX : 0)};
+                              .flags = KVD_ENTRY_OWN | (e->flags & KVD_ENTRY_COMPACT) | (approx ? KVD_ENTRY_APPROX : 0)};
 
-        block_seal_private(q->space, kvd_ref_id(item->held), &fields, q->tokens + e->position);
+        if (e->flags & KVD_ENTRY_COMPACT)
+                compact_seal(q, item->held, item->slot, e->slots);
+        else
+                seal(q, item->held, e, approx);
         change_offer(q, item->slot, &offer);
         q->space->blocks[kvd_ref_id(item->held)].summarised = !approx && e->summarised;
         if (approx ? e->spill == NONE : !e->summarised)

@@ -141,6 +141,7 @@ static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) 
         ticket_init(&q->forgetting, &job_forget, a->space, q);
         ticket_init(&q->rebuilding, &job_rebuild, a->space, q);
         ticket_init(&q->comparing, &job_compare, a->space, q);
+        ticket_init(&q->compacting, &job_compact, a->space, q);
         ticket_init(&q->scoring, &job_score_sequence, a->space, q);
         return q;
 }
@@ -239,7 +240,8 @@ static int check_borrowed(struct attachment *a, const struct sequence *q, const 
 static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const uint32_t *tokens, uint32_t n) {
         struct entry *e = &q->entries[q->n_entries++];
 
-        *e = (struct entry){.ref = block, .position = q->n_tokens, .n_tokens = (uint16_t)n, .spill = NONE,
+        *e = (struct entry){.ref = block, .position = q->n_tokens, .n_tokens = (uint16_t)n,
+                            .slots = (uint16_t)n, .spill = NONE,
                             .ordinal = KVD_NO_ORDINAL, .next = NONE};
         memcpy(q->tokens + q->n_tokens, tokens, n * sizeof *tokens);
         q->n_tokens += n;
@@ -300,6 +302,7 @@ static void withdraw(struct sequence *q) {
         job_withdraw(&q->forgetting);
         job_withdraw(&q->rebuilding);
         job_withdraw(&q->comparing);
+        job_withdraw(&q->compacting);
         job_withdraw(&q->scoring);
         critical_free(q);
 }
@@ -342,6 +345,8 @@ static uint64_t let_go(struct sequence *q, struct entry *e) {
 
         if (e->busy == OFFERED)
                 change_drop_offer(q, e);
+        if (e->busy == COMPACT_WANTED)
+                compact_forget(q, e);
         if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) && space->blocks[kvd_ref_id(e->ref)].private &&
             block_current(space, e->ref))
                 block_ref_down(space, kvd_ref_id(e->ref));

@@ -8,6 +8,7 @@
  *
  *      IDLE ─cool──► COOL_WANTED ──► COOLING ─────┐                         ┌─taken──► applied
  *      IDLE ─revive► REVIVE_WANTED ► REVIVING ────┼──► OFFERED (a change) ──┤
+ *      IDLE ─compact COMPACT_WANTED► COMPACTING ──┤                         │
  *      IDLE ─────────COMPARE's answer─────────────┘                         └─not────► undone
  *      applied or undone, and tokens in a sketch that should not be: FORGET_WANTED ──► FORGETTING ──► IDLE
  *
@@ -27,6 +28,8 @@ enum entry_busy {
         REVIVING,
         FORGET_WANTED,
         FORGETTING,
+        COMPACT_WANTED,
+        COMPACTING,
         OFFERED,
 };
 
@@ -38,7 +41,8 @@ struct entry {
         uint32_t sketch;       /* number, if ordinal is set */
         uint32_t ordinal;      /* of its first token there; KVD_NO_ORDINAL */
         int32_t delta;
-        uint16_t n_tokens;
+        uint16_t n_tokens;     /* of the sequence that it stands for */
+        uint16_t slots;        /* ... and slots of its block in use: others, if it is compact */
         uint16_t flags;        /* enum kvd_entry_flags */
         uint8_t busy;
         uint8_t want;          /* COOL_WANTED, COOLING: enum kvd_cool; REVIVE_WANTED, REVIVING: enum kvd_revive */
@@ -50,11 +54,11 @@ struct entry {
         float value;           /* ... on its way there */
 
         uint8_t change;        /* OFFERED: enum kvd_change_kind */
-        uint16_t new_flags;
+        uint16_t new_flags, new_slots;
         int32_t new_delta;
         float distance;
         uint32_t next;         /* in one of the lists */
-        kvd_ref other;         /* OFFERED: the block that the change brings, held; 0: none */
+        kvd_ref other;         /* OFFERED: the block that the change brings, held; 0: none. COMPACT_WANTED: compact.c */
 };
 
 struct list { /* of entries */
@@ -95,8 +99,9 @@ struct sequence {
 
         struct list changes;   /* offered; the first n_sent of them went out with the last answer */
         uint32_t n_sent;
-        struct list cool, revive, forget; /* entries that wait for a worker */
-        struct ticket cooling, reviving, forgetting, rebuilding, comparing, scoring;
+        struct list cool, revive, forget, compact; /* entries that wait for a worker */
+        struct ticket cooling, reviving, forgetting, rebuilding, comparing, scoring, compacting;
+        uint32_t keep;         /* tokens that each head keeps of those in compact, or in the job */
 
         struct sketch *sketches; /* owned; newest first */
         uint32_t n_own;        /* resident entries of its own that are not shared */
@@ -135,6 +140,7 @@ struct offer {
         kvd_ref block;     /* 0: none; held from here on */
         int32_t delta;
         uint32_t flags;    /* of the entry, if it is taken */
+        uint32_t slots;    /* COMPACT: in use */
         float distance;
 };
 void change_offer(struct sequence *sequence, uint32_t slot, const struct offer *offer);
@@ -174,6 +180,13 @@ void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact aga
 /* cool.c */
 bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
 
+/* reviver.c */
+kvd_ref revive_room(struct sequence *sequence); /* a block for a worker to fill: FILLING, in nobody's list; 0: none */
+
+/* compact.c */
+void compact_seal(struct sequence *sequence, kvd_ref block, uint32_t slot, uint32_t n_tokens);
+void compact_forget(struct sequence *sequence, struct entry *entry); /* the sequence closes: gives back what waits */
+
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);
 
@@ -191,7 +204,7 @@ void critical_free(struct sequence *sequence);
 bool critical_pending(const struct sequence *sequence);
 
 /* kinds of jobs */
-extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare;
+extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare, job_compact;
 extern const struct job_kind job_score_sequence, job_score_chains;
 
 #endif

@@ -111,6 +111,7 @@ struct space_usage {
         uint64_t client_counters[KVD_N_CLIENT_COUNTERS]; /* attached now and in the past */
         uint64_t sequences, private, shared, spilled, vague, spill_slots; /* as in space_info_reply */
         uint64_t pending, poisoned;
+        uint64_t label_bytes, copy_bytes, sketch_bytes;
 };
 void space_usage(struct space *space, struct space_usage *ret);
 
@@ -267,6 +268,12 @@ int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how, 
 /* how: enum kvd_revive. -ENODATA: approximately was all that was asked for, and it cannot be had. */
 int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n,
                     uint32_t *exact, uint32_t *approx);
+
+/*
+ * KeyDiff: packs what each layer and head keeps of the range's tokens into fewer blocks. Returns how many entries will
+ * change. -ENOBUFS, -EBUSY, -EOPNOTSUPP.
+ */
+int sequence_compact(struct attachment *attachment, uint32_t number, uint32_t first, uint32_t n, uint32_t keep);
 
 struct critical_request {
         uint32_t n_blocks;       /* that the caller is filling, and leaves alone until the configuration is there */

@@ -7,6 +7,7 @@
  *
  *      job_summarise   SUMMARISE            labels, anchors, norms of sealed blocks
  *      job_score       SCORE                KeyDiff
+ *      job_compact     COMPACT              KeyDiff
  *      job_compare     COMPARE              MemShare
  *      job_sketch      SPILL REVIVE FORGET REBUILD      KVReviver
  *      job_config      CONFIG               HShare
@@ -60,6 +61,7 @@ run_kind run_summarise;
 run_kind run_summarise_on_device;
 run_kind run_score;
 run_kind run_score_on_device;
+run_kind run_compact;
 run_kind run_compare;
 run_kind run_spill;
 run_kind run_revive;
@@ -87,7 +89,12 @@ bool run_on_device(const struct run *run);
 cu_address run_address(const struct run *run, uint32_t item);
 
 /* Before and behind a job: brings what it reads within run_block's reach, and what it wrote back. */
-enum run_access { RUN_NONE, RUN_READ, RUN_WRITE };
+enum run_access {
+        RUN_NONE,
+        RUN_READ,
+        RUN_WRITE,
+        RUN_PACK, /* writes the items that are KVD_JOB_DEST, reads the others */
+};
 int run_stage(struct run *run, enum run_access access);
 int run_unstage(struct run *run, enum run_access access);
 uint8_t *run_spilled(const struct run *run, uint32_t slot); /* NULL: no such slot */
@@ -95,6 +102,9 @@ uint8_t *run_row(const struct run *run, uint32_t row);      /* of the summaries;
 
 /* The row, if it has the summary of that incarnation; or NULL. */
 const uint8_t *run_summary(const struct run *run, uint32_t row, uint32_t generation);
+
+/* KeyDiff: the sum of the directions of all items' keys, [layer][head][dim], but of KVD_JOB_DEST; NULL: no memory. */
+float *run_anchors(struct run *run);
 
 /* Another row with the same contents, for a block of that generation. */
 void run_copy_summary(const struct run *run, const uint8_t *from, uint8_t *to, uint32_t generation);

@@ -14,8 +14,8 @@
 
 struct scores {
         struct run *run;
-        float *anchors;  /* [layer][head][dim]: of the sequence */
-        float *rooms;    /* [thread]: scratch of the kernels, then scores [head][token], best [head], counts [head] */
+        const float *anchors; /* [layer][head][dim]: of the sequence */
+        float *rooms;    /* [thread]: scratch of the kernels, then scores [head][token], best [head] */
         size_t room;     /* floats */
         size_t scratch;  /* floats */
         float *result;   /* [item] */
@@ -34,20 +34,26 @@ static uint32_t item_tokens(const struct run *run, uint32_t i) {
 
 /* ---- anchors ----------------------------------------------------------------------------------------------------- */
 
-static void add_own(const struct scores *all, uint32_t i, const uint8_t *block) {
+struct sums {
+        struct run *run;
+        float *anchors;
+        float *scratch;
+        uint32_t *counts; /* [head] */
+};
+
+static void add_own(const struct sums *all, uint32_t i, const uint8_t *block) {
         const struct run *run = all->run;
         const struct shape *s = &run->shape;
         struct kvd_key_rows keys = keys_of(run, &block);
-        uint32_t *counts = (uint32_t *)(all->rooms + all->scratch);
 
         for (uint32_t l = 0; l < s->layers; l++) {
                 keys.offset = l * 2 * s->plane;
-                run->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim, counts, &keys, 0,
-                                          item_tokens(run, i), all->rooms);
+                run->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim, all->counts, &keys, 0,
+                                          item_tokens(run, i), all->scratch);
         }
 }
 
-static void add_anchor(const struct scores *all, uint32_t i) {
+static void add_anchor(const struct sums *all, uint32_t i) {
         const struct kvd_job_item *item = &all->run->items[i];
         const struct shape *s = &all->run->shape;
         const uint8_t *row = run_summary(all->run, item->row, kvd_ref_generation(item->ref)), *block;
@@ -63,6 +69,22 @@ static void add_anchor(const struct scores *all, uint32_t i) {
         block = run_block(all->run, i);
         if (block)
                 add_own(all, i, block);
+}
+
+float *run_anchors(struct run *run) {
+        const struct shape *s = &run->shape;
+        struct kvd_key_rows keys = keys_of(run, NULL);
+        struct sums all = {.run = run};
+
+        all.anchors = run_room(run, (size_t)s->layers * s->heads * s->dim, sizeof *all.anchors);
+        all.scratch = run_room(run, kvd_keydiff_scratch(&keys), sizeof *all.scratch);
+        all.counts = run_room(run, s->heads, sizeof *all.counts);
+        if (!all.anchors || !all.scratch || !all.counts)
+                return NULL;
+        for (uint32_t i = 0; i < run->job->n_items; i++)
+                if (run->items[i].flags != KVD_JOB_DEST)
+                        add_anchor(&all, i);
+        return all.anchors;
 }
 
 /* ---- scores ------------------------------------------------------------------------------------------------------ */
@@ -106,12 +128,10 @@ int run_score(struct run *run) {
         all.result = run_results(run, run->job->n_items, sizeof(float));
         if (!all.result)
                 return -E2BIG;
-        all.anchors = run_room(run, (size_t)s->layers * s->heads * s->dim, sizeof(float));
+        all.anchors = run_anchors(run);
         all.rooms = run_room(run, team_threads(run->team) * all.room, sizeof(float));
         if (!all.anchors || !all.rooms)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < run->job->n_items; i++)
-                add_anchor(&all, i);
         team_run(run->team, run->job->n_items, score, &all);
         return 0;
 }

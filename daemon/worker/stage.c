@@ -51,8 +51,22 @@ static int device_refused(struct run *run, int error) {
         return run_refuse(run, error, "%s", run->device->why);
 }
 
-static int find_room(struct run *run, uint8_t **at) {
-        uint64_t bytes = run->job->n_items * run->shape.block_bytes;
+/* What is only summed up, and has a summary, is not read. */
+static enum run_access access_to(const struct run *run, enum run_access access, uint32_t i) {
+        const struct kvd_job_item *item = &run->items[i];
+
+        if (access != RUN_PACK)
+                return access;
+        if (item->flags == KVD_JOB_DEST)
+                return RUN_WRITE;
+        return item->flags || !run_summary(run, item->row, kvd_ref_generation(item->ref)) ? RUN_READ : RUN_NONE;
+}
+
+static int find_room(struct run *run, enum run_access access, uint8_t **at) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < run->job->n_items; i++)
+                bytes += access_to(run, access, i) == RUN_NONE ? 0 : run->shape.block_bytes;
 
         if (bytes > STAGED_MOST)
                 return run_refuse(run, -ENOMEM, "a job of %llu MiB of GPU memory; %llu can be staged",
@@ -71,30 +85,32 @@ int run_stage(struct run *run, enum run_access access) {
         run->staged = NULL;
         if (!run_on_device(run) || access == RUN_NONE || !run->job->n_items)
                 return 0;
-        r = find_room(run, &at);
-        for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++, at += bytes) {
+        r = find_room(run, access, &at);
+        for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++) {
+                enum run_access how = access_to(run, access, i);
                 cu_address from = run_address(run, i);
 
-                if (!from)
+                if (!from || how == RUN_NONE)
                         continue;
                 run->staged[i] = at;
-                if (access == RUN_READ)
+                if (how == RUN_READ)
                         r = device_read(run->device, at, from, bytes);
                 else
                         memset(at, 0, bytes);
+                at += bytes;
         }
         if (run->device->broken || r < 0)
                 return r ?: -EIO;
-        return access == RUN_READ && device_finish(run->device) < 0 ? device_refused(run, -EIO) : 0;
+        return access != RUN_WRITE && device_finish(run->device) < 0 ? device_refused(run, -EIO) : 0;
 }
 
 int run_unstage(struct run *run, enum run_access access) {
         int r = 0;
 
-        if (!run->staged || access != RUN_WRITE)
+        if (!run->staged || access == RUN_READ)
                 return 0;
         for (uint32_t i = 0; r == 0 && i < run->job->n_items; i++)
-                if (run->staged[i])
+                if (run->staged[i] && access_to(run, access, i) == RUN_WRITE)
                         r = device_write(run->device, run_address(run, i), run->staged[i], run->shape.block_bytes);
         if (device_finish(run->device) < 0 || r < 0)
                 return device_refused(run, -EIO);

@@ -28,6 +28,8 @@ enum kvd_job_kind {
         KVD_JOB_FORGET = 6,    /* items: takes their exact copies out of the sketch. Result: u32 each */
         KVD_JOB_REBUILD = 7,   /* the sketch, anew from the exact copies of all items. Result: u32 each */
         KVD_JOB_CONFIG = 8,    /* HShare: items: blocks that hold selection bitsets. Result: bytes, see critical */
+        KVD_JOB_COMPACT = 10,  /* KeyDiff: items: what is packed (SOURCE), where to (DEST), and the rest of the sequence for
+                                  the anchor. Result: one u32, 0 or errno */
         KVD_JOB_PROFILE = 9,   /* BiCache: items: pairs of blocks, layer group by layer group. Result: 2 floats each layer */
 };
 
@@ -35,7 +37,8 @@ struct kvd_job {
         uint32_t kind, space; /* space: number */
         uint64_t id;
         uint32_t n_items, n_steps, n_tokens, n_results;
-        uint32_t param[8];    /* CONFIG: layers, kv_heads, queries, words of a bitset, selected; PROFILE: tokens */
+        uint32_t param[8];    /* CONFIG: layers, kv_heads, queries, words of a bitset, selected; PROFILE: tokens;
+                                 COMPACT: sources, dests, tokens that are kept */
         uint32_t sketch;      /* number of the sketch that came with work_sketch; 0: none */
         uint32_t pad;
 };
@@ -51,12 +54,13 @@ struct kvd_job_item {
         uint32_t ordinal;    /* of its first token in the sketch; KVD_NO_ORDINAL: not there */
         int32_t position;    /* of its first token when it was written */
         uint32_t n_tokens;
-        uint32_t flags;      /* REVIVE: KVD_ENTRY_APPROX: from the sketch; COMPARE: KVD_JOB_SOURCE, KVD_JOB_TARGET */
+        uint32_t flags;      /* REVIVE: KVD_ENTRY_APPROX: from the sketch; COMPARE, COMPACT: KVD_JOB_SOURCE and so on */
         uint32_t slot;       /* COMPARE: of its table, echoed */
 };
 
-#define KVD_JOB_SOURCE 1u /* may stand in for another */
-#define KVD_JOB_TARGET 2u /* may be replaced */
+#define KVD_JOB_SOURCE 1u /* COMPARE: may stand in for another; COMPACT: its tokens are packed */
+#define KVD_JOB_TARGET 2u /* COMPARE: may be replaced */
+#define KVD_JOB_DEST 4u   /* COMPACT: is written */
 
 struct kvd_job_step { /* COMPARE */
         uint32_t first_item, n_items;   /* blocks that lie in it */

@@ -101,6 +101,7 @@ enum kvd_desc_flags {
         KVD_DESC_PRIVATE = 1, /* belongs to sequences (sequence.h), is in no table; depth: position of its first token */
         KVD_DESC_APPROX = 2,  /* private, and its contents were revived from a sketch */
         KVD_DESC_POISONED = 4, /* its writer died before the data was there; in no table */
+        KVD_DESC_COMPACT = 8, /* private, and each head has its own tokens in it, whose ids nobody knows */
 };
 
 struct kvd_desc {

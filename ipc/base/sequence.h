@@ -21,6 +21,8 @@ enum kvd_change_kind {
         KVD_CHANGE_REMAP = 1,  /* MemShare: use ref instead, its keys rotated by delta */
         KVD_CHANGE_LEAVE = 2,  /* let go: a copy was made, or none is wanted; flags say what the entry is then */
         KVD_CHANGE_ARRIVE = 3, /* ref has the entry's contents again; flags: KVD_ENTRY_APPROX or exact */
+        KVD_CHANGE_COMPACT = 4, /* ref has n_tokens of the range's tokens; 0: the entry goes. All of a range or none:
+                                   delta says how many more of its changes follow, in the same answer */
 };
 
 /* Little endian, as the sync message carries it. */
@@ -31,7 +33,10 @@ struct kvd_change {
         int32_t delta; /* positions from the block's first token at writing to the slot's: rotate queries by minus that */
         uint32_t flags; /* enum kvd_entry_flags that the entry has after it */
         uint32_t row;  /* of the summaries */
-        float distance; /* REMAP: of the two blocks */
+        union {
+                float distance;    /* REMAP: of the two blocks */
+                uint32_t n_tokens; /* COMPACT: in the block */
+        };
 };
 static_assert(sizeof(struct kvd_change) == 32, "wire format");
 

@@ -318,6 +318,131 @@ START_TEST(scores_are_keydiffs) {
 }
 END_TEST
 
+/* ---- COMPACT ---------------------------------------------------------------------------------------------------- */
+
+#define SOURCES 5u
+
+struct token {
+        double score;
+        uint32_t block, slot;
+};
+
+static int by_score(const void *a, const void *b) {
+        double x = ((const struct token *)a)->score, y = ((const struct token *)b)->score;
+
+        return x < y ? 1 : x > y ? -1 : 0;
+}
+
+static int by_place(const void *a, const void *b) {
+        const struct token *x = a, *y = b;
+
+        return x->block != y->block ? (x->block < y->block ? -1 : 1) : x->slot < y->slot ? -1 : x->slot > y->slot;
+}
+
+static uint32_t source_tokens(uint32_t block) {
+        return block == 1 ? o.g.block_tokens - 2 : o.g.block_tokens; /* one that is not full */
+}
+
+static void add_directions(double *anchor, uint32_t block, uint32_t n, uint32_t l, uint32_t h) {
+        for (uint32_t t = 0; t < n; t++)
+                for (uint32_t d = 0; d < o.g.head_dim; d++)
+                        anchor[d] += owner_get(&o, owner_block(&o, block), l, 0, h, t, d) /
+                                     norm_of_key(owner_block(&o, block), l, h, t);
+}
+
+static double score_of(uint32_t block, uint32_t t, uint32_t l, uint32_t h, const double *anchor) {
+        double dot = 0;
+
+        for (uint32_t d = 0; d < o.g.head_dim; d++)
+                dot += anchor[d] * owner_get(&o, owner_block(&o, block), l, 0, h, t, d);
+        return -dot / norm_of_key(owner_block(&o, block), l, h, t);
+}
+
+/* The `keep` of highest score, in order of position. */
+static void choose(struct token *ret, uint32_t keep, uint32_t l, uint32_t h) {
+        double anchor[256] = {0};
+        uint32_t n = 0;
+
+        for (uint32_t b = 0; b < SOURCES + 2; b++)
+                add_directions(anchor, b, b < SOURCES ? source_tokens(b) : o.g.block_tokens, l, h);
+        for (uint32_t b = 0; b < SOURCES; b++)
+                for (uint32_t t = 0; t < source_tokens(b); t++)
+                        ret[n++] = (struct token){score_of(b, t, l, h, anchor), b, t};
+        qsort(ret, n, sizeof *ret, by_score);
+        qsort(ret, keep, sizeof *ret, by_place);
+}
+
+static void check_packed(uint32_t keep, uint32_t first_dest, uint32_t l, uint32_t h) {
+        static struct token chosen[SOURCES * 256];
+
+        choose(chosen, keep, l, h);
+        for (uint32_t i = 0; i < ALIGN_UP(keep, o.g.block_tokens); i++)
+                for (int plane = 0; plane < 2; plane++)
+                        for (uint32_t d = 0; d < o.g.head_dim; d++) {
+                                double have = owner_get(&o, owner_block(&o, first_dest + i / o.g.block_tokens), l, plane,
+                                                        h, i % o.g.block_tokens, d);
+                                double want = i >= keep ? 0 : owner_get(&o, owner_block(&o, chosen[i].block), l, plane,
+                                                                        h, chosen[i].slot, d);
+
+                                ck_assert_msg(have == want, "layer %u head %u slot %u: %g, not %g", l, h, i, have, want);
+                        }
+}
+
+/* Each head's own tokens, byte by byte; the anchor is of the whole sequence, with summaries for some blocks. */
+START_TEST(each_head_keeps_the_tokens_of_highest_score) {
+        uint32_t bt, keep, n_to;
+        struct owner_job *job;
+
+        start(_i / 3, SOURCES + 2 + 4);
+        bt = o.g.block_tokens;
+        keep = _i % 3 == 0 ? 2 * bt : _i % 3 == 1 ? bt + 1 : 3 * bt - 1;
+        n_to = DIV_UP(keep, bt);
+        job = new_job(KVD_JOB_SUMMARISE, 4);
+        job->items[1].n_tokens = source_tokens(1);
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        job = new_job(KVD_JOB_COMPACT, SOURCES + n_to + 2);
+        for (uint32_t i = 0; i < SOURCES; i++) {
+                job->items[i].flags = KVD_JOB_SOURCE;
+                job->items[i].n_tokens = source_tokens(i);
+        }
+        for (uint32_t i = 0; i < n_to; i++) {
+                job->items[SOURCES + i] = owner_item(&o, SOURCES + 2 + i);
+                job->items[SOURCES + i].flags = KVD_JOB_DEST;
+        }
+        for (uint32_t i = 0; i < 2; i++)
+                job->items[SOURCES + n_to + i] = owner_item(&o, SOURCES + i);
+        job->param[0] = SOURCES;
+        job->param[1] = n_to;
+        job->param[2] = keep;
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.result_size, sizeof(uint32_t));
+        for (uint32_t l = 0; l < o.layout.layers; l++)
+                for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                        check_packed(keep, SOURCES + 2, l, h);
+        owner_stop(&o);
+}
+END_TEST
+
+START_TEST(a_compaction_that_makes_no_sense_is_refused) {
+        static const uint32_t params[][3] = {{3, 1, 0}, {3, 1, 49}, {3, 2, 16}, {3, 0, 16}, {3, 9, 48}, {9, 1, 16},
+                                             {UINT32_MAX, 1, 16}};
+        struct owner_job *job;
+
+        start(0, 8);
+        for (uint32_t i = 0; i < ARRAY_SIZE(params); i++) {
+                job = new_job(KVD_JOB_COMPACT, 4);
+                memcpy(job->param, params[i], sizeof params[i]);
+                ck_assert_msg(owner_do(&o, job) == EPROTO, "case %u", i);
+        }
+        job = new_job(KVD_JOB_COMPACT, 4);
+        memcpy(job->param, (uint32_t[]){3, 1, 16}, 3 * sizeof(uint32_t));
+        job->items[2].ref++;
+        job->items[2].ref += UINT64_C(1) << 32; /* another incarnation */
+        ck_assert_uint_eq(owner_do(&o, job), ESTALE);
+        owner_stop(&o);
+}
+END_TEST
+
 /* ---- COMPARE ---------------------------------------------------------------------------------------------------- */
 
 /* Rotates keys as a model with half-split RoPE would, from position p to position p + delta. */
@@ -551,6 +676,8 @@ int main(void) {
                 tcase_add_test(tcase, what_no_kernel_takes_is_staged);
         }
         tcase_add_loop_test(tcase, scores_are_keydiffs, 0, N_GEOMETRIES);
+        tcase_add_loop_test(tcase, each_head_keeps_the_tokens_of_highest_score, 0, 3 * N_GEOMETRIES);
+        tcase_add_test(tcase, a_compaction_that_makes_no_sense_is_refused);
         tcase_add_test(tcase, a_repeated_step_is_found_where_it_is);
         tcase_add_test(tcase, what_may_not_be_shared_is_not);
         tcase_add_test(tcase, a_configuration_shares_what_is_alike);

@@ -72,6 +72,7 @@ static bool user_open(struct user *u, const char *socket) {
                 return false;
         set(socket, "kvreviver", "on");
         set(socket, "hshare", "on");
+        set(socket, "keydiff", "on");
         set(socket, "kvreviver.budget", "1");
         return kvd_sequence_open(u->space, 2 * BLOCKS, &u->sequence) == 0;
 }
@@ -145,6 +146,13 @@ static void work(struct user *u) {
         }
 }
 
+static void pack(struct user *u) {
+        for (uint32_t keep = 2 * BT; keep > 0; keep -= BT) {
+                kvd_sequence_compact(u->sequence, 0, BLOCKS, keep);
+                kvd_sequence_wait(u->sequence, 40000000);
+        }
+}
+
 /* A configuration of heads that select the same. */
 static void configure(struct user *u) {
         struct kvd_block block;
@@ -165,6 +173,7 @@ static void session(struct fault_state *s, void *socket) {
         if (user_open(&u, socket) && append(&u)) {
                 work(&u);
                 configure(&u);
+                pack(&u);
         }
         user_close(&u);
 }

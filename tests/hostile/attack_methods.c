@@ -60,6 +60,7 @@ static void none_of_that_number(const struct asker *a, uint32_t sequence) {
         refused(a, MSG(sync, .space = a->space, .sequence = sequence), ENOENT);
         refused(a, slots_message(a, KVD_MSG_cool, sequence, KVD_COOL_DROP, &slot, 1), ENOENT);
         refused(a, slots_message(a, KVD_MSG_revive, sequence, KVD_REVIVE_BOTH, &slot, 1), ENOENT);
+        refused(a, MSG(compact, .space = a->space, .sequence = sequence, .entries = 1, .keep = 1), ENOENT);
         refused(a, MSG(critical, .space = a->space, .sequence = sequence, .op = 2), ENOENT);
         if (raw_allocate(a->fd, a->space, 1, &block) != 1)
                 die("no block");

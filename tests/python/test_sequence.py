@@ -60,6 +60,22 @@ def test_blocks_leave_and_come_back(space):
             sequence.revive([0], "somehow")
 
 
+def test_fewer_blocks_hold_what_matters(space):
+    space.set("keydiff", 1)
+    with space.sequence(8) as sequence:
+        appended(space, sequence, 5, 4)
+        assert sequence.compact(0, 4, 2 * TOKENS - 1) == 4
+        assert sequence.wait(60) == 4
+        entries, flags = sequence.entries(), kvd.EntryFlags
+        assert [it.flags for it in entries] == [flags.OWN | flags.COMPACT] * 2 + [flags.OWN | flags.DROPPED] * 2
+        assert [it.tokens for it in entries[:2]] == [TOKENS, TOKENS - 1]
+        stats = sequence.stats()
+        assert stats.compacted == 2 and stats.resident_bytes == 2 * space.geometry.block_bytes and stats.label_bytes
+        assert stats.copy_bytes == stats.sketch_bytes == 0
+        with raises(kvd.Invalid):
+            sequence.compact(0, 9, 1)
+
+
 def test_what_does_not_fit(space):
     with space.sequence(1) as sequence:
         blocks = space.alloc(2)

@@ -201,13 +201,15 @@ static void apply(struct table *t, const struct kvd_change *c) {
         struct slot *s = &t->slots[c->slot];
 
         ck_assert_uint_lt(c->slot, t->n);
-        if (c->kind != KVD_CHANGE_LEAVE)
+        if (c->kind == KVD_CHANGE_REMAP || c->kind == KVD_CHANGE_ARRIVE)
                 ck_assert_uint_ne(c->ref, 0);
         pin(t, c->kind == KVD_CHANGE_LEAVE ? 0 : c->ref, 1);
         pin(t, s->ref, -1);
         s->ref = c->kind == KVD_CHANGE_LEAVE ? 0 : c->ref;
         s->flags = c->flags;
-        s->delta = c->delta;
+        s->delta = c->kind == KVD_CHANGE_COMPACT ? 0 : c->delta;
+        if (c->kind == KVD_CHANGE_COMPACT && c->ref)
+                s->n_tokens = c->n_tokens;
 }
 
 uint32_t table_peek(struct table *t, struct kvd_change *ret) {
@@ -239,7 +241,7 @@ static void check_contents(const struct table *t, uint32_t slot) {
         const struct slot *s = &t->slots[slot];
         float have[BLOCK_BYTES / 4], want[BLOCK_BYTES / 4];
 
-        if (!s->ref || (s->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_SHARED)))
+        if (!s->ref || (s->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_SHARED | KVD_ENTRY_COMPACT)))
                 return;
         tokens_floats(t->tokens + s->position, s->n_tokens, want);
         block_floats(attachment_space(t->a), s->ref, have);

@@ -44,7 +44,7 @@ extern int worker_verdict;         /* COMPARE: 0 as usual; otherwise nothing is 
 
 /* ---- client --------------------------------------------------------------------------------------------------- */
 
-#define TABLE_MAX 512u
+#define TABLE_MAX 1536u
 
 struct slot {
         kvd_ref ref; /* 0: not resident */

@@ -273,6 +273,34 @@ static void do_compare(void) {
         worker_answer(result, n * sizeof *result);
 }
 
+/* The last tokens of the sources, for all heads: who tests this one knows which. */
+static void do_compact(bool half) {
+        const uint32_t *param = worker_job->param;
+        float from[FLOATS], to[FLOATS] = {0};
+        uint32_t n = 0, skip = 0, no_error = 0;
+
+        for (uint32_t i = 0; i < param[0]; i++)
+                skip += items()[i].n_tokens;
+        skip -= param[2];
+        for (uint32_t i = 0; i < param[0]; i++) {
+                block_floats(taken.space, items()[i].ref, from);
+                for (uint32_t t = 0; t < items()[i].n_tokens; t++) {
+                        if (skip && skip--)
+                                continue;
+                        for (uint32_t v = 0; v < 2; v++)
+                                for (uint32_t k = 0; k < CELL; k++)
+                                        *block_float(to, v, n % BT, k) = *block_float(from, v, t, k);
+                        if (++n % BT && n < param[2])
+                                continue;
+                        write_dest(items()[param[0] + (n - 1) / BT].ref, to);
+                        memset(to, 0, sizeof to);
+                        if (half)
+                                return;
+                }
+        }
+        worker_answer(&no_error, sizeof no_error);
+}
+
 static void do_score(void) {
         static float result[KVD_JOB_ITEMS];
 
@@ -298,6 +326,9 @@ static void do_it(uint32_t n) {
         case KVD_JOB_REVIVE:
                 do_revive(n);
                 break;
+        case KVD_JOB_COMPACT:
+                do_compact(n < worker_job->n_items);
+                break;
         case KVD_JOB_FORGET:
         case KVD_JOB_REBUILD:
                 do_sketch(n, worker_job->kind == KVD_JOB_REBUILD);
@@ -317,7 +348,7 @@ void worker_die(void) {
         uint32_t kind = worker_job->kind, n = worker_job->n_items;
 
         ck_assert(has_job);
-        if (n > 1 && (kind == KVD_JOB_SPILL || kind == KVD_JOB_REVIVE || kind == KVD_JOB_FORGET ||
+        if (n > 1 && (kind == KVD_JOB_COMPACT || kind == KVD_JOB_SPILL || kind == KVD_JOB_REVIVE || kind == KVD_JOB_FORGET ||
                       kind == KVD_JOB_REBUILD))
                 do_it(n / 2);
         has_job = false;

@@ -56,6 +56,9 @@ static const struct column space_columns[] = {
         {"methods", "METHODS", UNIT_NONE},
         {"sequences", NULL, UNIT_COUNT},
         {"spill_slots", NULL, UNIT_COUNT},
+        {"label_bytes", NULL, UNIT_BYTES},
+        {"copy_bytes", NULL, UNIT_BYTES},
+        {"sketch_bytes", NULL, UNIT_BYTES},
 };
 
 static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info, const struct kvd_geometry *g) {
@@ -136,6 +139,9 @@ static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply 
         table_string(t, n ? names : NULL);
         table_number(t, info->sequences);
         table_number(t, info->spill_slots);
+        table_number(t, info->label_bytes);
+        table_number(t, info->copy_bytes);
+        table_number(t, info->sketch_bytes);
 }
 
 static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info, struct map_sums sums) {

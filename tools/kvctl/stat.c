@@ -91,6 +91,12 @@ static void fill_figures(struct table *t, const struct space_name *space, const 
                     "shared / appended: sequences' own blocks that a similar one replaced (MemShare)");
         fill_figure(t, space, "left_the_pool", of[KVD_SPACE_SPILLED] + of[KVD_SPACE_DROPPED],
                     of[KVD_SPACE_APPENDED], "(spilled + dropped) / appended");
+        fill_figure(t, space, "labels", info->label_bytes, info->total * info->block_bytes,
+                    "bytes of the blocks' summaries / bytes of the blocks that have memory now");
+        fill_figure(t, space, "copies", info->copy_bytes, info->total * info->block_bytes,
+                    "bytes of exact copies / bytes of the blocks that have memory now (KVReviver)");
+        fill_figure(t, space, "sketches", info->sketch_bytes, info->total * info->block_bytes,
+                    "bytes of sketches / bytes of the blocks that have memory now (KVReviver)");
 }
 
 static void fill(struct tables *tables, const struct space_name *space, const struct kvd_msg_space_info_reply *info) {

@@ -63,7 +63,8 @@ class EntryStruct(Structure):
 class StatsStruct(Structure):
     _fields_ = [(name, c_uint64) for name in ("blocks", "resident", "own", "borrowed", "shared", "shared_tokens",
                                               "tokens", "bytes_saved", "spilled", "vague", "approximate", "dropped",
-                                              "revived_exact", "revived_approx")]
+                                              "revived_exact", "revived_approx", "compacted", "resident_bytes",
+                                              "label_bytes", "copy_bytes", "sketch_bytes")]
 
 
 class LabelShapeStruct(Structure):
@@ -147,6 +148,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_sequence_append": (c_int, (_HANDLE, c_uint32, _BLOCKS, *_TOKENS)),
     "kvd_sequence_step": (c_int, (_HANDLE, c_uint32, c_uint32)),
     "kvd_sequence_sync": (c_int, (_HANDLE,)),
+    "kvd_sequence_compact": (c_int, (_HANDLE, c_uint32, c_uint32, c_uint32)),
     "kvd_sequence_wait": (c_int, (_HANDLE, c_uint64)),
     "kvd_sequence_cool": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),
     "kvd_sequence_revive": (c_int, (_HANDLE, c_uint32, _ADDRESS, c_int)),

@@ -36,6 +36,8 @@ class EntryFlags(enum.IntFlag):
     """Not resident: it is in the sketch (and there may be an exact copy)."""
     DROPPED = 64
     """Not resident, and nothing can bring it back."""
+    COMPACT = 128
+    """KeyDiff: slot j has, for each layer and head, another token: see Sequence.compact()."""
 
 
 class Entry(NamedTuple):
@@ -71,6 +73,14 @@ class Stats(NamedTuple):
     dropped: int
     revived_exact: int
     revived_approx: int
+    compacted: int
+    resident_bytes: int
+    """Of blocks in the pool that it uses; one that stands in for others counts once."""
+    label_bytes: int
+    """Of its blocks' summaries: labels, anchors, norms."""
+    copy_bytes: int
+    """Of exact copies, as the daemon said at the last sync."""
+    sketch_bytes: int
 
 
 class Labels(NamedTuple):
@@ -108,7 +118,7 @@ def _close(handle: Handle, pointer: c_void_p) -> None:
 class Sequence:
     """A table of blocks. Made by Space.sequence(); one thread's at a time. True if anything is in it.
 
-    Nothing changes between two calls of sync(). What is computed with an entry that is SHARED or APPROX is an
+    Nothing changes between two calls of sync(). What is computed with an entry that is SHARED, APPROX or COMPACT is an
     approximation and must not be published with Pin.seal(). kvd.Stale, from any call: its daemon is gone; it still can
     be read and closed.
     """
@@ -176,6 +186,14 @@ class Sequence:
         other. kvd.NoData: the sketch was asked alone and cannot."""
         rows = array("I", slots)
         check(lib.kvd_sequence_revive(self._open(), len(rows), rows.buffer_info()[0], _way(_REVIVE, how)))
+
+    def compact(self, first: int, n: int, keep: int) -> int:
+        """KeyDiff: of the tokens in own resident entries [first, first + n), each layer and KV head keeps the `keep`
+        ones whose keys are least like the mean direction of the sequence's keys. They arrive together at a later
+        sync, in the range's first entries (COMPACT), in order of position within each head; the others are DROPPED.
+        How many entries will change. kvd.PoolFull: no room for the new blocks beside the old ones; kvd.NotSupported:
+        keydiff is off, or keys are stored before rotation or as 8 bits."""
+        return check(lib.kvd_sequence_compact(self._open(), first, n, keep))
 
     def use(self, slot: int, mass: float, hits: float) -> None:
         """What this step's attention says of an entry: its share of the attention per token, 1 the average, and how

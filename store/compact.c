@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * KeyDiff's compaction: of the tokens in a range of entries, each layer and KV head keeps those of highest score, packed
+ * into as few blocks as they fill. A worker fills the new blocks, which no client has seen yet; then the client is asked
+ * to take all of them at once: the first entries of the range get the new blocks, the others are dropped. Until it has
+ * taken them everything is as it was, and if it does not, or anything goes wrong, it stays so.
+ *
+ * Room for the new blocks is taken when the request comes, so that a pool that is too full refuses it in words. An entry
+ * that waits (COMPACT_WANTED) has its new block in `other`; from when the job is written, the job has it.
+ */
+
+#include <errno.h>
+
+#include "store/sequence.h"
+
+static int refuse(struct attachment *a, int error, const char *what) {
+        return store_refuse(space_store(a->space), error, "compacting in space '%s': %s", a->space->name, what);
+}
+
+/* ---- what is asked for ------------------------------------------------------------------------------------------ */
+
+static bool can_compact(const struct entry *e) {
+        return e->busy == IDLE && e->ref && entry_is_own(e) && !(e->flags & KVD_ENTRY_APPROX);
+}
+
+static int check_space(struct attachment *a) {
+        const struct kvd_index *ix = a->space->ix;
+
+        if (!kvd_setting_on(ix->settings, KVD_keydiff_on))
+                return refuse(a, -EOPNOTSUPP, "keydiff is off");
+        if (ix->geometry.rope == KVD_ROPE_PRE)
+                return refuse(a, -EOPNOTSUPP, "keys are stored before rotation, and a packed block has no positions");
+        if (ix->geometry.dtype == KVD_I8)
+                return refuse(a, -EOPNOTSUPP, "numbers of 8 bits without a scale cannot be compared");
+        return 0;
+}
+
+static int check_request(struct attachment *a, const struct sequence *q, uint32_t first, uint32_t n, uint32_t keep) {
+        if (!n || first > q->n_entries || n > q->n_entries - first)
+                return refuse(a, -EINVAL, "the range is empty, or beyond the sequence's entries");
+        if (n > KVD_SYNC_CHANGES)
+                return refuse(a, -E2BIG, "at most 1024 entries at once");
+        if (!keep)
+                return refuse(a, -EINVAL, "nothing is kept; drop the entries instead");
+        if (q->compact.n || job_pending(&q->compacting))
+                return refuse(a, -EBUSY, "the one before is not done yet; wait for it");
+        return 0;
+}
+
+/* Entries of the range that take part, and their tokens. */
+static uint32_t count(const struct sequence *q, uint32_t first, uint32_t n, uint64_t *tokens) {
+        uint32_t entries = 0;
+
+        *tokens = 0;
+        for (uint32_t i = first; i < first + n; i++)
+                if (can_compact(&q->entries[i])) {
+                        entries++;
+                        *tokens += q->entries[i].slots;
+                }
+        return entries;
+}
+
+static void put_away(struct sequence *q, struct entry *e) {
+        e->busy = IDLE;
+        compact_forget(q, e);
+}
+
+static void want(struct sequence *q, uint32_t slot, kvd_ref to) {
+        struct entry *e = &q->entries[slot];
+
+        e->busy = COMPACT_WANTED;
+        e->other = to;
+        list_push(q, &q->compact, slot);
+}
+
+/* All rooms, or none. */
+static int take_rooms(struct attachment *a, struct sequence *q, uint32_t first, uint32_t n, uint32_t n_to) {
+        for (uint32_t i = first; i < first + n; i++) {
+                kvd_ref to = 0;
+
+                if (!can_compact(&q->entries[i]))
+                        continue;
+                if (n_to && !(to = revive_room(q)))
+                        goto full;
+                n_to -= n_to != 0;
+                want(q, i, to);
+        }
+        return 0;
+full:
+        while (q->compact.n)
+                put_away(q, &q->entries[list_pop(q, &q->compact)]);
+        space_count(a->space, KVD_SPACE_REFUSED_FULL, 1);
+        return refuse(a, -ENOBUFS, "there is no room for the packed blocks beside those that they replace; compact "
+                      "smaller ranges, or raise pool or quota");
+}
+
+int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint32_t n, uint32_t keep) {
+        struct sequence *q = sequence_find(a, number);
+        uint32_t bt = a->space->ix->geometry.block_tokens, entries, n_to;
+        uint64_t tokens;
+        int r = q ? check_space(a) : -ENOENT;
+
+        if (r == 0)
+                r = check_request(a, q, first, n, keep);
+        if (r < 0)
+                return r;
+        entries = count(q, first, n, &tokens);
+        n_to = (uint32_t)DIV_UP(MIN(keep, tokens), bt);
+        if (!entries || (tokens <= keep && n_to == entries))
+                return 0;
+        r = take_rooms(a, q, first, n, n_to);
+        if (r < 0)
+                return r;
+        q->keep = (uint32_t)MIN(keep, tokens);
+        job_ask(&q->compacting);
+        return (int)entries;
+}
+
+void compact_forget(struct sequence *q, struct entry *e) {
+        if (e->other)
+                block_discard(q->space, kvd_ref_id(e->other));
+        e->other = 0;
+}
+
+/* ---- the job ---------------------------------------------------------------------------------------------------- */
+
+static void add(struct job *job, const struct sequence *q, kvd_ref block, uint32_t slot, uint32_t flags) {
+        struct kvd_job_item *item = job_add(job, block, slot);
+
+        if (!item) /* of what only adds to the anchor */
+                return;
+        item->position = (int32_t)q->entries[slot].position;
+        item->n_tokens = q->entries[slot].slots;
+        item->flags = job->items[job->n_items - 1].flags = flags;
+}
+
+static void add_others(struct job *job, const struct sequence *q) {
+        for (uint32_t i = q->n_entries; i-- > 0 && job->n_items < KVD_JOB_ITEMS;) {
+                const struct entry *e = &q->entries[i];
+
+                if (e->ref && e->busy != COMPACTING && block_current(q->space, e->ref))
+                        add(job, q, e->ref, i, 0);
+        }
+}
+
+/* The blocks that are read, those that are written, and the rest of the sequence, for the anchor: latest first. */
+static bool write_compact(struct ticket *t, struct job *job) {
+        struct sequence *q = t->owner;
+        uint32_t slots[KVD_SYNC_CHANGES], n = 0, n_to = 0;
+
+        while (q->compact.n)
+                slots[n++] = list_pop(q, &q->compact);
+        for (uint32_t i = 0; i < n; i++) {
+                q->entries[slots[i]].busy = COMPACTING;
+                add(job, q, q->entries[slots[i]].ref, slots[i], KVD_JOB_SOURCE);
+        }
+        for (; n_to < n && q->entries[slots[n_to]].other; n_to++) {
+                struct entry *e = &q->entries[slots[n_to]];
+
+                add(job, q, e->other, slots[n_to], KVD_JOB_DEST);
+                e->other = 0;
+        }
+        add_others(job, q);
+        job_param(job, 0, n);
+        job_param(job, 1, n_to);
+        job_param(job, 2, q->keep);
+        job_results(job, 1);
+        return n > 0;
+}
+
+/* ---- its answer ------------------------------------------------------------------------------------------------- */
+
+static uint32_t count_items(const struct job *job, uint32_t flag) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < job->n_items; i++)
+                n += job->items[i].flags == flag;
+        return n;
+}
+
+void compact_seal(struct sequence *q, kvd_ref block, uint32_t slot, uint32_t n_tokens) {
+        static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS]; /* each head has its own */
+        struct kvd_desc fields = {.depth = q->entries[slot].position, .n_tokens = (uint16_t)n_tokens,
+                                  .group = (uint16_t)q->group, .flags = KVD_DESC_PRIVATE | KVD_DESC_COMPACT};
+
+        block_seal_private(q->space, kvd_ref_id(block), &fields, no_tokens);
+}
+
+/* The i-th source's entry gets the i-th new block, if there is one. */
+static void offer_all(struct sequence *q, struct job *job) {
+        uint32_t n = count_items(job, KVD_JOB_SOURCE), n_to = count_items(job, KVD_JOB_DEST);
+        uint32_t bt = q->space->ix->geometry.block_tokens;
+
+        for (uint32_t i = 0; i < n; i++) {
+                uint32_t slot = job->items[i].slot;
+                struct offer offer = {.kind = KVD_CHANGE_COMPACT, .delta = (int32_t)(n - 1 - i),
+                                      .flags = KVD_ENTRY_OWN | KVD_ENTRY_DROPPED};
+
+                if (i < n_to) {
+                        offer.block = job->items[n + i].held;
+                        offer.flags = KVD_ENTRY_OWN | KVD_ENTRY_COMPACT;
+                        offer.slots = MIN(bt, q->keep - i * bt);
+                        compact_seal(q, offer.block, slot, offer.slots);
+                }
+                change_offer(q, slot, &offer);
+                if (offer.block)
+                        summarise_block(q->space, kvd_ref_id(offer.block));
+        }
+        sync_news(q->space);
+}
+
+static void take_back(struct sequence *q, struct job *job, bool again) {
+        uint32_t n = count_items(job, KVD_JOB_SOURCE), n_to = count_items(job, KVD_JOB_DEST);
+
+        for (uint32_t i = 0; i < n; i++) {
+                if (again)
+                        want(q, job->items[i].slot, i < n_to ? job->items[n + i].held : 0);
+                else
+                        q->entries[job->items[i].slot].busy = IDLE;
+        }
+}
+
+static void discard(struct job *job) {
+        for (uint32_t i = 0; i < job->n_items; i++)
+                if (job->items[i].flags == KVD_JOB_DEST)
+                        block_discard(job->space, kvd_ref_id(job->items[i].held));
+}
+
+/* A worker that is gone writes no more, so what it was to fill is filled by the next one. */
+static void settle_compact(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct sequence *q = job->ticket ? job->ticket->owner : NULL;
+        bool done = end == JOB_DONE && *(const uint32_t *)results == 0;
+
+        if (q && done)
+                offer_all(q, job);
+        else if (q)
+                take_back(q, job, end == JOB_AGAIN);
+        if (!q || (!done && end != JOB_AGAIN))
+                discard(job);
+}
+
+const struct job_kind job_compact = {.number = KVD_JOB_COMPACT, .result_bytes = sizeof(uint32_t), .urgent = true,
+                                     .write = write_compact, .settle = settle_compact};
