@@ -243,7 +243,8 @@ KERNEL void score_labels(float *out, size_t ld, const uint8_t *labels, uint32_t 
 
         prepare(c, q, n_q, n_channels);
         for (; i + KVD_LANES <= n; i += KVD_LANES) {
-                fetch_ahead(labels + i * bytes, bytes);
+                if (i + AHEAD < n)
+                        fetch_ahead(labels + i * bytes, bytes);
                 score_lanes(out + i, ld, labels + i * bytes, n_channels, q, c, n_q, KVD_LANES);
         }
         if (i == n)
@@ -266,13 +267,22 @@ static void score_some(float *out, size_t ld, const uint8_t *labels, uint32_t n_
                 score_labels(out, ld, labels, n_channels, q, 1, n);
 }
 
+/* Blocks' labels lie anywhere: no processor guesses where the next ones are. */
+static void fetch_labels(const uint8_t *labels, size_t bytes) {
+        for (size_t at = 0; at < MIN(bytes, 4096) + 63; at += 64)
+                __builtin_prefetch(labels + at);
+}
+
 static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t offset, uint32_t block_tokens,
                    uint32_t n_channels, const struct kvd_label_query *queries, uint32_t n_queries, uint32_t first,
                    uint32_t n) {
         for (uint32_t i = 0, count; i < n; i += count) {
                 uint32_t block = (first + i) / block_tokens, slot = (first + i) % block_tokens;
+                uint64_t ahead = block + (uint64_t)DIV_UP(AHEAD, block_tokens);
 
                 count = MIN(n - i, block_tokens - slot);
+                if (ahead * block_tokens < (uint64_t)first + n && blocks[ahead])
+                        fetch_labels(blocks[ahead] + offset, block_tokens * kvd_label_bytes(n_channels));
                 if (blocks[block])
                         score_some(to + i, ld, blocks[block] + offset + slot * kvd_label_bytes(n_channels), n_channels,
                                    queries, n_queries, count);

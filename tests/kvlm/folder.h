@@ -47,20 +47,6 @@ const float *model_weights(const struct random_model *, const char *format, ...)
 /* Logits in double precision, written down from the definition: [n][vocab], to be kept until folder_remove(). */
 double *reference_logits(const struct random_model *, const uint32_t *tokens, uint32_t n);
 
-/*
- * The same for a cache that forgets: after each token and in each KV head, after() may make tokens invisible for those
- * that follow. Token j's key is k + j * stride, mass[j] the attention that it drew from all query heads so far.
- */
-struct forgetting {
-        void (*after)(const struct forgetting *, uint32_t n, const double *k, uint32_t stride, uint32_t dim,
-                      const double *mass, bool *visible);
-        uint32_t budget, every, slack, sinks, recent;
-        const char *what;
-};
-
-double *reference_logits_forgetting(const struct random_model *, const uint32_t *tokens, uint32_t n,
-                                    const struct forgetting *);
-
 /* ---- runs ---- */
 
 extern const char *kvlm_program;

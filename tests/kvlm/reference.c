@@ -10,7 +10,6 @@
 struct text {
         const struct random_model *m;
         uint32_t n; /* tokens */
-        const struct forgetting *forgetting; /* NULL: every token sees all before it */
 };
 
 /* y[t] = matrix x[t] for every token */
@@ -61,43 +60,30 @@ static double dot(const double *a, const double *b, uint32_t n) {
         return sum;
 }
 
-/* One query head of token i; what it draws is added to mass. */
+/* One query head of token i. */
 static void attend_token(const struct text *t, uint32_t i, uint32_t h, const double *q, const double *k,
-                         const double *v, const bool *visible, double *mass, double *to) {
+                         const double *v, double *to) {
         const struct shape *s = &t->m->shape;
         uint32_t kv = h / (s->heads / s->kv_heads);
         double *weight = folder_memory(sizeof *weight * t->n), total = 0.0;
 
         for (uint32_t j = 0; j <= i; j++) {
-                weight[j] = !visible[j] ? 0.0 : exp(dot(q + (i * s->heads + h) * s->head_dim,
-                                                        k + (j * s->kv_heads + kv) * s->head_dim, s->head_dim) /
-                                                    sqrt(s->head_dim));
+                weight[j] = exp(dot(q + (i * s->heads + h) * s->head_dim, k + (j * s->kv_heads + kv) * s->head_dim,
+                                    s->head_dim) / sqrt(s->head_dim));
                 total += weight[j];
         }
-        for (uint32_t j = 0; j <= i; j++) {
-                mass[j] += weight[j] / total;
+        for (uint32_t j = 0; j <= i; j++)
                 for (uint32_t d = 0; d < s->head_dim; d++)
                         to[d] += weight[j] / total * v[(j * s->kv_heads + kv) * s->head_dim + d];
-        }
 }
 
 static double *attend(const struct text *t, const double *q, const double *k, const double *v) {
         const struct shape *s = &t->m->shape;
         double *y = folder_memory(sizeof *y * t->n * s->heads * s->head_dim);
-        uint32_t group = s->heads / s->kv_heads;
 
-        for (uint32_t kv = 0; kv < s->kv_heads; kv++) {
-                bool *visible = memset(folder_memory(t->n), true, t->n);
-                double *mass = folder_memory(sizeof *mass * t->n);
-
-                for (uint32_t i = 0; i < t->n; i++) {
-                        for (uint32_t h = kv * group; h < (kv + 1) * group; h++)
-                                attend_token(t, i, h, q, k, v, visible, mass, y + (i * s->heads + h) * s->head_dim);
-                        if (t->forgetting)
-                                t->forgetting->after(t->forgetting, i + 1, k + kv * s->head_dim,
-                                                     s->kv_heads * s->head_dim, s->head_dim, mass, visible);
-                }
-        }
+        for (uint32_t i = 0; i < t->n; i++)
+                for (uint32_t h = 0; h < s->heads; h++)
+                        attend_token(t, i, h, q, k, v, y + (i * s->heads + h) * s->head_dim);
         return y;
 }
 
@@ -135,13 +121,8 @@ static void ffn_part(const struct text *t, uint32_t layer, double *x) {
 }
 
 double *reference_logits(const struct random_model *m, const uint32_t *tokens, uint32_t n) {
-        return reference_logits_forgetting(m, tokens, n, NULL);
-}
-
-double *reference_logits_forgetting(const struct random_model *m, const uint32_t *tokens, uint32_t n,
-                                    const struct forgetting *forgetting) {
         const struct shape *s = &m->shape;
-        const struct text t = {m, n, forgetting};
+        const struct text t = {m, n};
         const float *embedding = model_weights(m, "model.embed_tokens.weight");
         double *x = folder_memory(sizeof *x * n * s->hidden);
 

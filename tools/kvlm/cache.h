@@ -93,22 +93,6 @@ void sequence_publish(struct sequence *, uint32_t n_computed);
  */
 bool sequence_check(struct sequence *);
 
-/*
- * ---- what is not exact any more ----
- *
- * From its first loss on, a sequence publishes nothing and finds nothing. Slots are the table's: slot i is in block
- * i / block_tokens; the tokens of a sequence have as many slots as it was extended to, until some are cut.
- */
-void sequence_keep_private(struct sequence *);
-
-/*
- * Makes the first n blocks ours to write. before[i] is where block i was: what it held is there, and nowhere else if
- * it is not blocks[i], until sequence_cut(). -ENOMEM: nothing has changed.
- */
-int sequence_own(struct sequence *, uint32_t n, uint8_t **before);
-void sequence_cut(struct sequence *, uint32_t n_slots); /* gives back the blocks beyond, and those that were replaced */
-void sequence_drop(struct sequence *, const bool *drop); /* takes blocks out of the table; drop[n_blocks] */
-
 uint32_t sequence_shared_blocks(const struct sequence *); /* blocks that other processes can use */
 
 #endif

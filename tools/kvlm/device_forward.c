@@ -131,7 +131,7 @@ static int rotate(struct device_forward *f, uint32_t layer) {
 
 /* Is it one token, for which positions are divided among blocks of threads? */
 static bool splits(const struct device_forward *f) {
-        return f->step->decoding && f->step->n == 1 && !f->device->options.exact_decode;
+        return f->step->decoding && f->step->n == 1 && f->device->options.decode == DECODE_FAST;
 }
 
 static struct gpu_attend attention(const struct device_forward *f, uint32_t layer) {

@@ -11,7 +11,7 @@
  * rotation, attention) depends on that row alone. So a prefix that was found gives the same bits as one that is
  * computed, wherever it ends, and however the rest is cut into chunks. Attention of a decoding step is split over its
  * positions, in pieces of one size, and adds up in another order than that of a prompt: what was computed so is not
- * published (device_options.exact_decode: computed like a prompt).
+ * published (device_options.decode exact: computed like a prompt).
  */
 
 #include "tools/kvlm/device_model.h"

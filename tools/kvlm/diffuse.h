@@ -9,8 +9,23 @@
 
 #include "tools/kvlm/bicache_entry.h"
 #include "tools/kvlm/bicache_table.h"
-#include "tools/kvlm/diffuse_options.h"
 #include "tools/kvlm/tokenizer.h"
+
+enum bicache_mode {
+        BICACHE_SPACE, /* on or off, as the space's settings say */
+        BICACHE_OFF,   /* all layers of the prefix are computed in every step */
+        BICACHE_NAIVE, /* all are reused for ever, as a causal cache would: what BiCache is compared with */
+        BICACHE_ON,    /* shallow layers are, deep ones are computed anew now and then */
+};
+
+struct diffuse_options {
+        uint32_t length; /* tokens to generate */
+        uint32_t steps;  /* 0: one a token */
+        enum bicache_mode bicache;
+        uint32_t depth;  /* instead of a table: so many shallow layers; 0: see table */
+        uint32_t refresh; /* steps from one refresh of the deep layers to the next; 0: as the space says */
+        uint32_t profile_step; /* profiling cuts each request at every so many percent; 0: at its own prefix only */
+};
 
 struct diffuser {
         const struct model *model;

@@ -23,7 +23,7 @@ static int open_cache(struct session *s) {
         const struct options *o = s->parts->options;
         const struct config *c = &s->parts->model->config;
         struct cache_options options = {
-                .space = o->share && (o->diffuse.bicache != BICACHE_OFF || o->diffuse.profile) ? o->space : NULL,
+                .space = o->share && (o->diffuse.bicache != BICACHE_OFF || o->profile_out) ? o->space : NULL,
                 .socket = o->socket,
                 .geometry = {
                         .layers = c->layers,
@@ -60,12 +60,12 @@ static int open_session(struct session *s) {
                 .interrupted = p->interrupted,
                 .verify = o->verify,
         };
-        if (o->diffuse.table) {
-                r = bicache_table_read(o->diffuse.table, p->model->config.layers, &s->table);
+        if (o->bicache_table) {
+                r = bicache_table_read(o->bicache_table, p->model->config.layers, &s->table);
                 d->table = &s->table;
         }
-        if (r == 0 && o->diffuse.profile)
-                r = profile_open(o->diffuse.profile, &s->profile);
+        if (r == 0 && o->profile_out)
+                r = profile_open(o->profile_out, &s->profile);
         if (r == 0)
                 r = pass_new(p->model, p->ops, &d->shape, o->threads, &d->pass);
         return r < 0 ? r : open_cache(s);
@@ -100,7 +100,7 @@ static int profile(struct session *s, const struct diffuse_request *request) {
 static uint32_t prefix_of(const struct session *s, uint32_t n) {
         const struct options *o = s->parts->options;
 
-        return o->tokens ? MIN(o->diffuse.prefix, n) : prompts_prefix(s->parts->prompts);
+        return o->tokens ? MIN(o->prefix, n) : prompts_prefix(s->parts->prompts);
 }
 
 static int answer_all(struct session *s) {

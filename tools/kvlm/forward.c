@@ -2,8 +2,8 @@
 
 /*
  * Threads divide the tokens of a chunk among them and each takes its rows through all layers. They meet once a
- * layer: attention needs the keys and values of every earlier row of the chunk. With relief, attention is divided by
- * heads instead, because what a head remembers of it must not depend on the number of threads; they meet once more.
+ * layer: attention needs the keys and values of every earlier row of the chunk. Where queries say what they attend to
+ * (pooled.h), heads are divided for that, and they meet twice more.
  */
 
 #include "tools/kvlm/forward.h"
@@ -16,7 +16,7 @@
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
 #include "tools/kvlm/note.h"
-#include "tools/kvlm/relief.h"
+#include "tools/kvlm/pooled.h"
 #include "tools/kvlm/team.h"
 
 struct workspace { /* of one thread */
@@ -167,16 +167,23 @@ static void attend(struct forward *f, uint32_t layer, struct range rows, uint32_
                 struct kvd_attention a = attention(f, layer, h, rows);
 
                 a.scratch = f->workspaces[member].attention;
+                if (f->step->pooled)
+                        pooled_choose(f->step->pooled, layer, h, &a);
                 kvd_attend(&a);
         }
 }
 
-static void attend_with_relief(struct forward *f, uint32_t layer, uint32_t member) {
+/* What the queries want of what, and what of it must be fetched first. */
+static void look(struct forward *f, uint32_t layer, uint32_t member) {
         for (uint32_t h = member; h < f->model->config.kv_heads; h += members(f)) {
                 struct kvd_attention a = attention(f, layer, h, (struct range){0, f->step->n});
 
-                relief_attend(f->step->relief, layer, h, &a);
+                pooled_look(f->step->pooled, layer, h, &a);
         }
+        if (!f->alone)
+                team_meet(f->team);
+        if (member == 0)
+                pooled_fetch(f->step->pooled, layer);
         if (!f->alone)
                 team_meet(f->team);
 }
@@ -200,10 +207,9 @@ static void attention_part(struct forward *f, uint32_t layer, struct range rows,
         if (!f->alone)
                 team_meet(f->team);
         started = now_ns();
-        if (f->step->relief)
-                attend_with_relief(f, layer, member);
-        else
-                attend(f, layer, rows, member);
+        if (f->step->pooled)
+                look(f, layer, member);
+        attend(f, layer, rows, member);
         if (member == 0)
                 f->attention_ns += now_ns() - started;
         multiply(f, f->change, f->mixed, q_width(c), l->output, q_width(c), c->hidden, rows);
@@ -279,8 +285,6 @@ static int make_room(struct forward *f) {
         struct kvd_attention a = attention(f, 0, 0, (struct range){0, f->step->n});
         size_t need = kvd_attend_scratch(&a);
 
-        if (f->step->relief)
-                return relief_prepare(f->step->relief, &a);
         for (uint32_t i = 0; i < members(f); i++) {
                 struct workspace *w = f->workspaces + i;
 

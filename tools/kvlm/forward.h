@@ -20,19 +20,19 @@ struct block_shape {
 
 struct block_shape block_shape(const struct config *, uint32_t block_tokens, enum kvd_number type);
 
-struct relief;
+struct pooled;
 
 struct step {
         uint8_t *const *blocks; /* of the whole sequence */
         const uint32_t *tokens; /* [n], at positions first and up */
         uint32_t first, n;
-        uint32_t gone; /* of the tokens before them, how many have no slot any more: first has slot first - gone */
-        const uint32_t *chosen; /* slot of each of the sequence's first n_chosen tokens; NULL: no slot is empty */
+        uint32_t gone; /* the token at first has slot first - gone (modulo 2^32: slots may be more than tokens) */
+        const uint32_t *chosen; /* slots in use, ascending, those of the step among them; NULL: all are */
         uint32_t n_chosen;
         const uint32_t *turn; /* of blocks that stand elsewhere than they were made, and the turns: kernels/attend.h */
         const float *turns;
         float *block_mass; /* attention that each block draws is added here; one token a step only. NULL: not wanted */
-        struct relief *relief; /* NULL: attention is exact and sees all slots */
+        struct pooled *pooled; /* whose queries say what they attend to; NULL: to all of the above */
         bool decoding;   /* these tokens were generated: device_forward.h */
         uint32_t stored; /* keys and values below this position are in the blocks already: read, not written */
         float *logits;   /* NULL: none */

@@ -11,7 +11,6 @@
 struct run { /* of one request */
         const struct engine *engine;
         struct sequence *sequence;
-        struct relief *relief; /* NULL: nothing is given up */
         struct pooled *pooled; /* NULL: the pool has no table of this request */
         struct result *result;
         float *logits;
@@ -47,7 +46,14 @@ static double attention_ms(const struct engine *e) {
 
 /* Is attention of generated tokens another than a prompt's? Then they are computed one by one, whenever it is. */
 static bool decodes_otherwise(const struct engine *e) {
-        return e->device && !e->device->options.exact_decode;
+        return e->device && e->device->options.decode == DECODE_FAST;
+}
+
+/* Tokens of the prompt that are computed in chunks; what is behind them comes one by one. */
+static uint32_t chunked(const struct run *run) {
+        uint32_t prompt = run->result->prompt_tokens;
+
+        return prompt - MIN(run->engine->decode_tail, prompt - 1);
 }
 
 static struct step next_step(const struct run *run, uint32_t first) {
@@ -66,17 +72,15 @@ static struct step next_step(const struct run *run, uint32_t first) {
         return step;
 }
 
-/* With relief: no further than to where something may be given up, over the slots that are left. */
-static struct step next_relieved_step(const struct run *run) {
+static struct step next_new_step(const struct run *run) {
         struct step step = next_step(run, run->sequence->n_computed);
+        uint32_t end = chunked(run);
 
+        step.n = step.first >= end && step.first < run->result->prompt_tokens ? 1 : step.n;
+        if (step.first < end)
+                step.n = MIN(step.n, end - step.first);
         if (run->pooled)
                 step.n = MIN(step.n, pooled_step_limit(run->pooled, step.first));
-        if (!run->relief)
-                return step;
-        step.n = MIN(step.n, relief_step_limit(run->relief, step.first));
-        step.gone = step.first - run->relief->n_slots;
-        step.relief = run->relief;
         return step;
 }
 
@@ -88,31 +92,23 @@ static int write_logits(const struct run *run, const struct step *step) {
         return 0;
 }
 
-static int verify(const struct run *run);
-
-/* The step's tokens are in the blocks. What was reused is proven right before it may be lost. */
+/* The step's tokens are in the blocks. */
 static int settle(const struct run *run, uint32_t end) {
-        int r = 0;
+        if (!run->pooled || pooled_publishes(run->pooled, end))
+                sequence_publish(run->sequence, end);
+        return run->pooled ? pooled_settle(run->pooled, end) : 0;
+}
 
-        if (run->pooled) {
-                if (pooled_publishes(run->pooled, end))
-                        sequence_publish(run->sequence, end);
-                if (run->relief)
-                        relief_hits(run->relief, run->engine->shape.tokens, pooled_hits(run->pooled));
-                r = pooled_settle(run->pooled, end);
-                return r < 0 || !run->relief ? r : relief_settle(run->relief, run->sequence, end);
-        }
-        if (!run->relief) {
-                sequence_publish(run->sequence, end);
-                return 0;
-        }
-        if (!run->relief->lossy)
-                sequence_publish(run->sequence, end);
-        else
-                run->sequence->n_computed = end;
-        if (run->engine->verify && relief_loses(run->relief, end))
-                r = verify(run);
-        return r < 0 ? r : relief_settle(run->relief, run->sequence, end);
+/* Time in attention is told apart: of a prompt's chunks, and of what was decoded. */
+static int compute_timed(const struct run *run, const struct step *step) {
+        struct result *result = run->result;
+        bool decoded = step->first >= chunked(run);
+        double before = attention_ms(run->engine);
+        int r = compute(run, step);
+
+        *(decoded ? &result->attention_ms : &result->prompt_attention_ms) += attention_ms(run->engine) - before;
+        result->decoded_tokens += decoded ? step->n : 0;
+        return r;
 }
 
 /* All tokens of the sequence that are not computed yet, in chunks, and the logits of the last one. */
@@ -125,9 +121,7 @@ static int catch_up(const struct run *run) {
                 int r;
 
                 sequence_find(s);
-                if (run->relief)
-                        relief_found(run->relief, s->n_computed);
-                step = next_relieved_step(run);
+                step = next_new_step(run);
                 end = step.first + step.n;
                 step.logits = end == s->n_tokens || run->dump ? run->logits : NULL;
                 step.all_logits = run->dump;
@@ -135,7 +129,7 @@ static int catch_up(const struct run *run) {
                 if (r > 0)
                         continue;
                 if (r == 0)
-                        r = compute(run, &step);
+                        r = compute_timed(run, &step);
                 if (r == 0 && step.logits && !sequence_check(s))
                         continue;
                 if (r == 0 && run->dump)
@@ -287,76 +281,65 @@ static void account(const struct run *run) {
         result->shared_blocks = sequence_shared_blocks(s);
         result->private_blocks = s->n_blocks - result->shared_blocks;
         result->refused = s->n_refused;
-        result->budget = run->relief ? run->relief->budget : 0;
-        result->kept = run->relief ? run->relief->n_slots : s->n_computed;
-        result->relief.kv_bytes = result->relief.kv_bytes_peak = (uint64_t)s->n_blocks * run->engine->shape.block_bytes;
-        if (run->relief)
-                result->relief = relief_stats(run->relief, s);
         if (run->pooled)
                 result->pooled = pooled_stats(run->pooled);
 }
 
 static int serve(struct run *run, const struct request *request) {
         const struct engine *e = run->engine;
-        double attention;
         int r;
 
         sampler_restart(e->sampler);
         r = append_text(run, "", 0);
-        run->dump = request->logits && (run->relief || run->pooled) ? request->logits : NULL;
-        attention = attention_ms(e);
+        run->dump = run->pooled ? request->logits : NULL;
         if (r == 0)
                 r = catch_up(run);
-        run->result->prompt_attention_ms = attention_ms(e) - attention;
-        attention = attention_ms(e);
         run->dump = request->logits;
         if (r == 0 && !request->logits)
                 r = decode(run);
-        else if (r == 0 && !run->relief && !run->pooled)
+        else if (r == 0 && !run->pooled)
                 r = dump_logits(run);
-        run->result->attention_ms = attention_ms(e) - attention;
         account(run);
-        return r == 0 && e->verify && !(run->relief && run->relief->lossy) ? verify(run) : r;
+        return r == 0 && e->verify ? verify(run) : r;
 }
 
-/* Slots may be more than tokens. What has relief needs slots that are positions. */
+/* Slots may be more than tokens. */
 static int prepare_pooled(struct run *run, const struct request *request, uint32_t capacity) {
         const struct engine *e = run->engine;
+        const struct config *c = &e->model->config;
+        const struct pooled_setup setup = {
+                .options = e->pooled,
+                .tokenizer = e->tokenizer,
+                .ops = e->ops,
+                .frequencies = forward_frequencies(e->forward),
+                .layers = c->layers,
+                .kv_heads = c->kv_heads,
+                .group = c->heads / c->kv_heads,
+                .prompt = request->n_tokens,
+                .tail = request->n_tokens - chunked(run),
+        };
         uint32_t slots = pooled_capacity(capacity, e->shape.tokens);
-        const struct pooled_setup setup = {e->pooled, e->tokenizer, forward_frequencies(e->forward),
-                                           e->pooled->align && !run->relief, request->n_tokens};
         int r = sequence_new(e->cache, request->tokens, request->n_tokens, slots, &run->sequence);
 
         if (r < 0)
                 return r;
         run->sequence->capacity = capacity;
-        run->sequence->not_found = run->relief ? relief_not_found(run->relief) : 1;
-        if (e->pooled->own_prompt)
-                run->sequence->not_found = UINT32_MAX;
+        run->sequence->not_found = pooled_not_found(e->pooled, e->cache, setup.tail);
         return pooled_new(&setup, run->sequence, slots, &run->pooled);
 }
 
-/* Logits are those of this process alone: with relief each is computed once, as it comes. */
 static int prepare(struct run *run, const struct request *request, uint32_t capacity) {
         const struct engine *e = run->engine;
-        const struct config *c = &e->model->config;
-        const struct relief_setup setup = {e->methods, e->ops, e->shape, c->layers, c->heads / c->kv_heads,
-                                           request->n_tokens, capacity};
-        int r = methods_active(e->methods) ? relief_new(&setup, &run->relief) : 0;
+        bool pooled = pooled_wanted(e->pooled, e->cache);
+        int r;
 
-        if (r < 0)
-                return r;
-        if (e->device && (run->relief || pooled_wanted(e->pooled, e->cache)))
+        if (e->device && pooled)
                 return note(-ENOTSUP, "methods run on the processor: --device cpu, or turn the space's off");
-        if (run->relief && request->logits)
-                return sequence_new_private(e->cache, request->tokens, request->n_tokens, &run->sequence);
-        if (pooled_wanted(e->pooled, e->cache) && !e->methods->evict)
+        if (pooled)
                 return prepare_pooled(run, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run->sequence);
         if (r == 0 && decodes_otherwise(e))
                 run->sequence->n_public = request->n_tokens;
-        if (r == 0 && run->relief)
-                run->sequence->not_found = relief_not_found(run->relief);
         return r;
 }
 
@@ -381,7 +364,6 @@ int generate(const struct engine *e, const struct request *request, struct resul
                 r = serve(&run, request);
         pooled_free(run.pooled);
         sequence_free(run.sequence);
-        relief_free(run.relief);
         free(run.logits);
         if (r < 0)
                 result_release(&result);

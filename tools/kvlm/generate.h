@@ -11,7 +11,6 @@
 #include "tools/kvlm/device_forward.h"
 #include "tools/kvlm/forward.h"
 #include "tools/kvlm/pooled.h"
-#include "tools/kvlm/relief.h"
 #include "tools/kvlm/sample.h"
 #include "tools/kvlm/tokenizer.h"
 
@@ -32,7 +31,7 @@ struct engine {
         const char *stop; /* ends the text and is not part of it; "": nothing does */
         bool verify;
         bool progress;
-        const struct methods *methods;
+        uint32_t decode_tail; /* last tokens of a prompt that are computed one by one */
         const struct pooled_options *pooled;
 };
 
@@ -48,11 +47,10 @@ struct result {
         uint32_t prompt_tokens, reused_tokens, generated_tokens;
         uint32_t shared_blocks, private_blocks, refused;
         double ttft_ms, total_ms;
-        double prompt_attention_ms, attention_ms; /* in attention, by the first thread; of the prompt, and behind it.
-                                                     Not measured on a GPU: 0 */
+        double prompt_attention_ms, attention_ms; /* by the first thread: of the prompt's chunks, and of decoded_tokens,
+                                                     selection and waiting included. Not measured on a GPU: 0 */
+        uint32_t decoded_tokens; /* computed one by one: generated ones, and the prompt's tail */
         uint64_t verified_bytes, wrong_bytes;
-        uint32_t budget, kept; /* tokens per layer and head: at most, and at the end */
-        struct relief_stats relief;
         struct pooled_stats pooled;
 };
 

@@ -19,7 +19,6 @@
 #include "tools/kvlm/options.h"
 #include "tools/kvlm/prompts.h"
 #include "tools/kvlm/report.h"
-#include "tools/kvlm/space_methods.h"
 
 enum { BLOCK_TOKENS = 16 };
 
@@ -42,7 +41,6 @@ struct parts {
         struct sampler *sampler;
         struct prompts *prompts;
         struct engine engine;
-        struct methods methods; /* of the request at hand */
         FILE *logits;
         bool failed; /* some prompt did */
 };
@@ -125,8 +123,7 @@ static int open_model(struct parts *p) {
 
 /* Causal models without methods can do without the processor. */
 static bool fit_for_device(const struct parts *p) {
-        return !p->model->config.bidirectional && !methods_active(&p->options.methods) &&
-               !pooled_asked_for(&p->options.pooled);
+        return !p->model->config.bidirectional && p->options.pooled.use != POOLED_ON;
 }
 
 /* Where nobody said where to compute, it is where the pool is, if that is possible. */
@@ -141,12 +138,12 @@ static int device_by_itself(struct parts *p, struct device_options *options) {
 }
 
 static int open_device(struct parts *p) {
-        struct device_options options = p->options.device.options;
+        struct device_options options = p->options.device;
         int r = 0;
 
-        if (p->options.device.use == DEVICE_NONE)
+        if (p->options.use_device == DEVICE_NONE)
                 return 0;
-        if (p->options.device.use == DEVICE_AUTO)
+        if (p->options.use_device == DEVICE_AUTO)
                 return device_by_itself(p, &options);
         if (!fit_for_device(p))
                 return note(-ENOTSUP, "masked diffusion and methods run on the processor: --device cpu");
@@ -200,7 +197,7 @@ static int open_engine(struct parts *p) {
                 .stop = o->stop,
                 .verify = o->verify,
                 .progress = o->progress,
-                .methods = &p->methods,
+                .decode_tail = o->decode_tail,
                 .pooled = &p->options.pooled,
         };
         return 0;
@@ -228,13 +225,11 @@ static int answer(struct parts *p, const uint32_t *ids, uint32_t n) {
         const struct options *o = &p->options;
         struct request request = {.tokens = ids, .n_tokens = n, .logits = p->logits};
         struct result result;
-        int r = space_methods(cache_space(p->cache), o->method_values, &p->methods);
+        int r = generate(&p->engine, &request, &result);
 
-        if (r == 0)
-                r = generate(&p->engine, &request, &result);
         if (r < 0)
                 return r == -EINTR ? r : failed(p);
-        r = o->json ? report_json(&result, &p->methods, o->verify) : report_text(&result, o->verify);
+        r = o->json ? report_json(&result, o->verify) : report_text(&result, o->verify);
         if (result.wrong_bytes > 0)
                 p->failed = true;
         result_release(&result);
@@ -309,8 +304,6 @@ static int run(struct parts *p) {
                 r = open_device(p);
         if (r < 0)
                 return r;
-        if (p->model->config.bidirectional && methods_active(&p->options.methods))
-                return note(-EINVAL, "--evict and --hshare are for causal models, and this one is bidirectional");
         if (p->model->config.bidirectional)
                 return diffuse_prompts(p);
         r = open_engine(p);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The command line: one table of what there is, which reads it and prints the help. */
+
 #include "tools/kvlm/options.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
-#include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,166 +15,117 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/note.h"
 
-static const char help[] =
-        "Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE | --tokenize FILE) [OPTION]...\n"
-        "Runs a language model whose keys and values lie in the cache of a kvd daemon, used where they are.\n"
-        "\n"
-        "A FILE of - is standard input. Without a daemon, and where the cache has no room, kvlm computes in memory\n"
-        "of its own; answers are the same to the last bit.\n"
-        "\n"
-        "Input:\n"
-        "  --model DIR          directory of model.safetensors, config.json and vocab.txt\n"
-        "  --prompts FILE       one prompt a line, as JSON: {\"prompt\": \"...\"}\n"
-        "  --text FILE          the whole file is one prompt\n"
-        "  --tokens FILE        the file is one prompt, as token ids\n"
-        "  --document FILE      text that stands before every prompt\n"
-        "  --tokenize FILE      print the token ids of a text on one line, and do nothing else; a prompt's ids\n"
-        "                       are those with <bos> (1) before them\n"
-        "\n"
-        "Cache:\n"
-        "  --socket PATH        socket of the daemon (default: $KVD_SOCKET, or /run/kvd-0.sock)\n"
-        "  --space NAME         space in the cache (default: the name of the model's directory)\n"
-        "  --no-share           use no daemon\n"
-        "  --kv-type TYPE       keys and values as f32, f16 or bf16 (default f32)\n"
-        "  --verify             after each prompt, compute what was reused anew and compare every byte\n"
-        "\n"
-        "Answers:\n"
-        "  --max-tokens N       length of an answer at most (default 64)\n"
-        "  --stop STRING        end of an answer, \\n and \\t understood (default \\n; empty: none)\n"
-        "  --temperature T      0 takes the most likely token (default 0)\n"
-        "  --top-k N            draw from the N most likely tokens (default: all)\n"
-        "  --top-p P            draw from the most likely tokens that make up P (default 1)\n"
-        "  --seed S             for drawing (default 0)\n"
-        "\n"
-        "Computing:\n"
-        "  --chunk N            prompt tokens computed at a time (default 256)\n"
-        "  --threads N          threads (default 1)\n"
-        "  --variant NAME       instructions: avx512, avx2 or scalar (default: the best there is)\n"
-        DEVICE_HELP
-        "\n"
-        METHODS_HELP
-        "\n"
-        POOLED_HELP
-        "\n"
-        DIFFUSE_HELP
-        "\n"
-        "Output:\n"
-        "  --json               one JSON line a prompt\n"
-        "  --progress           show how far a prompt is on standard error\n"
-        "  --logits FILE        with --tokens: write the logits of every token as little-endian float32, row by row\n"
-        "  --help, --version\n"
-        "\n"
-        "Exit status: 0 all prompts answered; 1 some failed, or something is wrong with the model; 2 wrong usage;\n"
-        "130 interrupted.\n";
+enum { ORDINAL_MAX = 1023 };
 
-enum {
-        OPT_MODEL = 256, OPT_SOCKET, OPT_SPACE, OPT_NO_SHARE, OPT_PROMPTS, OPT_TEXT, OPT_TOKENS, OPT_TOKENIZE,
-        OPT_DOCUMENT, OPT_KV_TYPE, OPT_VERIFY, OPT_MAX_TOKENS, OPT_STOP, OPT_TEMPERATURE, OPT_TOP_K, OPT_TOP_P,
-        OPT_SEED, OPT_CHUNK, OPT_THREADS, OPT_VARIANT, OPT_JSON, OPT_PROGRESS, OPT_LOGITS, OPT_HELP, OPT_VERSION,
-        OPT_DEVICE, OPT_DIFFUSE, OPT_POOLED,
-        OPT_METHOD, /* and up: + index of the method's parameter */
+struct row {
+        const char *name;
+        int (*read)(const struct row *, const char *text, struct options *);
+        size_t at;          /* of the member of struct options */
+        double least, most; /* of numbers */
+        const char *words;  /* of choices, by number, with blanks between them */
+        const char *value;  /* what it is called in the help; NULL: it takes none */
+        const char *help;
 };
 
-static const struct option basic[] = {
-        {"model", required_argument, NULL, OPT_MODEL},
-        {"socket", required_argument, NULL, OPT_SOCKET},
-        {"space", required_argument, NULL, OPT_SPACE},
-        {"no-share", no_argument, NULL, OPT_NO_SHARE},
-        {"prompts", required_argument, NULL, OPT_PROMPTS},
-        {"text", required_argument, NULL, OPT_TEXT},
-        {"tokens", required_argument, NULL, OPT_TOKENS},
-        {"tokenize", required_argument, NULL, OPT_TOKENIZE},
-        {"document", required_argument, NULL, OPT_DOCUMENT},
-        {"kv-type", required_argument, NULL, OPT_KV_TYPE},
-        {"verify", no_argument, NULL, OPT_VERIFY},
-        {"max-tokens", required_argument, NULL, OPT_MAX_TOKENS},
-        {"stop", required_argument, NULL, OPT_STOP},
-        {"temperature", required_argument, NULL, OPT_TEMPERATURE},
-        {"top-k", required_argument, NULL, OPT_TOP_K},
-        {"top-p", required_argument, NULL, OPT_TOP_P},
-        {"seed", required_argument, NULL, OPT_SEED},
-        {"chunk", required_argument, NULL, OPT_CHUNK},
-        {"threads", required_argument, NULL, OPT_THREADS},
-        {"variant", required_argument, NULL, OPT_VARIANT},
-        {"json", no_argument, NULL, OPT_JSON},
-        {"progress", no_argument, NULL, OPT_PROGRESS},
-        {"logits", required_argument, NULL, OPT_LOGITS},
-        {"help", no_argument, NULL, OPT_HELP},
-        {"version", no_argument, NULL, OPT_VERSION},
-        DEVICE_OPTIONS(OPT_DEVICE),
-        DIFFUSE_OPTIONS(OPT_DIFFUSE),
-        POOLED_OPTIONS(OPT_POOLED),
-};
+/* ---- values ------------------------------------------------------------------------------------------------------- */
 
-static struct option table[ARRAY_SIZE(basic) + METHOD_NAMES + 1]; /* basic, those of methods, and a zero */
-
-static void fill_table(void) {
-        memcpy(table, basic, sizeof basic);
-        for (size_t i = 0; i < METHOD_NAMES; i++)
-                table[ARRAY_SIZE(basic) + i] = (struct option){method_name(i), required_argument, NULL,
-                                                               OPT_METHOD + (int)i};
+static void *member(const struct row *row, struct options *o) {
+        return (char *)o + row->at;
 }
 
-/* ---- values ---- */
+static int read_text(const struct row *row, const char *text, struct options *o) {
+        *(const char **)member(row, o) = text;
+        return 0;
+}
 
-static int read_u64(const char *name, const char *text, uint64_t least, uint64_t most, uint64_t *ret) {
+static int read_yes(const struct row *row, const char *text, struct options *o) {
+        bool yes = strcmp(text, "yes") == 0;
+
+        *(bool *)member(row, o) = yes;
+        return yes || strcmp(text, "no") == 0 ? 0 : note(-EINVAL, "--%s takes yes or no, not \"%s\"", row->name, text);
+}
+
+/* A flag without a value says the opposite of the default. */
+static int read_flag(const struct row *row, const char *text, struct options *o) {
+        *(bool *)member(row, o) = row->most > 0;
+        return 0;
+}
+
+static int read_u64(const struct row *row, const char *text, struct options *o) {
+        uint64_t *to = member(row, o);
         char *end;
 
         errno = 0;
-        *ret = strtoull(text, &end, 10);
-        if (!isdigit((unsigned char)*text) || *end || errno || *ret < least || *ret > most)
-                return note(-EINVAL, "--%s takes a number from %ju to %ju, not \"%s\"", name, (uintmax_t)least,
-                            (uintmax_t)most, text);
+        *to = strtoull(text, &end, 10);
+        if (!isdigit((unsigned char)*text) || *end || errno)
+                return note(-EINVAL, "--%s takes a number from 0 to %ju, not \"%s\"", row->name, UINTMAX_MAX, text);
         return 0;
 }
 
-static int read_u32(const char *name, const char *text, uint32_t least, uint32_t most, uint32_t *ret) {
-        uint64_t value;
-        int r = read_u64(name, text, least, most, &value);
-
-        if (r == 0)
-                *ret = (uint32_t)value;
-        return r;
-}
-
-static int read_float(const char *name, const char *text, float most, float *ret) {
+static int read_u32(const struct row *row, const char *text, struct options *o) {
+        unsigned long value;
         char *end;
 
-        *ret = strtof(text, &end);
-        if (end == text || *end || !(*ret >= 0.0f && *ret <= most))
-                return note(-EINVAL, "--%s takes a number from 0 to %g, not \"%s\"", name, (double)most, text);
+        errno = 0;
+        value = strtoul(text, &end, 10);
+        *(uint32_t *)member(row, o) = (uint32_t)value;
+        if (!isdigit((unsigned char)*text) || *end || errno || value < row->least || value > row->most)
+                return note(-EINVAL, "--%s takes a number from %.0f to %.0f, not \"%s\"", row->name, row->least,
+                            row->most, text);
         return 0;
 }
 
-static int read_kv_type(const char *text, enum kvd_number *ret) {
-        static const char *const names[] = {"f32", "f16", "bf16"};
-        static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
+static int read_float(const struct row *row, const char *text, struct options *o) {
+        float *to = member(row, o);
+        char *end;
 
-        for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-                if (strcmp(text, names[i]) == 0) {
-                        *ret = types[i];
-                        return 0;
-                }
-        return note(-EINVAL, "--kv-type takes f32, f16 or bf16, not \"%s\"", text);
+        *to = strtof(text, &end);
+        if (end == text || *end || !(*to >= row->least && *to <= row->most))
+                return note(-EINVAL, "--%s takes a number from %g to %g, not \"%s\"", row->name, row->least, row->most,
+                            text);
+        return 0;
 }
 
-static int read_space(const char *text, char *ret) {
+/* The number of a word in a list; -EINVAL: it is not there. */
+static int word_of(const char *words, const char *text) {
+        size_t n = strlen(text);
+
+        for (int i = 0; *words; i++) {
+                size_t length = strcspn(words, " ");
+
+                if (n == length && memcmp(words, text, n) == 0)
+                        return i;
+                words += length + (words[length] == ' ');
+        }
+        return -EINVAL;
+}
+
+static int read_word(const struct row *row, const char *text, struct options *o) {
+        int i = word_of(row->words, text);
+
+        if (i < 0)
+                return note(-EINVAL, "--%s takes one of these: %s; not \"%s\"", row->name, row->words, text);
+        *(int *)member(row, o) = i + (int)row->least;
+        return 0;
+}
+
+static int read_space(const struct row *row, const char *text, struct options *o) {
         size_t good = strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
 
         if (good == 0 || text[good] || good > KVD_NAME_MAX)
                 return note(-EINVAL, "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
                             KVD_NAME_MAX);
-        memcpy(ret, text, good + 1);
+        memcpy(o->space, text, good + 1);
         return 0;
 }
 
-static int read_stop(const char *text, char **ret) {
+static int read_stop(const struct row *row, const char *text, struct options *o) {
         char *to = strdup(text);
 
         if (!to)
                 return note(-ENOMEM, "out of memory");
-        free(*ret);
-        *ret = to;
+        free(o->stop);
+        o->stop = to;
         for (; *text; text++) {
                 if (text[0] == '\\' && text[1] && strchr("nt\\", text[1])) {
                         text++;
@@ -183,6 +137,143 @@ static int read_stop(const char *text, char **ret) {
         *to = '\0';
         return 0;
 }
+
+static int read_device(const struct row *row, const char *text, struct options *o) {
+        int use = word_of(row->words, text);
+        char *end = NULL;
+        long ordinal;
+
+        o->device.ordinal = -1;
+        o->use_device = use < 0 ? DEVICE_GIVEN : (enum use_device)use;
+        if (use >= 0)
+                return 0;
+        if (strncmp(text, "cuda:", 5) != 0 || !isdigit((unsigned char)text[5]))
+                return note(-EINVAL, "--device takes auto, cpu, cuda or cuda:N, not \"%s\"", text);
+        ordinal = strtol(text + 5, &end, 10);
+        if (*end || ordinal > ORDINAL_MAX)
+                return note(-EINVAL, "--device takes a number from 0 to %d behind cuda:, not \"%s\"", ORDINAL_MAX,
+                            text + 5);
+        o->device.ordinal = (cu_device)ordinal;
+        return 0;
+}
+
+static int show_help(const struct row *row, const char *text, struct options *o);
+
+static int show_version(const struct row *row, const char *text, struct options *o) {
+        puts("kvlm (kvd) " KVD_VERSION);
+        return 1;
+}
+
+/* ---- what there is ------------------------------------------------------------------------------------------------ */
+
+#define AT(member) offsetof(struct options, member)
+#define SECTION(title) {.help = title}
+#define TEXT(name, member, value, help) {name, read_text, AT(member), 0, 0, NULL, value, help}
+#define FLAG(name, member, to, help) {name, read_flag, AT(member), 0, to, NULL, NULL, help}
+#define YES(name, member, help) {name, read_yes, AT(member), 0, 0, NULL, "YES", help}
+#define U32(name, member, least, most, help) {name, read_u32, AT(member), least, most, NULL, "N", help}
+#define FLOAT(name, member, most, value, help) {name, read_float, AT(member), 0, most, NULL, value, help}
+#define WORD(name, member, least, words, value, help) {name, read_word, AT(member), least, 0, words, value, help}
+
+static const struct row rows[] = {
+        SECTION("Input:"),
+        TEXT("model", model, "DIR", "directory of model.safetensors, config.json and vocab.txt"),
+        TEXT("prompts", prompts, "FILE", "one prompt a line, as JSON: {\"prompt\": \"...\"}"),
+        TEXT("text", text, "FILE", "the whole file is one prompt"),
+        TEXT("tokens", tokens, "FILE", "the file is one prompt, as token ids"),
+        TEXT("document", document, "FILE", "text that stands before every prompt"),
+        TEXT("tokenize", tokenize, "FILE", "print the token ids of a text on one line, and do nothing else; a\n"
+             "prompt's ids are those with <bos> (1) before them"),
+        SECTION("Cache:"),
+        TEXT("socket", socket, "PATH", "socket of the daemon (default: $KVD_SOCKET, or /run/kvd-0.sock)"),
+        {"space", read_space, 0, 0, 0, NULL, "NAME", "space in the cache (default: the name of the model's directory)"},
+        FLAG("no-share", share, 0, "use no daemon"),
+        WORD("kv-type", kv_type, KVD_NUMBER_F32, "f32 f16 bf16", "TYPE", "keys and values as f32 (default), f16 or bf16"),
+        FLAG("verify", verify, 1, "after each prompt, compute what was reused anew and compare every byte"),
+        SECTION("Answers:"),
+        U32("max-tokens", max_tokens, 0, 1 << 24, "length of an answer at most (default 64)"),
+        {"stop", read_stop, 0, 0, 0, NULL, "STRING", "end of an answer, \\n and \\t understood (default \\n; empty: none)"},
+        FLOAT("temperature", sampling.temperature, 100, "T", "0 takes the most likely token (default 0)"),
+        U32("top-k", sampling.top_k, 0, 1 << 24, "draw from the N most likely tokens (default: all)"),
+        FLOAT("top-p", sampling.top_p, 1, "P", "draw from the most likely tokens that make up P (default 1)"),
+        {"seed", read_u64, AT(sampling.seed), 0, 0, NULL, "S", "for drawing (default 0)"},
+        SECTION("Computing:"),
+        U32("chunk", chunk, 1, 65536, "prompt tokens computed at a time (default 256)"),
+        U32("decode-tail", decode_tail, 0, 1 << 24, "compute a prompt's last N tokens one by one, as if they were\n"
+            "generated"),
+        U32("threads", threads, 1, 1024, "threads (default 1)"),
+        TEXT("variant", variant, "NAME", "instructions: avx512, avx2 or scalar (default: the best there is)"),
+        {"device", read_device, 0, 0, 0, "auto cpu cuda", "WHERE", "cpu, cuda or cuda:N; auto (default): where the "
+         "daemon's pool is"},
+        WORD("matmul", device.products, 0, "f32 tf32 bf16", "TYPE", "on a GPU: weights and products in f32 (default), "
+             "tf32 or bf16"),
+        WORD("decode", device.decode, 0, "fast exact", "HOW", "on a GPU: fast (default), or exact: what is generated "
+             "has the bits\nof a prompt"),
+        SECTION("Sequences of the pool (the methods that the space's settings turn on work on them):"),
+        WORD("sequence", pooled.use, 0, "auto off on", "WHEN", "auto: if a method is on (default); on; or off"),
+        YES("own-prompt", pooled.own_prompt, "yes: the prompt is part of the sequence, and not shared as a prefix\n"
+            "(default no)"),
+        YES("align-steps", pooled.align, "long steps of reasoning begin in a fresh block (default yes)"),
+        U32("sync-wait", pooled.wait_ms, 0, 10000, "milliseconds to wait for the pool at most: for a block that is\n"
+            "missing, for what is evicted or shared (default 500)"),
+        SECTION("Masked diffusion (a model whose config.json says \"attention\": \"bidirectional\"):"),
+        U32("gen-length", diffuse.length, 1, 1 << 20, "length of the answer (default 64; a line of --prompts may have\n"
+            "its \"gen_length\")"),
+        U32("steps", diffuse.steps, 1, 1 << 20, "denoising steps (default: one a token; or a line's \"steps\")"),
+        WORD("bicache", diffuse.bicache, 0, "space off naive on", "MODE", "the document's keys and values: off computes "
+             "them in every step;\non shares those of shallow layers and refreshes those of deep ones;\nnaive shares "
+             "all; space is on or off, as \"kvctl space set\" says\n(default space)"),
+        TEXT("bicache-table", bicache_table, "FILE", "how many layers are shallow, by the document's share of a "
+             "request\n(default: the space's table)"),
+        U32("bicache-depth", diffuse.depth, 1, 1024, "treat the first N layers as shallow, ignoring the table"),
+        U32("prefix-tokens", prefix, 1, 1 << 24, "with --tokens: so many are the document"),
+        U32("refresh", diffuse.refresh, 1, 1 << 20, "steps between refreshes (default: as the space says, or 16)"),
+        TEXT("profile-out", profile_out, "FILE", "generate nothing, but append to FILE how alike the document's keys\n"
+             "and values are with and without the rest of the request, layer by\nlayer, a JSON line a request"),
+        U32("profile-step", diffuse.profile_step, 1, 100, "the same for the first N, 2 N, 3 N ... percent of each request"),
+        SECTION("Output:"),
+        FLAG("json", json, 1, "one JSON line a prompt"),
+        FLAG("progress", progress, 1, "show how far a prompt is on standard error"),
+        TEXT("logits", logits, "FILE", "with --tokens: write the logits of every token as little-endian\nfloat32, row by "
+             "row"),
+        {"help", show_help, 0, 0, 0, NULL, NULL, ""},
+        {"version", show_version, 0, 0, 0, NULL, NULL, ""},
+};
+
+/* ---- help --------------------------------------------------------------------------------------------------------- */
+
+enum { COLUMN = 23 };
+
+static void print_row(const struct row *row) {
+        const char *line = row->help;
+        int used = row->name ? printf("  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "") : 0;
+
+        if (!row->name) {
+                printf("\n%s\n", row->help);
+                return;
+        }
+        for (size_t n; *line; line += n + (line[n] == '\n'), used = 0) {
+                n = strcspn(line, "\n");
+                printf("%*s%.*s\n", MAX(COLUMN - used, 1), "", (int)n, line);
+        }
+        if (!*row->help)
+                putchar('\n');
+}
+
+static int show_help(const struct row *row, const char *text, struct options *o) {
+        puts("Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE | --tokenize FILE) [OPTION]...\n"
+             "Runs a language model whose keys and values lie in the cache of a kvd daemon, used where they are.\n"
+             "\n"
+             "A FILE of - is standard input. Without a daemon, and where the cache has no room, kvlm computes in memory\n"
+             "of its own; answers are the same to the last bit.");
+        for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+                print_row(rows + i);
+        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with the model; 2 wrong usage;\n"
+             "130 interrupted.");
+        return 1;
+}
+
+/* ---- command line ------------------------------------------------------------------------------------------------- */
 
 /* The directory's own name, with what a space's name cannot have replaced. */
 static void default_space(const char *directory, char *ret) {
@@ -203,107 +294,6 @@ static void default_space(const char *directory, char *ret) {
                 strcpy(ret, "kvlm");
 }
 
-/* ---- command line ---- */
-
-static int set_number(struct options *o, int option, const char *name, const char *value) {
-        switch (option) {
-        case OPT_MAX_TOKENS:
-                return read_u32(name, value, 0, 1 << 24, &o->max_tokens);
-        case OPT_CHUNK:
-                return read_u32(name, value, 1, 65536, &o->chunk);
-        case OPT_THREADS:
-                return read_u32(name, value, 1, 1024, &o->threads);
-        case OPT_TOP_K:
-                return read_u32(name, value, 0, 1 << 24, &o->sampling.top_k);
-        case OPT_TOP_P:
-                return read_float(name, value, 1.0f, &o->sampling.top_p);
-        case OPT_TEMPERATURE:
-                return read_float(name, value, 100.0f, &o->sampling.temperature);
-        default:
-                return read_u64(name, value, 0, UINT64_MAX, &o->sampling.seed);
-        }
-}
-
-static int set_flag(struct options *o, int option) {
-        switch (option) {
-        case OPT_NO_SHARE:
-                o->share = false;
-                return 1;
-        case OPT_VERIFY:
-                o->verify = true;
-                return 1;
-        case OPT_JSON:
-                o->json = true;
-                return 1;
-        case OPT_PROGRESS:
-                o->progress = true;
-                return 1;
-        case OPT_HELP:
-                fputs(help, stdout);
-                return 0;
-        default:
-                puts("kvlm (kvd) " KVD_VERSION);
-                return 0;
-        }
-}
-
-/* Options whose value is kept as it is. */
-static const char **plain_value(struct options *o, int option) {
-        switch (option) {
-        case OPT_MODEL:
-                return &o->model;
-        case OPT_SOCKET:
-                return &o->socket;
-        case OPT_VARIANT:
-                return &o->variant;
-        case OPT_PROMPTS:
-                return &o->prompts;
-        case OPT_TEXT:
-                return &o->text;
-        case OPT_TOKENS:
-                return &o->tokens;
-        case OPT_TOKENIZE:
-                return &o->tokenize;
-        case OPT_DOCUMENT:
-                return &o->document;
-        case OPT_LOGITS:
-                return &o->logits;
-        default:
-                return NULL;
-        }
-}
-
-static int set(struct options *o, const struct option *option, const char *value) {
-        const char **plain = plain_value(o, option->val);
-        int r;
-
-        if (option->has_arg == no_argument)
-                return set_flag(o, option->val);
-        if (option->val >= OPT_METHOD) {
-                o->method_values[option->val - OPT_METHOD] = value;
-                return 1;
-        }
-        if (plain) {
-                *plain = value;
-                return 1;
-        }
-        if (option->val == OPT_SPACE)
-                r = read_space(value, o->space);
-        else if (option->val == OPT_STOP)
-                r = read_stop(value, &o->stop);
-        else if (option->val == OPT_KV_TYPE)
-                r = read_kv_type(value, &o->kv_type);
-        else if (option->val == OPT_DEVICE)
-                r = device_option(&o->device, option->name, value);
-        else if (option->val == OPT_DIFFUSE)
-                r = diffuse_option(&o->diffuse, option->name, value);
-        else if (option->val == OPT_POOLED)
-                r = pooled_option(&o->pooled, option->name, value);
-        else
-                r = set_number(o, option->val, option->name, value);
-        return r < 0 ? r : 1;
-}
-
 static int check(struct options *o) {
         int inputs = !!o->prompts + !!o->text + !!o->tokens + !!o->tokenize;
 
@@ -317,25 +307,35 @@ static int check(struct options *o) {
                 return note(-EINVAL, "--document stands before texts: it needs --prompts or --text");
         if (!*o->space)
                 default_space(o->model, o->space);
-        return methods_read(o->method_values, &o->methods) < 0 ? -EINVAL : 1;
+        return 1;
+}
+
+/* For getopt; an option's value is one more than the number of its row. */
+static void fill_table(struct option *to) {
+        for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+                if (rows[i].name)
+                        *to++ = (struct option){rows[i].name, rows[i].value ? required_argument : no_argument, NULL,
+                                                (int)i + 1};
+        *to = (struct option){0};
 }
 
 static int parse(int argc, char **argv, struct options *o) {
-        int option, index, r;
+        struct option table[ARRAY_SIZE(rows) + 1];
+        int option, r;
 
         opterr = 0;
-        fill_table();
+        fill_table(table);
         o->stop = strdup("\n");
         if (!o->stop)
                 return note(-ENOMEM, "out of memory");
-        while ((option = getopt_long(argc, argv, ":", table, &index)) != -1) {
+        while ((option = getopt_long(argc, argv, ":", table, NULL)) != -1) {
                 if (option == ':')
                         return note(-EINVAL, "%s needs a value", argv[optind - 1]);
                 if (option == '?')
                         return note(-EINVAL, "unknown option %s (kvlm --help lists them)", argv[optind - 1]);
-                r = set(o, table + index, optarg);
-                if (r <= 0)
-                        return r;
+                r = rows[option - 1].read(rows + option - 1, optarg, o);
+                if (r != 0)
+                        return MIN(r, 0);
         }
         if (optind < argc)
                 return note(-EINVAL, "what is \"%s\"? (kvlm --help tells more)", argv[optind]);
@@ -350,9 +350,9 @@ int options_parse(int argc, char **argv, struct options *ret) {
                 .chunk = 256,
                 .threads = 1,
                 .sampling = {.top_p = 1.0f},
-                .device = DEVICE_DEFAULTS,
-                .diffuse = DIFFUSE_DEFAULTS,
-                .pooled = POOLED_DEFAULTS,
+                .device = {.ordinal = -1},
+                .diffuse = {.length = 64},
+                .pooled = {.align = true, .wait_ms = 500},
         };
         int r = parse(argc, argv, &o);
 

@@ -6,11 +6,16 @@
 #include <stdint.h>
 
 #include "kernels/ops.h"
-#include "tools/kvlm/device_options.h"
-#include "tools/kvlm/diffuse_options.h"
-#include "tools/kvlm/methods.h"
-#include "tools/kvlm/pooled_options.h"
+#include "tools/kvlm/device.h"
+#include "tools/kvlm/diffuse.h"
+#include "tools/kvlm/pooled.h"
 #include "tools/kvlm/sample.h"
+
+enum use_device {
+        DEVICE_AUTO,  /* where the pool is */
+        DEVICE_NONE,  /* the processor */
+        DEVICE_GIVEN, /* a GPU: options.ordinal, or if that is -1 the pool's, or else the first */
+};
 
 struct options {
         const char *model;
@@ -25,14 +30,15 @@ struct options {
         char *stop;
         enum kvd_number kv_type;
         uint32_t max_tokens, chunk, threads;
-        struct device_choice device;
+        uint32_t decode_tail; /* last tokens of a prompt that are computed one by one, as if they were generated */
+        enum use_device use_device;
+        struct device_options device;
         struct sampling sampling;
         bool verify, json, progress;
-        struct diffuse_options diffuse; /* of bidirectional models */
         struct pooled_options pooled;
-
-        const char *method_values[METHOD_NAMES]; /* as given */
-        struct methods methods;
+        struct diffuse_options diffuse; /* of bidirectional models */
+        uint32_t prefix; /* with token ids and a bidirectional model: so many at the beginning are shared */
+        const char *bicache_table, *profile_out; /* NULL: none */
 };
 
 /* 1: go on; 0: --help or --version was printed; -EINVAL: wrong usage, described by note_line(). */

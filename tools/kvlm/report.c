@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "ipc/base/util.h"
 #include "tools/kvlm/json.h"
 #include "tools/kvlm/note.h"
 
@@ -34,45 +35,44 @@ static double tokens_per_second(const struct result *r) {
 
 #define WHOLE(value) ((json_int_t)(value))
 
-static json_t *methods_json(const struct result *r, const struct methods *m) {
-        const struct relief_stats *s = &r->relief;
-        char method[64];
+/* Attention without what it waited for: the selection, and blocks that were missing. */
+static json_t *times_json(const struct result *r) {
+        const struct pooled_stats *p = &r->pooled;
 
-        snprintf(method, sizeof method, "%s%s", m->hshare.on && m->evict ? "hshare+" : "",
-                 m->hshare.on && !m->evict ? "hshare" : evict_name(m->evict));
-        return json_pack("{ss ss sI sI sI sI sI sI sI sI sf sf sf sI sI sI sI sI sI sf}",
-                         "method", method, "profile", m->paper ? "paper" : "serve",
-                         "budget_tokens", WHOLE(r->budget), "kept_tokens", WHOLE(r->kept),
-                         "evicted_tokens", WHOLE(s->evicted), "evictions", WHOLE(s->evictions),
-                         "kv_bytes_peak", WHOLE(s->kv_bytes_peak), "kv_bytes", WHOLE(s->kv_bytes),
-                         "label_bytes", WHOLE(s->label_bytes), "spill_bytes", WHOLE(s->spill_bytes),
-                         "prompt_attention_ms", r->prompt_attention_ms, "attention_ms", r->attention_ms - s->selection_ms,
-                         "selection_ms", s->selection_ms, "selections", WHOLE(s->selections),
-                         "revived_exact", WHOLE(s->revived_exact), "revived_approximate", WHOLE(s->revived_approximate),
-                         "swapped_exact", WHOLE(s->swapped_exact), "swapped_approximate", WHOLE(s->swapped_approximate),
-                         "revive_refused", WHOLE(s->refused), "sketch_load", s->load);
+        return json_pack("{sI sf sf sf sI}", "decoded_tokens", WHOLE(r->decoded_tokens),
+                         "prompt_attention_ms", r->prompt_attention_ms,
+                         "attention_ms", r->attention_ms - p->selection_ms - p->fetch_ms,
+                         "selection_ms", p->selection_ms, "selections", WHOLE(p->selections));
 }
 
 static json_t *sequence_json(const struct pooled_stats *p) {
         const struct kvd_sequence_stats *t = &p->table;
+        const struct {
+                const char *name;
+                uint64_t value;
+        } numbers[] = {
+                {"blocks", t->blocks}, {"own", t->own}, {"borrowed", t->borrowed}, {"resident", t->resident},
+                {"most_resident", p->most_resident}, {"tokens", t->tokens}, {"shared", t->shared},
+                {"shared_tokens", t->shared_tokens}, {"bytes_saved", t->bytes_saved}, {"spilled", t->spilled},
+                {"vague", t->vague}, {"approximate", t->approximate}, {"dropped", t->dropped},
+                {"revived_exact", t->revived_exact}, {"revived_approx", t->revived_approx}, {"steps", p->steps},
+                {"changes", p->changes}, {"evictions", p->evictions}, {"misses", p->misses}, {"late", p->late},
+                {"waits", p->waits}, {"empty_slots", p->empty_slots}, {"compacted", t->compacted},
+                {"resident_bytes", t->resident_bytes}, {"label_bytes", t->label_bytes},
+                {"copy_bytes", t->copy_bytes}, {"sketch_bytes", t->sketch_bytes},
+        };
+        json_t *object = json_pack("{sf}", "wait_ms", p->wait_ms);
 
-        return json_pack("{sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sI sf}",
-                         "blocks", WHOLE(t->blocks), "own", WHOLE(t->own), "borrowed", WHOLE(t->borrowed),
-                         "resident", WHOLE(t->resident), "tokens", WHOLE(t->tokens), "shared", WHOLE(t->shared),
-                         "shared_tokens", WHOLE(t->shared_tokens), "bytes_saved", WHOLE(t->bytes_saved),
-                         "spilled", WHOLE(t->spilled), "vague", WHOLE(t->vague), "approximate", WHOLE(t->approximate),
-                         "dropped", WHOLE(t->dropped), "revived_exact", WHOLE(t->revived_exact),
-                         "revived_approximate", WHOLE(t->revived_approx), "steps", WHOLE(p->steps),
-                         "changes", WHOLE(p->changes), "empty_slots", WHOLE(p->empty_slots),
-                         "random_shared", WHOLE(p->random_shared), "waits", WHOLE(p->waits),
-                         "misses", WHOLE(p->misses), "sync_ms", p->sync_ms);
+        for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
+                json_object_set_new(object, numbers[i].name, json_integer(WHOLE(numbers[i].value)));
+        return object;
 }
 
 static json_t *verified_json(uint64_t verified, uint64_t wrong) {
         return json_pack("{sI sI}", "verified_bytes", WHOLE(verified), "wrong_bytes", WHOLE(wrong));
 }
 
-int report_json(const struct result *r, const struct methods *m, bool verified) {
+int report_json(const struct result *r, bool verified) {
         json_t *object = json_pack("{so sI sI sI sI sf sf sI sI sI sf}", "text", json_bytes(r->text, r->text_size),
                                    "prompt_tokens", WHOLE(r->prompt_tokens), "reused_tokens", WHOLE(r->reused_tokens),
                                    "computed_tokens", WHOLE(r->prompt_tokens - r->reused_tokens),
@@ -81,7 +81,7 @@ int report_json(const struct result *r, const struct methods *m, bool verified) 
                                    "private_blocks", WHOLE(r->private_blocks), "refused", WHOLE(r->refused),
                                    "tokens_per_s", tokens_per_second(r));
 
-        json_object_update_new(object, methods_json(r, m));
+        json_object_update_new(object, times_json(r));
         if (r->pooled.used)
                 json_object_set_new(object, "sequence", sequence_json(&r->pooled));
         if (verified)

@@ -8,7 +8,7 @@
 #include "tools/kvlm/generate.h"
 
 /* Write one result to standard output: a JSON line, or the text and a line of numbers below it. -EIO */
-int report_json(const struct result *, const struct methods *, bool verified);
+int report_json(const struct result *, bool verified);
 int report_text(const struct result *, bool verified);
 int report_diffused_json(const struct diffuse_result *, const struct diffuser *);
 int report_diffused_text(const struct diffuse_result *, const struct diffuser *);

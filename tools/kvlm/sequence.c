@@ -276,68 +276,6 @@ void sequence_publish(struct sequence *s, uint32_t n_computed) {
                 stop_publishing(s);
 }
 
-/* ---- what is not exact any more ---- */
-
-void sequence_keep_private(struct sequence *s) {
-        s->alone = s->unpublished = true;
-}
-
-int sequence_own(struct sequence *s, uint32_t n, uint8_t **before) {
-        uint32_t shared = MIN(n, s->n_chained), got;
-
-        memcpy(before, s->blocks, n * sizeof *before);
-        for (got = 0; got < shared; got++) {
-                s->blocks[got] = cache_take(s, got);
-                if (!s->blocks[got])
-                        break;
-        }
-        if (got == shared) {
-                memset(s->kinds, BLOCK_PRIVATE, shared);
-                return 0;
-        }
-        while (got-- > 0)
-                cache_give(s->cache, s->blocks[got]);
-        memcpy(s->blocks, before, n * sizeof *before);
-        return -ENOMEM;
-}
-
-/* Private memory goes back to the system: sequences of a budget do not come back for it. */
-static void drop_block(struct sequence *s, uint32_t i) {
-        if (s->kinds[i] == BLOCK_PRIVATE)
-                free(s->blocks[i]);
-        else if (s->kinds[i] == BLOCK_FILLING)
-                free_pooled(s, i);
-}
-
-/* Blocks that were replaced are the first of the pinned ones, so that the pin can go as a whole. */
-void sequence_cut(struct sequence *s, uint32_t n_slots) {
-        uint32_t n = DIV_UP(n_slots, block_tokens(s));
-
-        for (uint32_t i = n; i < s->n_blocks; i++)
-                drop_block(s, i);
-        s->n_blocks = MIN(n, s->n_blocks);
-        if (s->n_chained > 0)
-                unpin(s);
-        s->n_chained = 0;
-}
-
-void sequence_drop(struct sequence *s, const bool *drop) {
-        uint32_t n = 0, chained = 0;
-
-        for (uint32_t i = 0; i < s->n_blocks; i++) {
-                if (drop[i]) {
-                        drop_block(s, i);
-                        continue;
-                }
-                chained += i < s->n_chained;
-                s->blocks[n] = s->blocks[i];
-                s->kinds[n] = s->kinds[i];
-                s->pool[n++] = s->pool[i];
-        }
-        s->n_blocks = n;
-        s->n_chained = chained;
-}
-
 uint32_t sequence_shared_blocks(const struct sequence *s) {
         return s->n_chained;
 }

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * KeyDiff: after each chunk of the prompt, and when a sequence that grows has so many tokens more than its budget, the
+ * daemon keeps the most distinctive ones of each layer and head. The first blocks and the newest tokens stay.
+ */
+
+#include <math.h>
+
+#include "ipc/base/util.h"
+#include "tools/kvlm/pooled_internal.h"
+
+void eviction_new(struct pooled *p) {
+        p->evicts = pooled_setting(p, "keydiff") > 0 ? (uint32_t)pooled_setting(p, "keydiff.budget") : 0;
+}
+
+static uint32_t chunk(const struct pooled *p) {
+        return (uint32_t)MAX(pooled_setting(p, "keydiff.block"), p->bt);
+}
+
+uint32_t eviction_limit(const struct pooled *p, uint32_t first) {
+        uint32_t left = pooled_dense(p) - first;
+
+        return p->evicts ? MIN(left, chunk(p) - first % chunk(p)) : left;
+}
+
+static bool is_due(const struct pooled *p) {
+        if (!p->table || p->stuck || p->n_used <= p->evicts)
+                return false;
+        if (p->n > pooled_dense(p))
+                return p->n_used > p->evicts + (uint32_t)pooled_setting(p, "keydiff.slack");
+        return p->n == pooled_dense(p) || p->n % chunk(p) == 0;
+}
+
+/* Tokens of entries [from, to) that are in use. */
+static uint32_t tokens_in(const struct pooled *p, uint32_t from, uint32_t to) {
+        uint32_t n = 0;
+
+        for (uint32_t i = from; i < to; i++)
+                n += p->fill[i];
+        return n;
+}
+
+/* The first of the newest entries that hold, with the block that is not full, the recent part of the budget. */
+static uint32_t recent_from(const struct pooled *p, uint32_t sinks) {
+        uint32_t recent = (uint32_t)lrint(pooled_setting(p, "keydiff.recent_frac") * p->evicts), i = p->n_entries;
+
+        for (uint32_t n = p->n_used - tokens_in(p, 0, i); i > sinks && n < recent; n += p->fill[i])
+                i--;
+        return i;
+}
+
+void eviction_settle(struct pooled *p) {
+        uint32_t sinks = MIN((uint32_t)pooled_setting(p, "keydiff.sink_blocks"), p->n_entries), end, stay;
+
+        if (!is_due(p))
+                return;
+        end = recent_from(p, sinks);
+        stay = p->n_used - tokens_in(p, sinks, end);
+        if (end == sinks)
+                return;
+        if (kvd_sequence_compact(p->table, sinks, end - sinks, p->evicts > stay ? p->evicts - stay : 1) < 0)
+                return;
+        p->stats.evictions++;
+        pooled_wait(p);
+}
