@@ -187,6 +187,9 @@ struct kvd_sequence {
 int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                  void (*take)(const void *reply, void *to), void *to);
 
+/* sync.c */
+void use_begin(struct kvd_sequence *sequence, uint32_t block, struct kvd_use use); /* whatever was said of it before */
+
 /* copy.c */
 const struct kvd_ops *client_ops(void);
 

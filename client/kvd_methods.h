@@ -73,8 +73,7 @@ struct kvd_entry {
         uint32_t n_tokens;   /* slots in use */
         int32_t delta;       /* its keys were rotated for positions so much lower: rotate queries by -delta */
         uint32_t flags;      /* enum kvd_entry_flags */
-        uint32_t row;        /* for kvd_labels */
-        uint32_t pad;
+        uint32_t row, row_generation; /* for kvd_sequence_labels */
 };
 
 /* A table of at most max_blocks entries. -EUSERS: the space has too many sequences. Freed by kvd_sequence_close. */

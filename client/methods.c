@@ -106,7 +106,7 @@ const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t
                 return NULL;
         row = kvd_summary_row(&summary, s->summaries, s->entries[slot].row);
         stamp = shm_load((shm_u64 *)row);
-        if (stamp != ((uint64_t)s->entries[slot].generation << 32 | KVD_SUMMARY_MADE))
+        if (stamp != ((uint64_t)s->entries[slot].row_generation << 32 | KVD_SUMMARY_MADE))
                 return NULL;
         *shape = (struct kvd_label_shape){
                 .channels = summary.channels,

@@ -171,7 +171,10 @@ static void add_entry(struct kvd_sequence *s, kvd_ref ref, uint32_t n_tokens, ui
                 .n_tokens = n_tokens,
                 .flags = flags,
                 .row = id,
+                .row_generation = kvd_ref_generation(ref),
         };
+        if (flags & KVD_ENTRY_OWN)
+                use_begin(s, id, (struct kvd_use){0});
         s->n_tokens += n_tokens;
 }
 

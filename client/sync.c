@@ -46,6 +46,16 @@ static bool put_block(struct kvd_sequence *s, struct kvd_entry *entry, const str
         return true;
 }
 
+static void place_row(struct kvd_entry *entry, const struct kvd_change *change) {
+        bool told = change->kind == KVD_CHANGE_LEAVE || change->kind == KVD_CHANGE_ARRIVE;
+
+        entry->row = change->row;
+        entry->row_generation = told ? change->row_generation : kvd_ref_generation(change->ref);
+}
+
+/* What comes back was asked for: it counts for that much until attention says more. */
+static const struct kvd_use asked_for = {.mass = 256, .hits = 256};
+
 static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
         struct kvd_entry *entry = change->slot < s->n ? &s->entries[change->slot] : NULL;
 
@@ -63,10 +73,12 @@ static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
         default:
                 return false;
         }
-        if (change->kind == KVD_CHANGE_ARRIVE)
+        if (change->kind == KVD_CHANGE_ARRIVE) {
                 s->arrived[change->flags & KVD_ENTRY_APPROX ? 1 : 0]++;
+                use_begin(s, entry->block, asked_for);
+        }
         entry->flags = change->flags;
-        entry->row = change->row;
+        place_row(entry, change);
         return true;
 }
 
@@ -108,9 +120,10 @@ static bool apply_compaction(struct kvd_sequence *s, const struct kvd_change *ch
                 if (change->ref) {
                         place_block(s, entry, change);
                         entry->n_tokens = change->n_tokens;
+                        use_begin(s, entry->block, (struct kvd_use){0});
                 }
                 entry->flags = change->flags;
-                entry->row = change->row;
+                place_row(entry, change);
         }
         return true;
 }
@@ -321,26 +334,37 @@ int kvd_sequence_compact(struct kvd_sequence *s, uint32_t first, uint32_t n, uin
 /* ---- what attention says ----------------------------------------------------------------------------------------- */
 
 #define BETA 0.1f
+#define SUM_UNIT 16.0f /* of a sum: 4,095 averages fit */
 
-static uint16_t average(uint16_t old, float now) {
-        float value = (1 - BETA) * (float)old + BETA * 256 * now;
+/* kvreviver.profile = paper: scores add up. Otherwise a moving average. */
+static uint16_t renew(uint16_t old, float now, bool sum) {
+        float value = sum ? (float)old + SUM_UNIT * now : (1 - BETA) * (float)old + BETA * 256 * now;
 
         return value >= UINT16_MAX ? UINT16_MAX : value > 0 ? (uint16_t)(value + 0.5f) : 0;
 }
 
+static shm_u32 *use_word(const struct kvd_sequence *s, uint32_t block) {
+        return (shm_u32 *)((uint8_t *)s->view->page + kvd_use_off(s->view->ix->capacity)) + block;
+}
+
 /* Both numbers are one word, so that a reader never sees halves of two updates. */
+void use_begin(struct kvd_sequence *s, uint32_t block, struct kvd_use use) {
+        uint32_t word;
+
+        memcpy(&word, &use, sizeof word);
+        atomic_store_explicit(use_word(s, block), word, memory_order_relaxed);
+}
+
 void kvd_sequence_use(struct kvd_sequence *s, uint32_t slot, float mass, float hits) {
-        shm_u32 *words = (shm_u32 *)((uint8_t *)s->view->page + kvd_use_off(s->view->ix->capacity));
+        bool sum = kvd_setting_get(s->view->ix->settings, KVD_kvreviver_profile) == KVD_PAPER;
         struct kvd_use use;
         uint32_t word;
 
         if (slot >= s->n || !s->entries[slot].data || forked(s->space->handle))
                 return;
-        word = atomic_load_explicit(&words[s->entries[slot].block], memory_order_relaxed);
+        word = atomic_load_explicit(use_word(s, s->entries[slot].block), memory_order_relaxed);
         memcpy(&use, &word, sizeof use);
-        use = (struct kvd_use){average(use.mass, mass), average(use.hits, hits)};
-        memcpy(&word, &use, sizeof word);
-        atomic_store_explicit(&words[s->entries[slot].block], word, memory_order_relaxed);
+        use_begin(s, s->entries[slot].block, (struct kvd_use){renew(use.mass, mass, sum), renew(use.hits, hits, sum)});
 }
 
 /* Of a block that is not known to be anywhere there is no summary. */

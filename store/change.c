@@ -111,6 +111,7 @@ static void remap_taken(struct sequence *q, struct entry *e) {
         take_block(q, e);
         e->delta = e->new_delta;
         entry_set_flags(q, e, e->new_flags);
+        entry_free_spill(q, e); /* of what it was */
         space_count(q->space, KVD_SPACE_SHARED, 1);
 }
 
@@ -123,6 +124,7 @@ static void leave_taken(struct sequence *q, struct entry *e) {
                 space_count(space, KVD_SPACE_DROPPED, !!(e->new_flags & KVD_ENTRY_DROPPED));
                 drop_block(q, e);
                 entry_set_leaving(q, e, false);
+                revive_again(q);
         }
         entry_set_flags(q, e, e->new_flags);
         if (!(e->new_flags & KVD_ENTRY_VAGUE))
@@ -161,7 +163,7 @@ static void compact_taken(struct sequence *q, struct entry *e) {
 
 /* ---- not taken -------------------------------------------------------------------------------------------------- */
 
-/* The entry stays resident: what was copied is of no use. */
+/* The entry stays resident, and out of the sketch. */
 static void leave_not_taken(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];
 
@@ -170,6 +172,7 @@ static void leave_not_taken(struct sequence *q, uint32_t slot) {
         else if (!(e->flags & KVD_ENTRY_APPROX))
                 entry_forget_sketch(q, slot);
         entry_set_leaving(q, e, false);
+        revive_again(q);
         q->spent = q->n_own; /* relief asks again when something has changed */
 }
 
@@ -222,10 +225,14 @@ static struct kvd_change describe(const struct sequence *q, uint32_t slot) {
                 c.distance = e->distance;
 
         /* Labels of what left, and of an approximation, are those of the exact copy. */
-        if (e->spill != NONE && (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX)))
+        if (e->spill != NONE && (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX))) {
                 c.row = q->space->ix->capacity + e->spill;
-        else if (e->other)
+                c.row_generation = e->row_generation;
+        } else if (e->other) {
                 c.row = kvd_ref_id(e->other);
+                if (e->change == KVD_CHANGE_ARRIVE)
+                        c.row_generation = kvd_ref_generation(e->other);
+        }
         return c;
 }
 

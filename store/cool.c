@@ -24,8 +24,8 @@ static void offer_leave(struct sequence *q, uint32_t slot, uint32_t how) {
         change_offer(q, slot, &offer);
 }
 
-/* An approximation has its exact copy and its tokens where they were: it can just go. */
-static bool cool_approximation(struct sequence *q, uint32_t slot) {
+/* An approximation, and what came back exactly, has its copy and its tokens where they were: it can just go. */
+static bool leave_again(struct sequence *q, uint32_t slot) {
         const struct entry *e = &q->entries[slot];
         uint32_t how = (e->spill != NONE ? KVD_ENTRY_SPILLED : 0) |
                        (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
@@ -37,7 +37,7 @@ static bool cool_approximation(struct sequence *q, uint32_t slot) {
         return true;
 }
 
-static bool can_be_copied(const struct space *space, enum kvd_cool how) {
+static bool can_be_copied(struct space *space, enum kvd_cool how) {
         if (!is_on(space, KVD_kvreviver_on))
                 return false;
         if (is_on(space, KVD_kvreviver_spill) && spill_has_room(space))
@@ -56,7 +56,9 @@ bool cool_entry(struct sequence *q, uint32_t slot, enum kvd_cool how) {
                 return true;
         }
         if (e->flags & KVD_ENTRY_APPROX)
-                return cool_approximation(q, slot);
+                return leave_again(q, slot);
+        if (e->spill != NONE && is_on(q->space, KVD_kvreviver_on))
+                return leave_again(q, slot);
         if (e->flags & KVD_ENTRY_COMPACT) /* no approximation of what is one already */
                 how = KVD_COOL_SPILL;
         if (!can_be_copied(q->space, how))
@@ -86,6 +88,7 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
 static void stay(struct sequence *q, struct entry *e) {
         e->busy = IDLE;
         entry_set_leaving(q, e, false);
+        revive_again(q);
 }
 
 /* Where the copy goes. False: there is no room for what must be had. */
@@ -129,6 +132,7 @@ static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) 
         if (!find_copy_room(q, s != NULL, &spill)) {
                 sketch_drop_unused(q, s);
                 stay(q, e);
+                q->spent = q->n_own; /* relief would only ask again, and again */
                 return true;
         }
         if (s)
@@ -160,6 +164,7 @@ static void copied(struct sequence *q, const struct job_item *item, const struct
         e->spill = item->spill;
         q->n_copies += e->spill != NONE;
         e->checksum = copy->checksum;
+        e->row_generation = kvd_ref_generation(e->ref);
         offer_leave(q, item->slot, flags);
 }
 
@@ -171,7 +176,7 @@ static void not_copied(struct job *job, struct sequence *q, const struct job_ite
                 return;
         sketch_leave(q, &q->entries[item->slot], false);
         stay(q, &q->entries[item->slot]);
-        q->spent = q->n_own; /* relief would only ask again, and again */
+        q->spent = q->n_own;
 }
 
 static void again(struct sequence *q, const struct job *job) {

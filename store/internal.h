@@ -238,6 +238,9 @@ struct space {
         int spill_fd;              /* owned; -1 until first used */
         uint32_t *free_spills;     /* owned; stack of unused spill slots, see spill.c */
         uint32_t n_free_spills;
+        bool has_clean;            /* there may be copies of entries that are resident again */
+        uint32_t clean_sequence, clean_entry; /* ... where they are looked for next */
+        uint64_t clean_looks;      /* ... in vain, so far */
         struct sketch *dead_sketches; /* owned; their memory is being freed */
         uint32_t spill_end;        /* slots from here on never had memory */
         uint64_t spill_bytes;      /* of slots and sketches, charged to the store */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare: which blocks a worker compares, and what becomes of its answer. A step that ended is compared
- * with older ones: its full blocks, but for the sequence's first, last and newest, may be replaced; full blocks of
- * older steps may stand in, if they are what they say (no approximation, no replacement). A block that is replaced is
- * the sequence's own; one that stands in may also be of the prefix cache, or of another sequence of the space (cross_seq).
+ * MemShare: which blocks a worker compares, and what becomes of its answer. A step that ended is compared with older
+ * ones: its full blocks, but for the sequence's first and newest (memshare.recent_guard; in the paper's profile none
+ * is spared), may be replaced; full blocks of older steps may stand in, if they are what they say (no approximation,
+ * no replacement). A block that is replaced is the sequence's own; one that stands in may also be of the prefix
+ * cache, or of another sequence of the space (cross_seq).
  */
 
 #include <errno.h>
@@ -72,9 +73,9 @@ static bool is_full(const struct space *space, const struct entry *e) {
 
 static bool is_target(const struct sequence *q, uint32_t slot) {
         const struct entry *e = &q->entries[slot];
-        double guard = MAX(setting(q->space, KVD_memshare_recent_guard), 1);
+        bool paper = setting(q->space, KVD_memshare_profile) == KVD_PAPER;
 
-        return slot > 0 && slot + guard < q->n_entries && e->busy == IDLE && entry_is_own(e) &&
+        return (slot > 0 || paper) && slot + setting(q->space, KVD_memshare_recent_guard) < q->n_entries && e->busy == IDLE && entry_is_own(e) &&
                !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) && is_full(q->space, e) &&
                q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }

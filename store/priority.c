@@ -74,10 +74,9 @@ static uint64_t recent_from(const struct sequence *q) {
         return q->n_tokens - (uint64_t)MIN(recent, q->n_tokens);
 }
 
+/* Each by the setting that says so, and nothing besides: in a paper's profile there may be none. */
 static bool is_protected(const struct sequence *q, uint32_t slot) {
-        double last = MAX(setting(q->space, KVD_memshare_recent_guard), 1);
-
-        return slot < setting(q->space, KVD_keydiff_sink_blocks) || slot + last >= q->n_entries ||
+        return slot < setting(q->space, KVD_keydiff_sink_blocks) ||
                q->entries[slot].position + q->entries[slot].n_tokens > recent_from(q);
 }
 

@@ -8,12 +8,15 @@
  *      1  private blocks that nobody names (private.c)           in every allocation, and when there is time
  *      2  prefixes that nobody uses (evict.c)                    in every allocation
  *      3  the largest sequences are compared once more           MemShare
- *      4  their blocks of lowest priority leave: exact copies,   KVReviver, down to its budget of each sequence
- *         and the sketch in front of them
- *      5  ... without a copy, if kvreviver.drop allows it
- *      6  allocations are refused
+ *      4  their blocks of lowest priority leave, copied exactly  KVReviver, down to its budget of each sequence
+ *      5  ... into the sketch alone: where no copies are made (kvreviver.spill), or there is no room for one more and
+ *         kvreviver.drop allows it
+ *      6  ... without anything, if kvreviver.drop allows it and there is no sketch
+ *      7  allocations are refused
  *
- * Nothing here waits: it asks for jobs, and clients take what comes of them when they can.
+ * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy is as near. Who wants
+ * it asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for jobs, and clients take what comes of them when they
+ * can.
  */
 
 #include <string.h>
@@ -65,13 +68,13 @@ static uint64_t blocks_needed(struct space *space) {
 /* ---- by which means --------------------------------------------------------------------------------------------- */
 
 /* 0: by none. */
-static enum kvd_cool means(const struct space *space) {
+static enum kvd_cool means(struct space *space) {
         bool vague = setting(space, KVD_kvreviver_vague) > 0;
 
         if (!is_on(space, KVD_kvreviver_on))
                 return 0;
-        if (is_on(space, KVD_kvreviver_spill) && space->n_free_spills)
-                return vague ? KVD_COOL_VAGUE : KVD_COOL_SPILL;
+        if (is_on(space, KVD_kvreviver_spill) && spill_has_room(space))
+                return KVD_COOL_SPILL;
         if (vague && !is_on(space, KVD_kvreviver_spill))
                 return KVD_COOL_VAGUE;
         return is_on(space, KVD_kvreviver_drop) ? vague ? KVD_COOL_VAGUE : KVD_COOL_DROP : 0;
@@ -162,6 +165,15 @@ static bool relieve(struct sequence *q, uint64_t need) {
                 return true; /* they end, one way or the other: then this is called again */
         priority_rank(q);
         return cool_lowest(q, n, how) > 0;
+}
+
+uint32_t relief_swap(struct sequence *q, uint32_t n) {
+        enum kvd_cool how = means(q->space);
+
+        if (!how)
+                return 0;
+        priority_rank(q);
+        return cool_lowest(q, n, how);
 }
 
 #define TRIES 4u /* sequences of one call */

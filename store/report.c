@@ -20,7 +20,7 @@ static bool summaries_pending(const struct sequence *q) {
 }
 
 static bool is_pending(const struct sequence *q) {
-        return q->changes.n || job_pending(&q->cooling) || job_pending(&q->reviving) || job_pending(&q->forgetting) ||
+        return q->changes.n || q->cool.n || q->revive.n || q->compact.n || job_pending(&q->cooling) || job_pending(&q->reviving) || job_pending(&q->forgetting) ||
                job_pending(&q->rebuilding) || job_pending(&q->comparing) || job_pending(&q->compacting) || critical_pending(q) || summaries_pending(q);
 }
 

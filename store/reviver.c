@@ -5,6 +5,9 @@
  * or from the sketch; then the client is asked to take it. With both, the approximation comes first and the exact block
  * replaces it. An approximation is marked as one for as long as it is there; a copy whose checksum is another is never
  * shown.
+ *
+ * Where there is no room, blocks change places: resident entries of the same sequence that are worth least leave (those
+ * with a copy already at once), and what was asked for waits until its client has let them go.
  */
 
 #include <errno.h>
@@ -95,8 +98,27 @@ static void add_revive(struct sequence *q, uint32_t slot, kvd_ref to, bool appro
         e->want &= (uint8_t)~(approx ? KVD_REVIVE_APPROX : KVD_REVIVE_EXACT);
 }
 
-/* One entry into the job: approximately first, if that is wanted and can be had still. False: another job's. */
-static bool write_one_revive(struct sequence *q, uint32_t slot, struct job *job) {
+/* Whether entries leave, or are about to, for those that want to come; they are looked for once. */
+static bool make_way(struct sequence *q) {
+        uint32_t leaving = 0;
+
+        for (uint32_t i = 0; i < q->n_entries; i++)
+                leaving += q->entries[i].leaving;
+        if (leaving || q->swapped)
+                return leaving;
+        q->swapped = true;
+        return relief_swap(q, q->revive.n + 1) > 0;
+}
+
+void revive_again(struct sequence *q) {
+        if (q->revive.n)
+                job_ask(&q->reviving);
+}
+
+enum written { WRITTEN, OTHER_JOB, NO_ROOM };
+
+/* One entry into the job: approximately first, if that is wanted and can be had still. */
+static enum written write_one_revive(struct sequence *q, uint32_t slot, struct job *job) {
         struct entry *e = &q->entries[slot];
         struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
         bool approx = (e->want & KVD_REVIVE_APPROX) && s && sketch_answers(q, s);
@@ -104,21 +126,23 @@ static bool write_one_revive(struct sequence *q, uint32_t slot, struct job *job)
 
         if (!approx && (!(e->want & KVD_REVIVE_EXACT) || e->spill == NONE)) {
                 refused(q, slot);
-                return true;
+                return WRITTEN;
         }
         if (approx && job->sketch && job->sketch != s->number)
-                return false;
+                return OTHER_JOB;
         to = revive_room(q);
+        if (!to && make_way(q))
+                return NO_ROOM;
         if (!to) {
                 refused(q, slot);
-                return true;
+                return WRITTEN;
         }
         if (approx)
                 job->sketch = s->number;
         else
                 e->want &= (uint8_t)~KVD_REVIVE_APPROX;
         add_revive(q, slot, to, approx, job);
-        return true;
+        return WRITTEN;
 }
 
 #define REVIVE_BLOCKS 64u /* of one job: somebody waits for the first */
@@ -126,13 +150,15 @@ static bool write_one_revive(struct sequence *q, uint32_t slot, struct job *job)
 static bool write_revive(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         uint32_t room = MIN(job_blocks(job), REVIVE_BLOCKS), slot;
+        enum written how = WRITTEN;
 
-        while (job->n_items < room && (slot = list_pop(q, &q->revive)) != NONE)
-                if (!write_one_revive(q, slot, job)) {
+        while (how == WRITTEN && job->n_items < room && (slot = list_pop(q, &q->revive)) != NONE) {
+                how = write_one_revive(q, slot, job);
+                if (how != WRITTEN)
                         list_push_first(q, &q->revive, slot);
-                        break;
-                }
-        if (q->revive.n)
+        }
+        q->swapped &= q->revive.n > 0;
+        if (q->revive.n && how != NO_ROOM) /* who waits for room is asked for when somebody has left */
                 job_ask(t);
         return job->n_items > 0;
 }
@@ -190,7 +216,7 @@ static void not_arrived(struct sequence *q, const struct job_item *item, uint32_
         }
 }
 
-static void revive_again(struct sequence *q, const struct job *job) {
+static void want_again(struct sequence *q, const struct job *job) {
         for (uint32_t i = job->n_items; i-- > 0;) {
                 const struct job_item *item = &job->items[i];
                 struct entry *e = &q->entries[item->slot];
@@ -217,7 +243,7 @@ static void settle_revive(struct job *job, enum job_end end, const void *results
                         not_arrived(q, item, end == JOB_DONE ? error[i] : EIO);
         }
         if (q && end == JOB_AGAIN)
-                revive_again(q, job);
+                want_again(q, job);
         if (q && q->changes.n)
                 sync_news(q->space);
 }

@@ -36,6 +36,7 @@ enum entry_busy {
 struct entry {
         kvd_ref ref;           /* resident block; 0: it has left */
         uint64_t checksum;     /* of the exact copy */
+        uint32_t row_generation; /* of the block that it was made of, which the copy's row of the summaries has, too */
         uint32_t position;     /* of its first token */
         uint32_t spill;        /* slot with the exact copy; NONE */
         uint32_t sketch;       /* number, if ordinal is set */
@@ -108,6 +109,7 @@ struct sequence {
         uint32_t n_copies;     /* entries that have an exact copy, resident or not */
         uint32_t compared;     /* step of the COMPARE job in flight */
         uint32_t n_compared;   /* steps before it are not wanted */
+        bool swapped;          /* entries were asked to make way for those in revive */
         bool passed;           /* relief had it compared again, in this time of need */
         uint32_t spent;        /* ... and found nothing to let go when n_own was this; 0: did not look */
         uint32_t n_unscored;   /* entries that came since the last scoring */
@@ -155,8 +157,9 @@ void summarise_block(struct space *space, uint32_t id); /* if any method wants i
 void methods_changed(struct space *space);              /* after a setting was changed */
 
 /* spill.c */
-bool spill_has_room(const struct space *space); /* for one more block */
+bool spill_has_room(struct space *space); /* for one more block; gives up copies of resident ones for it */
 uint32_t spill_alloc(struct space *space); /* or NONE */
+void spill_clean(struct space *space); /* a copy is of a resident entry now: it may be given up */
 void spill_free(struct space *space, uint32_t slot);
 uint32_t spill_free_at(const struct space *space, uint32_t i); /* the i-th unused slot, for check.c */
 bool spill_charge(struct space *space, uint64_t bytes); /* against what all spaces may use */
@@ -166,7 +169,7 @@ void spill_close(struct space *space);
 
 /* sketch.c */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
-struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* one that takes them; made if need be */
+struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* takes them; made if need be; NULL: none */
 void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch); /* if nothing is in it; NULL is fine */
 void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch); /* gives it its ordinals */
 bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
@@ -181,6 +184,7 @@ void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact aga
 bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
 
 /* reviver.c */
+void revive_again(struct sequence *sequence); /* somebody has left, or stays: is there room for who wants to come? */
 kvd_ref revive_room(struct sequence *sequence); /* a block for a worker to fill: FILLING, in nobody's list; 0: none */
 
 /* compact.c */
@@ -198,6 +202,7 @@ void priority_look(struct space *space); /* idle */
 
 /* relief.c */
 void space_relieve(struct space *space); /* idle; a bounded amount of work */
+uint32_t relief_swap(struct sequence *sequence, uint32_t n); /* up to n entries that are worth least leave: how many */
 
 /* critical.c */
 void critical_free(struct sequence *sequence);

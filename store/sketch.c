@@ -7,6 +7,10 @@
  * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence ever
  * gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its exact
  * copy (job FORGET); without one its ordinals stay behind as noise, which the load guard counts.
+ *
+ * A sketch takes no more tokens than kvreviver.max_load lets it answer for: what is over that leaves with its exact copy
+ * alone, and one that nothing gets into is not kept. A sequence has a sketch for each epoch of its tokens, no more; so
+ * sketches cost what kvreviver.vague and kvreviver.budget say, and every cell is one that somebody may ask.
  */
 
 #include <errno.h>
@@ -126,16 +130,36 @@ struct sketch *sketch_find(struct sequence *q, uint32_t number) {
         return s;
 }
 
-struct sketch *sketch_for(struct sequence *q, uint32_t n_tokens) {
-        struct sketch *s = q->sketches;
-
-        return s && s->n_ordinals + n_tokens <= epoch_tokens(q) ? s : sketch_new(q);
+static bool answers_for(const struct sequence *q, double n_tokens, double cells) {
+        return n_tokens <= setting(q->space, KVD_kvreviver_max_load) * cells;
 }
 
 bool sketch_answers(const struct sequence *q, const struct sketch *s) {
-        double cells = (double)s->rows * s->columns;
+        return !s->broken && answers_for(q, s->n_tokens, (double)s->rows * s->columns);
+}
 
-        return !s->broken && s->n_tokens <= setting(q->space, KVD_kvreviver_max_load) * cells;
+static bool has_ordinals(const struct sequence *q, const struct sketch *s, uint32_t n_tokens) {
+        return s->n_ordinals + n_tokens <= epoch_tokens(q);
+}
+
+/* Whether a new one would be of use, and is due: the newest is through its epoch, or there are fewer than epochs. */
+static bool wants_another(const struct sequence *q, uint32_t n_sketches, uint32_t n_tokens) {
+        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows);
+
+        if (!answers_for(q, n_tokens, (double)rows * columns(q, rows)))
+                return false;
+        return !q->sketches || !has_ordinals(q, q->sketches, n_tokens) ||
+               n_sketches < DIV_UP(q->n_tokens, epoch_tokens(q));
+}
+
+struct sketch *sketch_for(struct sequence *q, uint32_t n_tokens) {
+        uint32_t n = 0;
+
+        for (struct sketch *s = q->sketches; s; s = s->next, n++)
+                if (!s->broken && has_ordinals(q, s, n_tokens) &&
+                    answers_for(q, (double)s->n_tokens + n_tokens, (double)s->rows * s->columns))
+                        return s;
+        return wants_another(q, n, n_tokens) ? sketch_new(q) : NULL;
 }
 
 static void sketch_free_if_empty(struct sequence *q, struct sketch *s) {
@@ -210,11 +234,15 @@ static bool deletes_estimates(const struct space *space) {
         return setting(space, KVD_kvreviver_delete) == 0;
 }
 
-/* Resident, and exact: its tokens leave the sketch, if there is a way to take them out; then its copy goes. */
+/*
+ * Resident, and exact: its tokens leave the sketch, if there is a way to take them out. Its copy stays, so that it may
+ * leave again at once, until the room is wanted (spill.c).
+ */
 void entry_forget_sketch(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];
         bool in_sketch = e->ordinal != KVD_NO_ORDINAL;
 
+        spill_clean(q->space);
         if (in_sketch && !sketch_find(q, e->sketch)->broken && (e->spill != NONE || deletes_estimates(q->space))) {
                 e->busy = FORGET_WANTED;
                 list_push(q, &q->forget, slot);
@@ -222,14 +250,12 @@ void entry_forget_sketch(struct sequence *q, uint32_t slot) {
                 return;
         }
         sketch_leave(q, e, false);
-        entry_free_spill(q, e);
 }
 
 /* ---- FORGET: out of the sketch ---------------------------------------------------------------------------------- */
 
 static void forgotten(struct sequence *q, struct entry *e, bool taken_out) {
         sketch_leave(q, e, taken_out);
-        entry_free_spill(q, e);
         e->busy = IDLE;
 }
 

@@ -2,7 +2,8 @@
 
 /*
  * Memory of exact copies: one memfd per space, a slot per block. A slot has memory from when a worker writes it until
- * it is freed (a hole is punched). What all spaces use of it, sketches included, is bounded by spill_bytes.
+ * it is freed (a hole is punched). What all spaces use of it, sketches included, is bounded by spill_bytes. Copies of
+ * blocks that are resident again are kept while nobody needs the room.
  */
 
 #include <errno.h>
@@ -30,21 +31,29 @@ void spill_discharge(struct space *space, uint64_t bytes) {
         space->spill_bytes -= bytes;
 }
 
-/* ---- slots ------------------------------------------------------------------------------------------------------ */
+static void make_room(struct space *space);
 
-/* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
-bool spill_has_room(const struct space *space) {
+static bool has_room(const struct space *space) {
         const struct store *store = space_store(space);
 
         return space->n_free_spills && store->spill_used + space->ix->block_bytes <= store->config.spill_bytes;
 }
 
-uint32_t spill_alloc(struct space *space) {
-        uint32_t i = space->n_free_spills - 1, slot;
+/* ---- slots ------------------------------------------------------------------------------------------------------ */
 
-        if (!space->n_free_spills || !spill_charge(space, space->ix->block_bytes))
+/* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
+bool spill_has_room(struct space *space) {
+        if (!has_room(space))
+                make_room(space);
+        return has_room(space);
+}
+
+uint32_t spill_alloc(struct space *space) {
+        uint32_t i, slot;
+
+        if (!spill_has_room(space) || !spill_charge(space, space->ix->block_bytes))
                 return NONE;
-        space->n_free_spills--;
+        i = --space->n_free_spills;
         slot = space->free_spills[i] + (space->ix->spill_slots - 1 - i);
         space->spill_end = MAX(space->spill_end, slot + 1);
         return slot;
@@ -66,6 +75,56 @@ void spill_free(struct space *space, uint32_t slot) {
 
 uint32_t spill_free_at(const struct space *space, uint32_t i) {
         return space->free_spills[i] + (space->ix->spill_slots - 1 - i);
+}
+
+/* ---- copies of what is resident again ---------------------------------------------------------------------------- */
+
+static bool is_clean(const struct entry *e) {
+        return e->ref && e->spill != NONE && e->busy == IDLE && !(e->flags & KVD_ENTRY_APPROX);
+}
+
+#define RECLAIM_LOOKS 8192u /* entries of one call: about half a millisecond */
+#define RECLAIM_COPIES 64u
+
+/* Gives up copies of resident entries, from where it stopped the last time. A round in vain is the last one for now. */
+static void reclaim(struct space *space) {
+        uint32_t given = 0, looks;
+
+        for (looks = 0; looks < RECLAIM_LOOKS && given < RECLAIM_COPIES; looks++) {
+                struct sequence *q = space->sequences[space->clean_sequence % KVD_MAX_SEQUENCES];
+
+                if (!q || space->clean_entry >= q->n_entries) {
+                        space->clean_sequence++;
+                        space->clean_entry = 0;
+                        continue;
+                }
+                if (is_clean(&q->entries[space->clean_entry])) {
+                        entry_free_spill(q, &q->entries[space->clean_entry]);
+                        given++;
+                }
+                space->clean_entry++;
+        }
+        space->clean_looks = given ? 0 : space->clean_looks + looks;
+        if (space->clean_looks > space->n_entries + KVD_MAX_SEQUENCES)
+                space->has_clean = false;
+}
+
+void spill_clean(struct space *space) {
+        space->has_clean = true;
+        space->clean_looks = 0;
+}
+
+/* The space's own first; what all spaces may use is all spaces' to give. */
+static void make_room(struct space *space) {
+        if (space->has_clean)
+                reclaim(space);
+        for (struct domain *d = space_store(space)->domains; d && space->n_free_spills; d = d->next)
+                for (struct space *s = d->spaces; s; s = s->next) {
+                        if (has_room(space))
+                                return;
+                        if (s != space && s->has_clean)
+                                reclaim(s);
+                }
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */

@@ -36,6 +36,7 @@ struct kvd_change {
         union {
                 float distance;    /* REMAP: of the two blocks */
                 uint32_t n_tokens; /* COMPACT: in the block */
+                uint32_t row_generation; /* LEAVE, ARRIVE: in the row's stamp */
         };
 };
 static_assert(sizeof(struct kvd_change) == 32, "wire format");

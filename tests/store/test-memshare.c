@@ -72,6 +72,27 @@ START_TEST(a_repeated_step_is_shared) {
 }
 END_TEST
 
+/* Algorithm 1 spares no block for its place: the first of a sequence, and the newest, may be replaced, too. */
+START_TEST(the_papers_profile_spares_no_block) {
+        struct table u;
+
+        set(space, "memshare.profile", "paper");
+        set(space, "memshare.cross_seq", "on");
+        table_open(&u, a, 64, true);
+        ck_assert_int_eq(step(&u, 4, 500), 1);
+        ck_assert_int_eq(step(&t, 4, 500), 1);
+        ck_assert_int_eq(step(&t, 4, 500), 1);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 8);
+        for (uint32_t i = 0; i < 8; i++)
+                ck_assert_uint_eq(t.slots[i].flags, KVD_ENTRY_OWN | KVD_ENTRY_SHARED);
+        idle();
+        check_clean(space);
+        table_close(&t);
+        table_close(&u);
+}
+END_TEST
+
 START_TEST(without_alignment_there_is_no_delta) {
         set(space, "memshare.align", "none");
         two_like_steps();
@@ -345,6 +366,7 @@ int main(void) {
         tcase_add_checked_fixture(tc, setup, teardown);
         tcase_set_timeout(tc, 60);
         tcase_add_test(tc, a_repeated_step_is_shared);
+        tcase_add_test(tc, the_papers_profile_spares_no_block);
         tcase_add_test(tc, without_alignment_there_is_no_delta);
         tcase_add_test(tc, what_is_not_taken_stays);
         tcase_add_test(tc, short_steps_and_others_are_not_compared);

@@ -129,6 +129,36 @@ START_TEST(a_sequence_keeps_its_budget) {
 }
 END_TEST
 
+/* As shipped: exact copies alone. A sketch in front of them would cost as much and answer for less. */
+START_TEST(relief_copies_and_leaves_sketches_alone) {
+        set(space, "kvreviver.vague", "0.1");
+        ck_assert_int_eq(table_append(&t, 95 * BT, 1), 0);
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 95), 80);
+        ck_assert_uint_eq(usage_of(space).spilled, 15);
+        ck_assert_uint_eq(usage_of(space).vague, 0);
+        ck_assert_uint_eq(usage_of(space).sketch_bytes, 0);
+        table_close(&t);
+}
+END_TEST
+
+/* The papers spare no token for its place alone. */
+START_TEST(papers_profiles_protect_nothing) {
+        set(space, "keydiff.profile", "paper");
+        set(space, "kvreviver.recent", "0");
+        set(space, "pressure.keydiff", "0");
+        ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
+        for (uint32_t i = 0; i < 92; i++)
+                use(i, i < 4 || i >= 84 ? 1 : 300, 0);
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 4) + resident(84, 8), 0);
+        ck_assert_uint_eq(resident(4, 80), 80);
+        table_close(&t);
+}
+END_TEST
+
 START_TEST(the_largest_sequence_gives) {
         struct table u;
 
@@ -278,6 +308,8 @@ int main(void) {
         tcase_add_test(tc, signals_are_weighed_and_may_be_missing);
         tcase_add_test(tc, without_reports_keydiff_decides);
         tcase_add_test(tc, a_sequence_keeps_its_budget);
+        tcase_add_test(tc, relief_copies_and_leaves_sketches_alone);
+        tcase_add_test(tc, papers_profiles_protect_nothing);
         tcase_add_test(tc, the_largest_sequence_gives);
         tcase_add_test(tc, a_refusal_starts_relief);
         tcase_add_test(tc, without_room_for_copies_nothing_goes_but_if_it_may);

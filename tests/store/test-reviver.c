@@ -262,14 +262,212 @@ END_TEST
 START_TEST(K15_load_guard) {
         uint32_t exact, approx;
 
-        set(space, "kvreviver.vague", "0.1");
-        cooled(8, KVD_COOL_VAGUE); /* 32 tokens in 3 cells */
+        cooled(8, KVD_COOL_VAGUE); /* 32 tokens in 24 cells */
+        set(space, "kvreviver.max_load", "1");
         ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, all, 8, &exact, &approx), -ENODATA);
         ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 8);
         revive(KVD_REVIVE_BOTH, 8, 8, 0);
         work();
         ck_assert_uint_eq(table_sync(&t, NULL), 8);
         table_check(&t);
+        table_close(&t);
+}
+END_TEST
+
+/* Settings as shipped: a sequence of 16,384 tokens has sketches of 51 cells, of which each answers for two tokens. */
+START_TEST(a_sketch_takes_no_more_than_it_answers_for) {
+        static uint32_t slots[1000];
+        uint32_t vague = 0, exact, approx;
+        struct sequence *q;
+
+        teardown();
+        fixture_open(1300, 1300);
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(space, "pressure", "off");
+        table_open(&t, a, 1200, false);
+        q = sequence_find(a, t.number);
+        ck_assert_int_eq(table_append(&t, 1000 * BT, 10), 0);
+        for (uint32_t i = 0; i < 1000; i++)
+                slots[i] = i;
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, slots, 1000), 1000);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 1000);
+        for (uint32_t i = 0; i < 1000; i++) {
+                ck_assert(t.slots[i].flags & KVD_ENTRY_SPILLED);
+                vague += !!(t.slots[i].flags & KVD_ENTRY_VAGUE);
+        }
+        ck_assert_uint_eq(vague, 2 * (51 * 2 / BT)); /* 4,000 tokens are two epochs */
+        for (struct sketch *s = q->sketches; s; s = s->next)
+                ck_assert(sketch_answers(q, s));
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, slots, 1000, &exact, &approx), 0);
+        ck_assert_uint_eq(approx, vague);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), vague);
+        check_clean(space);
+        ck_assert_int_eq(sequence_close(a, t.number), 0);
+}
+END_TEST
+
+START_TEST(a_sketch_too_small_for_a_block_is_not_made) {
+        set(space, "kvreviver.vague", "0.1"); /* 3 cells */
+        set(space, "kvreviver.max_load", "1");
+        cooled(8, KVD_COOL_VAGUE);
+        ck_assert_ptr_null(sequence_find(a, t.number)->sketches);
+        ck_assert_uint_eq(usage_of(space).vague, 0);
+        ck_assert_uint_eq(usage_of(space).spilled, 8);
+        ck_assert_uint_eq(usage_of(space).sketch_bytes, 0);
+        ck_assert_int_eq(table_append(&t, 4 * BT, 100), 0);
+        set(space, "kvreviver.spill", "off"); /* and without a copy nobody leaves who could not come back */
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all + 8, 4), 4);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 0);
+        for (uint32_t i = 8; i < 12; i++)
+                ck_assert_uint_eq(t.slots[i].flags, KVD_ENTRY_OWN);
+        idle();
+        check_clean(space);
+        table_close(&t);
+}
+END_TEST
+
+/* ---- copies that are kept ---------------------------------------------------------------------------------------- */
+
+START_TEST(who_came_back_leaves_again_without_a_copy) {
+        cooled(8, KVD_COOL_SPILL);
+        for (uint32_t round = 0; round < 3; round++) {
+                revive(KVD_REVIVE_EXACT, 8, 8, 0);
+                ck_assert_uint_eq(work(), 1);
+                ck_assert_uint_eq(table_sync(&t, NULL), 8);
+                ck_assert_uint_eq(usage_of(space).copy_bytes, 8 * BLOCK_BYTES);
+                table_check(&t);
+                ck_assert_int_eq(sequence_cool(a, t.number, round ? KVD_COOL_VAGUE : KVD_COOL_SPILL, all, 8), 8);
+                ck_assert_uint_eq(work(), 0);
+                ck_assert_uint_eq(table_sync(&t, NULL), 8);
+                ck_assert_uint_eq(t.slots[7].flags, KVD_ENTRY_OWN | KVD_ENTRY_SPILLED);
+                idle();
+                check_clean(space);
+        }
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(kept_copies_give_way_to_others) {
+        struct space *other;
+        struct table u;
+
+        fixture_close();
+        fixture_open(64, 10); /* copies of all spaces */
+        space = fixture_space("s", 32);
+        other = fixture_space("other", 32);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(other, "kvreviver", "on");
+        table_open(&t, a, 32, true);
+        cooled(8, KVD_COOL_SPILL);
+        revive(KVD_REVIVE_EXACT, 8, 8, 0);
+        work();
+        table_sync(&t, NULL);
+        ck_assert_int_eq(table_append(&t, 4 * BT, 200), 0);
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, all + 8, 4), 4);
+        work();
+        ck_assert_uint_eq(table_sync(&t, NULL), 4);
+        ck_assert_uint_le(store->spill_used, 10 * BLOCK_BYTES);
+        check_clean(space);
+        table_open(&u, fixture_attach(other), 32, true); /* another space's are as good */
+        ck_assert_int_eq(table_append(&u, 6 * BT, 10), 0);
+        ck_assert_int_eq(sequence_cool(u.a, u.number, KVD_COOL_SPILL, all, 6), 6);
+        work();
+        ck_assert_uint_eq(table_sync(&u, NULL), 6);
+        check_clean(space);
+        check_clean(other);
+        revive(KVD_REVIVE_EXACT, 12, 4, 0); /* nothing that was gone is lost */
+        work();
+        table_sync(&t, NULL);
+        table_check(&t);
+        table_close(&u);
+        table_close(&t);
+}
+END_TEST
+
+/* ---- changing places ---------------------------------------------------------------------------------------------- */
+
+static void attend(uint32_t slot, uint16_t mass) {
+        uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
+        struct kvd_use *at = (struct kvd_use *)(page + kvd_use_off(space_index(space)->capacity));
+
+        at[kvd_ref_id(t.slots[slot].ref)] = (struct kvd_use){.mass = mass};
+}
+
+/* A pool of 32 blocks, all of them in use; entries 0 to 7 have left. */
+static void fill_up(struct table *u) {
+        table_close(&t);
+        idle();
+        fixture_close();
+        fixture_open(32, 64);
+        space = fixture_space("s", 32);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(space, "pressure", "off");
+        set(space, "kvreviver.recent", "0");
+        set(space, "keydiff.sink_blocks", "0");
+        table_open(&t, a, 32, true);
+        cooled(8, KVD_COOL_SPILL);
+        ck_assert_int_eq(table_append(&t, 8 * BT, 100), 0);
+        table_open(u, a, 64, true);
+        while (table_append(u, BT, 1000) == 0)
+                ;
+        for (uint32_t i = 8; i < 16; i++)
+                attend(i, (uint16_t)(100 + (i * 5) % 8));
+        work();
+}
+
+START_TEST(where_there_is_no_room_places_change) {
+        uint32_t resident = 0;
+        struct table u;
+
+        fill_up(&u);
+        revive(KVD_REVIVE_EXACT, 3, 3, 0);
+        for (int i = 0; i < 6; i++) {
+                struct sequence_report report;
+
+                work();
+                check_clean(space);
+                sequence_report(a, t.number, &report);
+                if (!report.pending)
+                        break;
+                table_sync(&t, NULL);
+                idle();
+        }
+        table_check(&t);
+        for (uint32_t i = 0; i < 3; i++)
+                ck_assert_uint_ne(t.slots[i].ref, 0);
+        for (uint32_t i = 8; i < 16; i++) {
+                ck_assert_int_eq(t.slots[i].ref != 0, (i * 5) % 8 >= 3); /* those of least mass left */
+                resident += t.slots[i].ref != 0;
+        }
+        ck_assert_uint_eq(resident, 5);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 0);
+        ck_assert_uint_eq(u.n, 24);
+        table_close(&u);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(who_does_not_make_way_is_not_asked_again) {
+        struct table u;
+
+        fill_up(&u);
+        revive(KVD_REVIVE_EXACT, 3, 3, 0);
+        work();
+        ck_assert_uint_eq(table_sync(&t, nothing), 0);
+        for (int i = 0; i < 20 && work(); i++)
+                table_sync(&t, nothing);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 3);
+        idle();
+        check_clean(space);
+        table_check(&t);
+        table_close(&u);
         table_close(&t);
 }
 END_TEST
@@ -610,7 +808,7 @@ static void random_slots(uint32_t *ret, uint32_t *n) {
 static void one_step(void) {
         uint32_t slots[8], n, exact, approx;
 
-        switch (random_below(&rnd, 9)) {
+        switch (random_below(&rnd, 10)) {
         case 0:
                 if (t.n < 30)
                         refusals += table_append(&t, 1 + random_below(&rnd, 3 * BT), random_below(&rnd, 90000)) < 0;
@@ -631,7 +829,13 @@ static void one_step(void) {
                 sequence_revive(a, t.number, 1 + random_below(&rnd, 3), slots, n, &exact, &approx);
                 break;
         case 6:
+                n = random_below(&rnd, t.n); /* now and then: what was packed is packed for good */
+                if (random_below(&rnd, 12) == 0)
+                        ck_assert_int_ge(sequence_compact(a, t.number, n, MIN(t.n - n, 4), 1 + random_below(&rnd, 3 * BT)),
+                                         -EBUSY);
+                break;
         case 7:
+        case 8:
                 table_sync(&t, sometimes);
                 break;
         default:
@@ -671,6 +875,7 @@ static void begin_again(uint32_t round) {
         set(space, "kvreviver.max_load", round % 5 ? "4" : "1000");
         set(space, "kvreviver.epoch", round % 4 ? "64" : "8");
         set(space, "kvreviver.delete", round % 7 ? "exact_or_tombstone" : "estimate");
+        set(space, "keydiff", "on");
         table_open(&t, a, 32, true);
         ck_assert_int_eq(table_append(&t, 3 * BT, round * 100 % 90000), 0);
 }
@@ -721,6 +926,12 @@ int main(void) {
         tcase_add_test(tc, an_approximation_cools_to_what_it_was);
         tcase_add_test(tc, without_a_copy_a_sketch_is_all_there_is);
         tcase_add_test(tc, K15_load_guard);
+        tcase_add_test(tc, a_sketch_takes_no_more_than_it_answers_for);
+        tcase_add_test(tc, a_sketch_too_small_for_a_block_is_not_made);
+        tcase_add_test(tc, who_came_back_leaves_again_without_a_copy);
+        tcase_add_test(tc, kept_copies_give_way_to_others);
+        tcase_add_test(tc, where_there_is_no_room_places_change);
+        tcase_add_test(tc, who_does_not_make_way_is_not_asked_again);
         tcase_add_test(tc, K16_isolation);
         tcase_add_test(tc, a_lost_worker_loses_nothing);
         tcase_add_test(tc, lost_twice_is_given_up);

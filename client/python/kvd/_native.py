@@ -57,7 +57,7 @@ class CountersStruct(Structure):
 
 class EntryStruct(Structure):
     _fields_ = [("data", c_void_p), *((name, c_uint32) for name in ("block", "generation", "position", "n_tokens")),
-                ("delta", c_int32), ("flags", c_uint32), ("row", c_uint32), ("pad", c_uint32)]
+                ("delta", c_int32), ("flags", c_uint32), ("row", c_uint32), ("row_generation", c_uint32)]
 
 
 class StatsStruct(Structure):
