@@ -13,6 +13,13 @@
 
 enum { GROUP = KVD_LANES, CHAIN = 1024 };
 
+/* Copies for usual sizes keep sums in registers. Scalar lanes have none, and theirs would take a minute to compile. */
+#if defined(KVD_ISA_SCALAR)
+enum { SIMD = 0 };
+#else
+enum { SIMD = 1 };
+#endif
+
 /* Up to 16 tokens of one block. */
 struct group {
         const void *keys; /* of head 0 of the first one; NULL: no block */
@@ -182,10 +189,10 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
                 for (uint32_t h = 0; h < keys->heads && g.keys; h++) {
                         const void *head = number_at(g.keys, h * keys->head_stride, type), *rows[GROUP];
                         float inverse[GROUP];
-                        uint32_t n = g.n == GROUP ? directions(rows, inverse, head, stride, GROUP, dim, type)
+                        uint32_t n = SIMD && g.n == GROUP ? directions(rows, inverse, head, stride, GROUP, dim, type)
                                                   : directions(rows, inverse, head, stride, g.n, dim, type);
 
-                        if (n == GROUP)
+                        if (SIMD && n == GROUP)
                                 add_directions(part + (size_t)h * padded(dim), rows, inverse, GROUP, dim, type);
                         else
                                 add_directions(part + (size_t)h * padded(dim), rows, inverse, n, dim, type);
@@ -242,7 +249,7 @@ KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_
                         uint32_t dim, enum kvd_number type) {
         const void *head = number_at(g.keys, h * keys->head_stride, type);
 
-        if (g.n == GROUP)
+        if (SIMD && g.n == GROUP)
                 return score_group(head, keys->token_stride, GROUP, m, length, dim, type);
         return score_group(head, keys->token_stride, g.n, m, length, dim, type);
 }
@@ -274,7 +281,7 @@ KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *
          : (keys)->type == KVD_NUMBER_F16 ? EACH_DIM(keys, body, KVD_NUMBER_F16, __VA_ARGS__)                         \
                                           : EACH_DIM(keys, body, KVD_NUMBER_BF16, __VA_ARGS__))
 #define EACH_DIM(keys, body, type, ...)                                                                               \
-        ((keys)->dim == 128 ? body(__VA_ARGS__, 128, type) : body(__VA_ARGS__, (keys)->dim, type))
+        (SIMD && (keys)->dim == 128 ? body(__VA_ARGS__, 128, type) : body(__VA_ARGS__, (keys)->dim, type))
 
 static void anchor(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                    float *scratch) {
@@ -284,54 +291,6 @@ static void anchor(float *sums, uint32_t *counts, const struct kvd_key_rows *key
 static void score(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                   const float *m, float *scratch) {
         EACH_TYPE(keys, score_body, scores, stride, keys, from, to, m, scratch);
-}
-
-/* ---- all pairs ---- */
-
-/* The direction of a row, in order; zeros if it has none. */
-KERNEL bool direction_of(float *to, const void *row, uint32_t dim, enum kvd_number type) {
-        float square = row ? lanes_sum(squares(row, dim, type)) : 0.0f;
-        lanes inverse = lanes_set(1.0f / fmaxf(sqrtf(square), 1e-12f));
-
-        memset(to, 0, dim * sizeof *to);
-        if (!(square > 0.0f && square < INFINITY))
-                return false;
-        for (uint32_t d = 0; d < dim; d += KVD_LANES) {
-                uint32_t n = MIN(dim - d, (uint32_t)KVD_LANES);
-
-                lanes_store_to(to + d, lanes_mul(lanes_widen_to(number_at(row, d, type), n, type), inverse), n);
-        }
-        return true;
-}
-
-static float dot(const float *a, const float *b, uint32_t dim) {
-        lanes sum = lanes_zero();
-
-        for (uint32_t d = 0; d < dim; d += KVD_LANES) {
-                uint32_t n = MIN(dim - d, (uint32_t)KVD_LANES);
-
-                sum = lanes_fma(lanes_load_to(a + d, n), lanes_load_to(b + d, n), sum);
-        }
-        return lanes_sum(sum);
-}
-
-KERNEL void directions_body(float *scores, float *to, const struct kvd_key_rows *keys, uint32_t head, uint32_t n,
-                            uint32_t dim, enum kvd_number type) {
-        for (uint32_t t = 0; t < n; t++) {
-                struct group g = group_at(keys, t, n, type);
-                const void *row = g.keys ? number_at(g.keys, head * keys->head_stride, type) : NULL;
-
-                scores[t] = direction_of(to + (size_t)t * dim, row, dim, type) ? 0.0f : -INFINITY;
-        }
-}
-
-static void pairwise(float *scores, const struct kvd_key_rows *keys, uint32_t head, uint32_t n, float *scratch) {
-        uint32_t dim = keys->dim;
-
-        EACH_TYPE(keys, directions_body, scores, scratch, keys, head, n);
-        for (uint32_t t = 0; t < n; t++)
-                for (uint32_t u = 0; u < n; u++)
-                        scores[t] -= dot(scratch + (size_t)t * dim, scratch + (size_t)u * dim, dim);
 }
 
 /* ---- from scores to choices ---- */
@@ -368,7 +327,6 @@ static void blocks(float *mean, float *best, const float *scores, size_t stride,
 const struct kvd_keydiff_ops KVD_VARIANT(kvd_keydiff) = {
         .anchor = anchor,
         .score = score,
-        .pairwise = pairwise,
         .priority = priority,
         .blocks = blocks,
 };

@@ -40,12 +40,6 @@ struct kvd_keydiff_ops {
         void (*score)(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
                       const float *m, float *scratch);
 
-        /*
-         * scores[t] = -(sum over valid u of cos(k_t, k_u)), t < n, of one head: equation 6, the same ranking the long
-         * way. scratch: n * dim floats.
-         */
-        void (*pairwise)(float *scores, const struct kvd_key_rows *keys, uint32_t head, uint32_t n, float *scratch);
-
         /* p = (1 + score) / 2, within 0 and 1; 0 for -INFINITY and NaN. In place if p is scores. */
         void (*priority)(float *p, const float *scores, size_t n);
 

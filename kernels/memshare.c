@@ -4,9 +4,9 @@
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
 
-enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4, TILE = 4 };
+enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 };
 
-/* What rounding may have added to a bound, as a share of both norms: 256 tokens' mean in fp32, and then some. */
+/* What rounding may have added to a bound, as a share of both norms: fp32, and then some. */
 #define SLACK 2e-5
 
 /* Calls f with the type as a constant. */
@@ -26,13 +26,6 @@ KERNEL lanes load_at(const float *x, size_t i, size_t n) {
         if (i + 16 <= n)
                 return lanes_load(x + i);
         return i < n ? lanes_load_n(x + i, (uint32_t)(n - i)) : lanes_zero();
-}
-
-KERNEL void store_at(float *x, size_t i, size_t n, lanes v) {
-        if (i + 16 <= n)
-                lanes_store(x + i, v);
-        else if (i < n)
-                lanes_store_n(x + i, v, (uint32_t)(n - i));
 }
 
 static size_t plane_elements(const struct kvd_memshare_shape *s) {
@@ -179,34 +172,15 @@ static double plane_distance(const struct kvd_memshare_query *q, const struct kv
         return weigh(q, sqrt(turned ? turned_squares(q, x, y) : squares_of_difference(q->shape, x, y)), norm_a, norm_b);
 }
 
-/*
- * How little the means leave to the difference: its norm is at least sqrt(tokens) times the norm of the means'
- * difference, and the sum of its rows' norms in a head at least tokens times that of the head's.
- */
-static double means_bound(const struct kvd_memshare_query *q, const float *a, const float *b, bool turned) {
-        const uint8_t *x = (const uint8_t *)a, *y = (const uint8_t *)b;
-        struct kvd_memshare_shape one = *q->shape;
-        struct kvd_memshare_query means = *q;
-
-        one.tokens = 1;
-        one.type = KVD_NUMBER_F32;
-        means.shape = &one;
-        if (q->metric == KVD_MEMSHARE_MEAN_L2)
-                return q->shape->tokens * (turned ? turned_norms(&means, x, y) : plain_norms(&means, x, y));
-        return sqrt(q->shape->tokens * (turned ? turned_squares(&means, x, y) : squares_of_difference(&one, x, y)));
-}
-
 static double plane_bound(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
                           const struct kvd_memshare_block *b, uint32_t layer, uint32_t value) {
         const struct kvd_memshare_shape *s = q->shape;
-        size_t at = 2 * (size_t)layer + value, mean = at * s->heads * s->dim;
+        size_t at = 2 * (size_t)layer + value;
         double norm_a = (double)a->norms[at], norm_b = (double)b->norms[at], least = fabs(norm_a - norm_b);
         double slack = SLACK * (norm_a + norm_b);
 
         if (q->metric == KVD_MEMSHARE_MEAN_L2)
                 slack *= sqrt((double)s->heads * s->tokens);
-        if (a->means && b->means)
-                least = MAX(least, means_bound(q, a->means + mean, b->means + mean, !value && q->half > 0));
         return weigh(q, MAX(0.0, least - slack), a->norms + at, b->norms + at);
 }
 
@@ -223,19 +197,14 @@ static double bound(const struct kvd_memshare_query *q, const struct kvd_memshar
 
 /* Comparisons are written so that NaN rejects. */
 static double distance(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
-                       const struct kvd_memshare_block *b, uint32_t *layers) {
-        uint32_t unused, n = q->shape->layers;
+                       const struct kvd_memshare_block *b) {
+        uint32_t n = q->shape->layers;
         double sum = 0.0;
 
-        layers = layers ?: &unused;
-        *layers = 0;
         if (q->limit < (double)INFINITY && !(bound(q, a, b) <= q->limit))
                 return (double)INFINITY;
-        while (*layers < n) {
-                uint32_t layer = q->order ? q->order[*layers] : *layers;
-
-                sum += plane_distance(q, a, b, layer, 0) + plane_distance(q, a, b, layer, 1);
-                ++*layers;
+        for (uint32_t l = 0; l < n; l++) {
+                sum += plane_distance(q, a, b, l, 0) + plane_distance(q, a, b, l, 1);
                 if (!(sum <= q->limit * n))
                         return (double)INFINITY;
         }
@@ -249,77 +218,7 @@ static void norms(const struct kvd_memshare_shape *s, const void *block, float *
                 out[i] = (float)sqrt(squares_of(s, plane(s, block, i / 2, i % 2)));
 }
 
-/* Elements i to i + 16 TILE - 1 of the mean: the sums stay in registers. */
-KERNEL void mean_tile(float *out, const uint8_t *x, uint32_t i, uint32_t n, size_t stride,
-                      enum kvd_number type) {
-        lanes sum[TILE];
-
-        for (uint32_t k = 0; k < TILE; k++)
-                sum[k] = lanes_zero();
-        for (uint32_t t = 0; t < n; t++, x += stride * number_size(type))
-                for (uint32_t k = 0; k < TILE; k++)
-                        sum[k] = lanes_add(sum[k], lanes_widen(x + (i + k * 16) * number_size(type), type));
-        for (uint32_t k = 0; k < TILE; k++)
-                lanes_store(out + i + k * 16, lanes_div(sum[k], lanes_set((float)n)));
-}
-
-KERNEL int mean_row(float *out, const uint8_t *x, uint32_t n, uint32_t dim, size_t stride, enum kvd_number type) {
-        uint32_t i = 0;
-
-        for (; i + TILE * 16 <= dim; i += TILE * 16)
-                mean_tile(out, x, i, n, stride, type);
-        for (; i < dim; i += 16) {
-                lanes sum = lanes_zero();
-
-                for (uint32_t t = 0; t < n; t++)
-                        sum = lanes_add(sum, widen_at(x + t * stride * number_size(type), i, dim, type));
-                store_at(out, i, dim, lanes_div(sum, lanes_set((float)n)));
-        }
-        return 0;
-}
-
-static void mean(const struct kvd_memshare_shape *s, const void *block, float *out) {
-        bool by_head = s->order == KVD_MEMSHARE_HND;
-        size_t head = (by_head ? (size_t)s->tokens * s->dim : s->dim) * number_size(s->type);
-        size_t token = by_head ? s->dim : (size_t)s->heads * s->dim;
-
-        for (uint32_t i = 0; i < 2 * s->layers; i++) {
-                const uint8_t *x = plane(s, block, i / 2, i % 2);
-
-                for (uint32_t h = 0; h < s->heads; h++, x += head, out += s->dim)
-                        TYPED(s->type, mean_row, out, x, s->tokens, s->dim, token);
-        }
-}
-
-/* ---- rotation ---- */
-
-KERNEL int rotate_rows(float *y, size_t ldy, const uint8_t *x, size_t ldx, uint32_t n, uint32_t dim,
-                       const float *cosine, const float *sine, uint32_t half, enum kvd_number type) {
-        size_t up = half * number_size(type);
-
-        for (; n > 0; n--, y += ldy, x += ldx * number_size(type)) {
-                for (uint32_t i = 0; i < half; i += 16) {
-                        lanes low = widen_at(x, i, half, type), high = widen_at(x + up, i, half, type);
-
-                        turn(&low, &high, load_at(cosine, i, half), load_at(sine, i, half));
-                        store_at(y, i, half, low);
-                        store_at(y + half, i, half, high);
-                }
-                for (uint32_t i = 2 * half; i < dim; i += 16)
-                        store_at(y, i, dim, widen_at(x, i, dim, type));
-        }
-        return 0;
-}
-
-static void rotate(float *y, size_t ldy, const void *x, size_t ldx, enum kvd_number type, uint32_t n, uint32_t dim,
-                   const float *cosine, const float *sine, uint32_t half) {
-        TYPED(type, rotate_rows, y, ldy, x, ldx, n, dim, cosine, sine, half);
-}
-
 const struct kvd_memshare_ops KVD_VARIANT(kvd_memshare) = {
         .distance = distance,
-        .bound = bound,
         .norms = norms,
-        .mean = mean,
-        .rotate = rotate,
 };

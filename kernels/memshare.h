@@ -5,7 +5,7 @@
 /*
  * MemShare's two similarities (section 3 of the paper): of reasoning steps, by the words they share, and of blocks, by
  * the distance of their keys and values. What is computed here is never stored into a block: where the position
- * of a block's tokens changes, the reader rotates his queries (rotate).
+ * of a block's tokens changes, readers rotate their queries.
  *
  * Sums of squares are fp32 over at most 1024 elements, in four chains of lanes, and fp64 beyond; the order is fixed, so
  * that a distance has the same bits in every variant.
@@ -38,19 +38,15 @@ double kvd_bag_cosine(const struct kvd_bag *a, const struct kvd_bag *b);
 
 /* ---- stage 2: blocks ---- */
 
-enum kvd_memshare_order { KVD_MEMSHARE_HND = 1, KVD_MEMSHARE_NHD = 2 }; /* the numbers of enum kvd_order */
-
 /* Blocks of whole layers: for each layer a plane of K, then one of V, as in client/kvd.h; layer groups as layers. */
 struct kvd_memshare_shape {
         uint32_t layers, heads, tokens, dim;
-        enum kvd_memshare_order order; /* matters to mean only */
         enum kvd_number type;
 };
 
 struct kvd_memshare_block {
         const void *data;
         const float *norms; /* NULL, or what norms() found: rejects without reading; needed by KVD_MEMSHARE_RELATIVE */
-        const float *means; /* NULL, or what mean() found: rejects without reading */
 };
 
 /* d is the sum over K and V of a layer, halved; a distance is the mean of d over the layers. */
@@ -63,7 +59,6 @@ enum kvd_memshare_metric {
 struct kvd_memshare_query {
         const struct kvd_memshare_shape *shape;
         enum kvd_memshare_metric metric;
-        const uint32_t *order; /* NULL, or all layers in the order in which they are read */
         double limit;          /* distances above it need not be known; INFINITY: all are */
 
         /* b's keys are rotated before they are compared: angles of pairs (i, i + half), i < half; half 0: as is */
@@ -72,30 +67,12 @@ struct kvd_memshare_query {
 };
 
 struct kvd_memshare_ops {
-        /*
-         * The distance of two blocks, or INFINITY if it is above the limit, or if there is a NaN in what was read.
-         * *layers (may be NULL) becomes the number of layers that were read: 0 where norms or means rejected.
-         */
+        /* The distance of two blocks, or INFINITY if it is above the limit, or if there is a NaN in what was read. */
         double (*distance)(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
-                           const struct kvd_memshare_block *b, uint32_t *layers);
-
-        /* A bound below the distance, from the norms and means that there are; reads no block. */
-        double (*bound)(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
-                        const struct kvd_memshare_block *b);
+                           const struct kvd_memshare_block *b);
 
         /* out[2 l] and out[2 l + 1]: Frobenius norms of layer l's K and V */
         void (*norms)(const struct kvd_memshare_shape *shape, const void *block, float *out);
-
-        /* out[l][K, V][head][dim]: means over the tokens */
-        void (*mean)(const struct kvd_memshare_shape *shape, const void *block, float *out);
-
-        /*
-         * Rotates n rows of x, ldx elements apart, by angles as above, and writes them to y, which may be x if both are
-         * floats. A query that meets a block with delta is rotated by -delta: its scores are then those of keys
-         * rotated by delta.
-         */
-        void (*rotate)(float *y, size_t ldy, const void *x, size_t ldx, enum kvd_number type, uint32_t n, uint32_t dim,
-                       const float *cosine, const float *sine, uint32_t half);
 };
 
 extern const struct kvd_memshare_ops kvd_memshare_scalar, kvd_memshare_avx2, kvd_memshare_avx512;
@@ -105,10 +82,5 @@ void kvd_memshare_angles(const double *frequencies, uint32_t half, int64_t delta
 
 /* The usual frequencies: base^(-i / half) */
 void kvd_memshare_frequencies(double *frequencies, uint32_t half, double base);
-
-/* Numbers of a block's means. */
-static inline size_t kvd_memshare_means(const struct kvd_memshare_shape *s) {
-        return (size_t)s->layers * 2 * s->heads * s->dim;
-}
 
 #endif

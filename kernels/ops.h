@@ -49,6 +49,16 @@ struct kvd_ops {
         const char *name;
         bool (*works)(void); /* has this processor what the table needs? */
 
+        /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---- */
+
+        const struct kvd_attend_ops *attend; /* one token: kernels/attend_rows.h */
+        const struct kvd_block_ops *block;
+        const struct kvd_keydiff_ops *keydiff;
+        const struct kvd_memshare_ops *memshare;
+        const struct kvd_sketch_ops *sketch;
+        const struct kvd_hshare_ops *hshare;
+        const struct kvd_bicache_ops *bicache;
+
         /* ---- matrices ---- */
 
         /*
@@ -90,16 +100,6 @@ struct kvd_ops {
 
         /* memcpy past the cache: visible to other processors, in order, when it returns. */
         void (*copy_nt)(void *to, const void *from, size_t bytes);
-
-        /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---- */
-
-        const struct kvd_attend_ops *attend; /* one token: kernels/attend_rows.h */
-        const struct kvd_block_ops *block;
-        const struct kvd_keydiff_ops *keydiff;
-        const struct kvd_memshare_ops *memshare;
-        const struct kvd_sketch_ops *sketch;
-        const struct kvd_hshare_ops *hshare;
-        const struct kvd_bicache_ops *bicache;
 };
 
 /* The table of that name ("scalar", "avx2", "avx512"), or the best one for NULL; NULL if it does not run here. */

@@ -129,29 +129,6 @@ KERNEL lanes median_lanes(lanes *v, uint32_t rows) {
         return lanes_add(rows == 3 ? median_of_three(v[0], v[1], v[2]) : median_of(v, rows), spoilt);
 }
 
-KERNEL void median_rows(float *out, const float *x, size_t ld, uint32_t rows, size_t n) {
-        lanes v[KVD_SKETCH_ROWS_MAX];
-        size_t i = 0;
-
-        for (; i + 16 <= n; i += 16) {
-                for (uint32_t r = 0; r < rows; r++)
-                        v[r] = lanes_load(x + r * ld + i);
-                lanes_store(out + i, median_lanes(v, rows));
-        }
-        if (i < n) {
-                for (uint32_t r = 0; r < rows; r++)
-                        v[r] = lanes_load_n(x + r * ld + i, (uint32_t)(n - i));
-                lanes_store_n(out + i, median_lanes(v, rows), (uint32_t)(n - i));
-        }
-}
-
-static void median(float *out, const float *x, size_t ld, uint32_t rows, size_t n) {
-        if (rows == 3)
-                median_rows(out, x, ld, 3, n);
-        else
-                median_rows(out, x, ld, rows, n);
-}
-
 /* ---- query ---- */
 
 KERNEL void query_vector(const struct kvd_sketch_part *p, const struct cells *cells, uint8_t *x, float shrink,
@@ -214,5 +191,4 @@ static void query(const struct kvd_sketch_part *p, const uint32_t *places, uint3
 const struct kvd_sketch_ops KVD_VARIANT(kvd_sketch) = {
         .insert = insert,
         .query = query,
-        .median = median,
 };

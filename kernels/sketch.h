@@ -89,12 +89,6 @@ struct kvd_sketch_ops {
         /* x = shrink * median over rows of sign * cell, + mean, rounded to x's type; shrink 1: none. */
         void (*query)(const struct kvd_sketch_part *part, const uint32_t *places, uint32_t n,
                       const struct kvd_sketch_vectors *x, float shrink);
-
-        /*
-         * out[i] = median over r < rows of x[r * ld + i]; for an even number of rows the mean of the middle two. For
-         * three rows max(min(a, b), min(max(a, b), c)).
-         */
-        void (*median)(float *out, const float *x, size_t ld, uint32_t rows, size_t n);
 };
 
 extern const struct kvd_sketch_ops kvd_sketch_scalar, kvd_sketch_avx2, kvd_sketch_avx512;

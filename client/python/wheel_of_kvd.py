@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the wheel: the package, with libkvd inside. A backend for pip (PEP 517), which calls build_wheel.
+"""Builds the wheel: the package, with libkvd and libkvd_kernels inside. A backend for pip (PEP 517).
 
-libkvd is built by meson, in a temporary folder, with everything linked into it that is not the C library. So the wheel
+Both are built by meson, in a temporary folder, with everything linked into them that is not the C library. So the wheel
 needs no compiler and no library where it is installed, any Python from 3.10 on, and a C library that is as new as the
 functions it uses of it: that is what its tag says (manylinux_2_34_x86_64). That takes some minutes of processor time;
-with -C library=PATH pip takes a libkvd that is there, and if that needs other libraries the tag is of this machine
-(linux_x86_64).
+with -C library=PATH -C kernels=PATH pip takes libraries that are there, and if these need others the tag is of this
+machine (linux_x86_64).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import subprocess
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Collection
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LIBRARY = "libkvd.so.0"
+LIBRARIES = {"library": ("client", "libkvd.so"), "kernels": ("kernels", "libkvd_kernels.so")}
 PT_LOAD, PT_DYNAMIC, DT_NEEDED, DT_STRTAB = 1, 2, 1, 5
 C_LIBRARY = {"libc", "libm", "libpthread", "libdl", "librt", "ld-linux-x86-64", "ld-linux-aarch64"}
 METADATA = """Metadata-Version: 2.1
@@ -48,12 +48,12 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}:\n{done.stdout}")
 
 
-def build_library(build: Path) -> bytes:
+def build_libraries(build: Path) -> dict[str, bytes]:
     _run("meson", "setup", "--buildtype=release", "-Dtests=disabled", "-Dcuda=disabled", "-Dstatic_libs=true",
          str(build), str(ROOT))
-    target = f"client/libkvd.so.{_version()}"
-    _run("ninja", "-C", str(build), target)
-    return (build / target).read_bytes()
+    targets = {f"{name}.0": f"{folder}/{name}.{_version()}" for folder, name in LIBRARIES.values()}
+    _run("ninja", "-C", str(build), *targets.values())
+    return {name: (build / target).read_bytes() for name, target in targets.items()}
 
 
 def needs_of(library: bytes) -> set[str]:
@@ -69,10 +69,10 @@ def needs_of(library: bytes) -> set[str]:
             if tag == DT_NEEDED}
 
 
-def tag_of(library: bytes) -> str:
-    """By the newest version of the C library that it asks for, if it asks for nothing else."""
-    versions = [int(it) for it in re.findall(rb"\0GLIBC_2\.(\d+)", library)]
-    portable = versions and all(it.split(".")[0] in C_LIBRARY for it in needs_of(library))
+def tag_of(libraries: Collection[bytes]) -> str:
+    """By the newest version of the C library that they ask for, if they ask for nothing else."""
+    versions = [int(it) for library in libraries for it in re.findall(rb"\0GLIBC_2\.(\d+)", library)]
+    portable = versions and all(it.split(".")[0] in C_LIBRARY for library in libraries for it in needs_of(library))
     return f"py3-none-{f'manylinux_2_{max(versions)}' if portable else 'linux'}_{platform.machine()}"
 
 
@@ -109,15 +109,16 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: A
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
     version = _version()
     info = f"kvd-{version}.dist-info"
-    if config_settings and "library" in config_settings:
-        library = Path(config_settings["library"]).read_bytes()
+    if config_settings and all(it in config_settings for it in LIBRARIES):
+        libraries = {f"{name}.0": Path(config_settings[it]).read_bytes() for it, (_, name) in LIBRARIES.items()}
     else:
         with tempfile.TemporaryDirectory(prefix="kvd-wheel-") as build:
-            library = build_library(Path(build))
-    tag = tag_of(library)
+            libraries = build_libraries(Path(build))
+    tag = tag_of(libraries.values())
     sources = sorted(it for it in (HERE / "kvd").rglob("*") if it.suffix == ".py" or it.name == "py.typed")
     files = {it.relative_to(HERE).as_posix(): it.read_bytes() for it in sources}
-    files |= {f"kvd/{LIBRARY}": library, f"{info}/METADATA": METADATA.format(version=version).encode(),
+    files |= {f"kvd/{library}": data for library, data in libraries.items()}
+    files |= {f"{info}/METADATA": METADATA.format(version=version).encode(),
               f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: kvd\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
               f"{info}/entry_points.txt": ENTRY_POINTS.encode(),
               f"{info}/licenses/LICENSE": (ROOT / "LICENSE").read_bytes()}

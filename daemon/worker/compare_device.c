@@ -139,7 +139,7 @@ static int upload(struct pairs *p) {
 static int launch(struct pairs *p, struct gpu *gpu, cu_stream stream) {
         const struct compare *c = p->c;
         const struct gpu_memshare_shape shape = {c->shape.layers, c->shape.heads, c->shape.tokens, c->shape.dim,
-                                                 c->shape.order, c->shape.type};
+                                                 c->run->space->ix->geometry.order, c->shape.type};
         const struct gpu_blocks blocks = {c->run->space->device_base, c->run->shape.block_bytes, p->d_ids};
         const struct gpu_memshare_keep norms = {.blocks = blocks, .shape = shape, .n = c->run->job->n_items,
                                                 .to = p->d_norms};

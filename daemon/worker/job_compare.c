@@ -119,14 +119,14 @@ static void compare_pair(struct compare *c, uint32_t target, uint32_t source, fl
         float *cosine = c->angles + (size_t)thread * 2 * c->half;
         struct kvd_memshare_query q = {.shape = &c->shape, .metric = c->metric, .cosine = cosine,
                                        .sine = cosine + c->half, .half = delta ? c->half : 0};
-        const struct kvd_memshare_block a = {c->blocks[target], c->norms + (size_t)target * 2 * c->shape.layers, NULL};
-        const struct kvd_memshare_block b = {c->blocks[source], c->norms + (size_t)source * 2 * c->shape.layers, NULL};
+        const struct kvd_memshare_block a = {c->blocks[target], c->norms + (size_t)target * 2 * c->shape.layers};
+        const struct kvd_memshare_block b = {c->blocks[source], c->norms + (size_t)source * 2 * c->shape.layers};
         double distance;
 
         q.limit = best->source == NONE ? c->limit : MIN(c->limit, (double)best->distance);
         if (q.half)
                 kvd_memshare_angles(c->frequencies, c->half, delta, cosine, cosine + c->half);
-        distance = run->ops->memshare->distance(&q, &a, &b, NULL);
+        distance = run->ops->memshare->distance(&q, &a, &b);
         compare_keep(c, target, source, similarity, distance);
 }
 
@@ -209,8 +209,7 @@ static int tell(struct compare *c) {
 int run_compare(struct run *run) {
         const struct shape *s = &run->shape;
         struct compare c = {.run = run, .shape = {.layers = s->layers, .heads = s->heads, .tokens = s->tokens,
-                                                  .dim = s->dim, .order = run->space->ix->geometry.order,
-                                                  .type = s->type}};
+                                                  .dim = s->dim, .type = s->type}};
         int r = run_needs_numbers(run);
 
         if (r == 0)

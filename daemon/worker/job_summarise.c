@@ -109,7 +109,7 @@ static const uint8_t *whole_layer(const struct shape *s, const uint8_t *planes, 
 static void put_norms(const struct run *run, const uint8_t *block, uint32_t n_tokens, float *to, uint8_t *room) {
         const struct shape *s = &run->shape;
         const struct kvd_memshare_shape layer = {.layers = 1, .heads = s->heads, .tokens = s->tokens, .dim = s->dim,
-                                                 .order = run->space->ix->geometry.order, .type = s->type};
+                                                 .type = s->type};
 
         for (uint32_t l = 0; l < s->layers; l++)
                 run->ops->memshare->norms(&layer, whole_layer(s, layer_keys(s, block, l), n_tokens, room), to + 2 * l);

@@ -11,7 +11,12 @@
 
 #include "ipc/base/util.h"
 #include "kernels/cuda/attend_run.h"
+#include "kernels/cuda/images.h"
 #include "kernels/ops.h"
+
+GPU_USES(attend_any);
+GPU_USES(attend_decode);
+GPU_USES(attend_prefill);
 
 enum {
         SPLIT = 256,          /* columns of a split at least, unless the caller says otherwise */

@@ -2,6 +2,9 @@
 #include "kernels/cuda/engine.h"
 
 #include "ipc/base/util.h"
+#include "kernels/cuda/images.h"
+
+GPU_USES(engine);
 
 enum { THREADS = 256, MOST_BLOCKS = 65535 };
 

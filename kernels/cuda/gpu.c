@@ -9,6 +9,13 @@
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
 
+/* Those of this program; NULL are the others (images.h). */
+#define GPU_IMAGE(image) extern const uint8_t gpu_image_##image[] __attribute__((weak));
+#define GPU_KERNEL(image, name)
+#include "kernels/cuda/kernels.def"
+#undef GPU_IMAGE
+#undef GPU_KERNEL
+
 static const struct {
         const char *name;
         const uint8_t *data;
@@ -127,12 +134,14 @@ static int load_image(struct gpu *gpu, enum gpu_image image) {
 
         if (gpu->images[image])
                 return 0;
+        if (!images[image].data)
+                return because(gpu, -ENOSYS, "this program has no kernels of %s", images[image].name);
         error = gpu->cuda->cuLibraryLoadData(&library, images[image].data, NULL, NULL, 0, NULL, NULL, 0);
         if (error == CU_OK) {
                 gpu->images[image] = library;
                 return 0;
         }
-        if (!gpu_images_built && error != CU_OUT_OF_MEMORY)
+        if (memcmp(images[image].data, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) == 0 && error != CU_OUT_OF_MEMORY)
                 return because(gpu, -ENOSYS, "this build has no CUDA kernels: nvcc was not found");
         snprintf(what, sizeof what, "kernels of %s for capability %u.%u", images[image].name, gpu->capability / 10,
                  gpu->capability % 10);
@@ -179,7 +188,7 @@ static int prepare(struct gpu *gpu, enum gpu_kernel kernel, size_t shared) {
 
 int gpu_has_kernels(struct gpu *gpu) {
         for (enum gpu_image image = 0; image < GPU_N_IMAGES; image++) {
-                int r = load_image(gpu, image);
+                int r = images[image].data ? load_image(gpu, image) : 0;
 
                 if (r < 0)
                         return r;

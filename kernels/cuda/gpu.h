@@ -61,7 +61,7 @@ void gpu_close(struct gpu *gpu);
 int gpu_enter(struct gpu *gpu);
 void gpu_leave(struct gpu *gpu);
 
-/* Are there kernels in this build, and does this driver take them? 0, or -ENOSYS, -ENOEXEC with the reason in why. */
+/* Does this driver take the kernels of this program? 0, or -ENOSYS, -ENOEXEC with the reason in why. */
 int gpu_has_kernels(struct gpu *gpu);
 
 /* Blocks of threads that one launch makes. */

@@ -5,9 +5,12 @@
 #include <stdio.h>
 
 #include "ipc/base/util.h"
+#include "kernels/cuda/images.h"
 #include "kernels/ops.h"
 
-enum { THREADS = 256, WARPS = THREADS / 32, SUM_THREADS = 512, TILE = 64 };
+GPU_USES(keydiff);
+
+enum { THREADS = 256, WARPS = THREADS / 32, SUM_THREADS = 512 };
 
 /* Slices of enough tokens that adding them up costs little, and so few that a short sequence keeps a device busy. */
 enum { SLICE_LEAST = 64, SLICE_MOST = 1024, WARPS_WANTED = 8192 };
@@ -51,11 +54,6 @@ static uint64_t parts_of(const struct gpu_keydiff *a) {
 
 size_t gpu_keydiff_scratch(const struct gpu_keydiff *a) {
         return parts_of(a) * (a->keys.dim + 1) * sizeof(float);
-}
-
-uint64_t gpu_keydiff_bytes(const struct gpu_keydiff *a) {
-        return (uint64_t)(a->to - a->from) * a->keys.layers * a->keys.heads * a->keys.dim *
-               element_bytes(a->keys.number);
 }
 
 static int prepare(struct gpu *gpu, struct gpu_keydiff *a) {
@@ -114,40 +112,4 @@ int gpu_keydiff(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) 
         if (r == 0)
                 r = launch_anchor(gpu, stream, &prepared, false);
         return r < 0 ? r : launch_score(gpu, stream, &prepared);
-}
-
-int gpu_keydiff_pairwise(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_pairwise *a) {
-        int r = check_keys(gpu, &a->keys);
-
-        if (r < 0)
-                return r;
-        if (a->keys.layers != 1 || a->head >= a->keys.heads || !a->scores || !a->scratch || a->scratch % 16)
-                return refuse(gpu, "all pairs: one layer, one of its heads, scores, scratch that is aligned");
-        if (a->n == 0)
-                return 0;
-        r = gpu_launch(gpu, GPU_KERNEL_keydiff_directions,
-                       (struct gpu_grid){DIV_UP(a->n, (uint32_t)WARPS), 1, 1, THREADS, 0}, stream, a);
-        return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_keydiff_pairs,
-                                      (struct gpu_grid){DIV_UP(a->n, (uint32_t)TILE), 1, 1, THREADS, 0}, stream, a);
-}
-
-int gpu_keydiff_priority(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_priority *a) {
-        uint64_t blocks = MIN(DIV_UP(a->n, THREADS), 65536u);
-
-        if (a->n == 0)
-                return 0;
-        if (!a->p || !a->scores)
-                return refuse(gpu, "no priorities, or no scores");
-        return gpu_launch(gpu, GPU_KERNEL_keydiff_priority, (struct gpu_grid){(uint32_t)blocks, 1, 1, THREADS, 0},
-                          stream, a);
-}
-
-int gpu_keydiff_blocks(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_blocks *a) {
-        if (a->heads == 0 || a->per_block == 0 || !a->mean || !a->best || !a->scores || a->stride < a->n)
-                return refuse(gpu, "blocks: no heads, tokens, addresses, or too short a stride");
-        if (a->n == 0)
-                return 0;
-        return gpu_launch(gpu, GPU_KERNEL_keydiff_blocks,
-                          (struct gpu_grid){DIV_UP(DIV_UP(a->n, a->per_block), (uint32_t)WARPS), 1, 1, THREADS, 0},
-                          stream, a);
 }

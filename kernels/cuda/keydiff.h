@@ -8,7 +8,7 @@
  * the same call gives the same bits on every device. Scores are within 2e-6 of the reference, anchors within 1e-5 of
  * their length.
  *
- * Anchors need all keys before the first score can be known: both read the keys, 2 x gpu_keydiff_bytes(). Scores are
+ * Anchors need all keys before the first score can be known: both read the keys. Scores are
  * made from the last token to the first, so that what the anchors' pass left in the L2 is still there. With anchors of
  * summaries (ipc/base/summary.h), 1/8 of the keys at 16 bits and 16 tokens a block, score alone is enough.
  *
@@ -50,27 +50,6 @@ int gpu_keydiff_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydif
 int gpu_keydiff(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
 
 size_t gpu_keydiff_scratch(const struct gpu_keydiff *a);
-
-/* Bytes of the keys: what anchor and score must each read. */
-uint64_t gpu_keydiff_bytes(const struct gpu_keydiff *a);
-
-/* Equation 6, the long way: n * n * dim multiplications of one head. Reads n * dim floats n / 64 times. */
-struct gpu_keydiff_pairwise {
-        struct gpu_key_rows keys; /* of one layer */
-        uint32_t head, n;
-        cu_address scores;  /* float [n] */
-        cu_address scratch; /* float [n][dim]; aligned to 16 */
-};
-
-int gpu_keydiff_pairwise(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_pairwise *a);
-
-/* p = (1 + score) / 2; bits as the reference's. Reads 4 n bytes, writes 4 n. */
-struct gpu_keydiff_priority {
-        cu_address p, scores; /* float [n]; they may be the same */
-        uint64_t n;
-};
-
-int gpu_keydiff_priority(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_priority *a);
 
 /* The best of each head and block, and their mean over the heads of all layers: bits as the reference's. */
 struct gpu_keydiff_blocks {

@@ -6,7 +6,11 @@
 #include <stdio.h>
 
 #include "ipc/base/util.h"
+#include "kernels/cuda/images.h"
 #include "kernels/memshare.h"
+
+GPU_USES(memshare);
+GPU_USES(memshare_keep);
 
 enum { THREADS = 256, CHUNK = 1024, LAYERS_MOST = 16 /* of a step: a plane a lane */, LAYERS_USUAL = 4 };
 
@@ -27,7 +31,7 @@ static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offs
                  const struct gpu_memshare_shape *s) {
         if (!is_number(s->number))
                 return refuse(gpu, "numbers of an unknown type");
-        if (s->order != KVD_MEMSHARE_HND && s->order != KVD_MEMSHARE_NHD)
+        if (s->order != GPU_ORDER_HND && s->order != GPU_ORDER_NHD)
                 return refuse(gpu, "an unknown order");
         if (!s->layers || !s->heads || !s->tokens || !s->dim)
                 return refuse(gpu, "no layers, heads, tokens or dimensions");
@@ -49,8 +53,8 @@ struct work {
         uint32_t chunks, lanes;
 };
 
-static struct work work_of(const struct gpu_memshare *a, bool turned, uint32_t tokens, uint32_t number) {
-        uint32_t rows = a->shape.heads * tokens, chain = number == KVD_NUMBER_F32 ? 4 : 2;
+static struct work work_of(const struct gpu_memshare *a, bool turned) {
+        uint32_t rows = a->shape.heads * a->shape.tokens, chain = a->shape.number == KVD_NUMBER_F32 ? 4 : 2;
         bool norms = a->metric == KVD_MEMSHARE_MEAN_L2;
         uint32_t together = norms || a->shape.dim >= CHUNK ? 1 : CHUNK / a->shape.dim;
 
@@ -68,8 +72,8 @@ static uint32_t layers_together(const struct gpu_memshare *a, struct work keys) 
         return MIN(MIN(a->shape.layers, LAYERS_MOST), isinf(a->limit) ? MAX(enough, LAYERS_USUAL) : enough);
 }
 
-static size_t room_of(const struct gpu_memshare *a, uint32_t tokens, uint32_t number) {
-        struct work keys = work_of(a, a->half > 0, tokens, number), values = work_of(a, false, tokens, number);
+static size_t room_of(const struct gpu_memshare *a) {
+        struct work keys = work_of(a, a->half > 0), values = work_of(a, false);
 
         return (size_t)2 * 2 * a->together * MAX(keys.chunks, values.chunks) * sizeof(float);
 }
@@ -115,16 +119,11 @@ int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a
                 r = check_pairs(gpu, a);
         if (r < 0 || a->n == 0)
                 return r;
-        prepared.together = layers_together(a, work_of(a, a->half > 0, a->shape.tokens, a->shape.number));
+        prepared.together = layers_together(a, work_of(a, a->half > 0));
         prepared.bounded = a->norms && !isinf(a->limit);
         if (prepared.bounded)
-                r = launch(gpu, stream, GPU_KERNEL_memshare_bound, &prepared, room_of(&prepared, 1, KVD_NUMBER_F32));
-        return r < 0 ? r : launch(gpu, stream, kernel_of(a), &prepared,
-                                  room_of(&prepared, a->shape.tokens, a->shape.number));
-}
-
-uint64_t gpu_memshare_bytes(const struct gpu_memshare *a) {
-        return (uint64_t)a->n * 2 * 2 * a->shape.layers * plane_elements(&a->shape) * element_bytes(a->shape.number);
+                r = launch(gpu, stream, GPU_KERNEL_memshare_bound, &prepared, 0);
+        return r < 0 ? r : launch(gpu, stream, kernel_of(a), &prepared, room_of(&prepared));
 }
 
 /* ---- what is kept ------------------------------------------------------------------------------------------------ */
@@ -139,32 +138,4 @@ int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memsh
                 return refuse(gpu, "norms: no room for them, or more than one launch makes");
         return gpu_launch(gpu, GPU_KERNEL_memshare_norms,
                           (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared}, stream, a);
-}
-
-/* Each thread one thing after the other. */
-static struct gpu_grid over(uint64_t things) {
-        return (struct gpu_grid){(uint32_t)MIN(DIV_UP(things, THREADS), 65536), 1, 1, THREADS, 0};
-}
-
-int gpu_memshare_means(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a) {
-        int r = check(gpu, &a->blocks, a->offset, &a->shape);
-        uint64_t pieces;
-
-        if (r < 0 || a->n == 0)
-                return r;
-        if (!a->to || 2 * (uint64_t)a->shape.layers * a->shape.heads > UINT32_MAX)
-                return refuse(gpu, "means: no room for them, or too many heads");
-        pieces = DIV_UP(a->shape.dim, 16 / element_bytes(a->shape.number));
-        return gpu_launch(gpu, GPU_KERNEL_memshare_means,
-                          over((uint64_t)a->n * 2 * a->shape.layers * a->shape.heads * pieces), stream, a);
-}
-
-int gpu_memshare_rotate(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_rotate *a) {
-        if (!is_number(a->number) || !a->dim || 2 * (uint64_t)a->half > a->dim || a->ldx < a->dim || a->ldy < a->dim)
-                return refuse(gpu, "rotation: an unknown type, or sizes that do not fit");
-        if (!a->x || !a->y || (a->half && (!a->cosine || !a->sine)))
-                return refuse(gpu, "rotation: an address is missing");
-        if (a->n == 0)
-                return 0;
-        return gpu_launch(gpu, GPU_KERNEL_memshare_rotate, over((uint64_t)a->n * (a->dim - a->half)), stream, a);
 }

@@ -10,7 +10,6 @@
 #include "kernels/cuda/squares.cuh"
 
 #define THREADS 256
-#define WARPS (THREADS / 32)
 
 /* What rounding may have added to a bound, as a share of both norms: as in kernels/memshare.c. */
 #define SLACK 2e-5
@@ -32,7 +31,7 @@ static __device__ __forceinline__ const uint8_t *block_at(const struct gpu_block
 
 struct pair {
         const uint8_t *x, *y;
-        const float *norm_a, *norm_b, *mean_a, *mean_b; /* or NULL */
+        const float *norm_a, *norm_b; /* or NULL */
         const float *cosine, *sine;
 };
 
@@ -42,28 +41,19 @@ static __device__ __forceinline__ const float *kept(cu_address all, uint32_t ind
 
 static __device__ __forceinline__ struct pair pair_of(const struct gpu_memshare &a, uint32_t i) {
         struct gpu_memshare_pair p = reinterpret_cast<const struct gpu_memshare_pair *>(a.pairs)[i];
-        uint64_t norms = 2 * a.shape.layers, means = norms * a.shape.heads * a.shape.dim;
+        uint64_t norms = 2 * a.shape.layers;
         const float *angles = a.half ? kept(a.angles, p.angle, 2 * a.half) : nullptr;
 
         return {block_at(a.blocks, a.offset, p.a), block_at(a.blocks, a.offset, p.b), kept(a.norms, p.a, norms),
-                kept(a.norms, p.b, norms), kept(a.means, p.a, means), kept(a.means, p.b, means), angles,
-                angles + a.half};
+                kept(a.norms, p.b, norms), angles, angles + a.half};
 }
 
-/* What is compared: blocks, or their means, which are blocks of one token. */
-static __device__ __forceinline__ struct squares_of compared(const struct gpu_memshare &a, const struct pair &p,
-                                                             bool means) {
-        uint32_t tokens = means ? 1 : a.shape.tokens, dim = a.shape.dim, rows = a.shape.heads * tokens;
+static __device__ __forceinline__ struct squares_of compared(const struct gpu_memshare &a, const struct pair &p) {
+        uint32_t dim = a.shape.dim, rows = a.shape.heads * a.shape.tokens;
         bool norms = a.metric == MEAN_L2;
-        const uint8_t *x = means ? reinterpret_cast<const uint8_t *>(p.mean_a) : p.x;
-        const uint8_t *y = means ? reinterpret_cast<const uint8_t *>(p.mean_b) : p.y;
 
-        return {x, y, (uint64_t)rows * dim, rows, dim, p.cosine, p.sine, a.half,
+        return {p.x, p.y, (uint64_t)rows * dim, rows, dim, p.cosine, p.sine, a.half,
                 norms || dim >= CHUNK ? 1 : CHUNK / dim, norms};
-}
-
-static __device__ __forceinline__ uint32_t layer_at(const struct gpu_memshare &a, uint32_t i) {
-        return a.layer_order ? reinterpret_cast<const uint32_t *>(a.layer_order)[i] : i;
 }
 
 static __device__ __forceinline__ bool is_turned(const struct gpu_memshare &a, uint32_t value) {
@@ -79,14 +69,12 @@ static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &
         return !PLAIN && q.norms ? chunks_of<ROWS>(q) : chunks_of<FLAT>(q);
 }
 
-/* sums[plane of the step][chunk] of layers first to first + n - 1, in the order of layers or as they lie. */
+/* sums[plane of the step][chunk] of layers first to first + n - 1. */
 template <bool WIDE, bool PLAIN>
 static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride, const struct gpu_memshare &a,
-                                                  const struct squares_of &q, uint32_t number, uint32_t first,
-                                                  uint32_t n, bool ordered) {
-        auto plane = [&a, first, ordered](uint32_t i) {
-                return 2 * (uint64_t)(ordered ? layer_at(a, first + i / 2) : first + i / 2) + i % 2;
-        };
+                                                  const struct squares_of &q, uint32_t first, uint32_t n) {
+        uint32_t number = a.shape.number;
+        auto plane = [first](uint32_t i) { return 2 * (uint64_t)(first + i / 2) + i % 2; };
         auto keys = [&plane](uint32_t i) { return plane(2 * i); };
         auto values = [&plane](uint32_t i) { return plane(2 * i + 1); };
 
@@ -129,18 +117,13 @@ static __device__ __forceinline__ double plane_distance(const struct gpu_memshar
         return weigh(a, p, plane, a.metric == MEAN_L2 ? total : sqrt(total));
 }
 
-/* total: of the means; looked at if there are any. */
-static __device__ __forceinline__ double plane_bound(const struct gpu_memshare &a, const struct pair &p, uint64_t plane,
-                                                     double total) {
+static __device__ __forceinline__ double plane_bound(const struct gpu_memshare &a, const struct pair &p,
+                                                     uint64_t plane) {
         double norm_a = (double)p.norm_a[plane], norm_b = (double)p.norm_b[plane], least = fabs(norm_a - norm_b);
-        double slack = SLACK * (norm_a + norm_b), tokens = a.shape.tokens, means;
+        double slack = SLACK * (norm_a + norm_b);
 
         if (a.metric == MEAN_L2)
-                slack *= sqrt((double)a.shape.heads * tokens);
-        if (p.mean_a && p.mean_b) {
-                means = a.metric == MEAN_L2 ? tokens * total : sqrt(tokens * total);
-                least = least > means ? least : means;
-        }
+                slack *= sqrt((double)a.shape.heads * a.shape.tokens);
         least -= slack;
         return weigh(a, p, plane, 0.0 > least ? 0.0 : least);
 }
@@ -154,7 +137,6 @@ struct work {
 };
 
 /* Lane 2 i + v has plane v of layer i of a step. NaN stops. */
-template <bool BOUND>
 static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_memshare &a, double of_plane,
                                                   uint32_t n, uint32_t step) {
         double sum = threadIdx.x == 0 ? w->sum : 0.0; /* the others' are of no use, but all of them shuffle */
@@ -168,7 +150,7 @@ static __device__ __forceinline__ void add_layers(struct work *w, const struct g
                 if (!stopped) {
                         sum += keys + values;
                         layers++;
-                        stopped = !BOUND && !(sum <= a.limit * a.shape.layers);
+                        stopped = !(sum <= a.limit * a.shape.layers);
                 }
         }
         if (threadIdx.x == 0) {
@@ -180,28 +162,23 @@ static __device__ __forceinline__ void add_layers(struct work *w, const struct g
 }
 
 /* The first warp: what a step's sums are, plane by plane. */
-template <bool PLAIN, bool BOUND>
+template <bool PLAIN>
 static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_memshare &a, const float *sums,
                                                    uint32_t stride, uint32_t first, uint32_t n, uint32_t step) {
-        const struct squares_of q = compared(a, w->pair, BOUND);
-        uint32_t plane = threadIdx.x, layer = first + plane / 2;
+        const struct squares_of q = compared(a, w->pair);
+        uint32_t plane = threadIdx.x;
         double of_plane = 0.0;
 
-        if (plane < 2 * n) {
-                uint64_t at = 2 * (uint64_t)(BOUND ? layer : layer_at(a, layer)) + plane % 2;
-
-                if (!BOUND || a.means)
-                        of_plane = total_of(sums + plane * stride, chunks_in<PLAIN>(a, q, plane % 2));
-                of_plane = BOUND ? plane_bound(a, w->pair, at, of_plane) : plane_distance(a, w->pair, at, of_plane);
-        }
-        add_layers<BOUND>(w, a, of_plane, n, step);
+        if (plane < 2 * n)
+                of_plane = plane_distance(a, w->pair, 2 * (uint64_t)first + plane,
+                                          total_of(sums + plane * stride, chunks_in<PLAIN>(a, q, plane % 2)));
+        add_layers(w, a, of_plane, n, step);
 }
 
-/* All layers of a pair, or of its means for the bound. sums: two times [2 together][stride] floats. */
-template <bool WIDE, bool PLAIN, bool BOUND>
+/* All layers of a pair. sums: two times [2 together][stride] floats. */
+template <bool WIDE, bool PLAIN>
 static __device__ __forceinline__ void walk(struct work *w, const struct gpu_memshare &a, float *sums) {
-        const struct squares_of q = compared(a, w->pair, BOUND);
-        uint32_t number = BOUND ? (uint32_t)NUMBER_F32 : a.shape.number;
+        const struct squares_of q = compared(a, w->pair);
         uint32_t in_keys = chunks_in<PLAIN>(a, q, 0), in_values = chunks_in<PLAIN>(a, q, 1), step = 0;
         uint32_t stride = in_keys > in_values ? in_keys : in_values;
 
@@ -210,13 +187,12 @@ static __device__ __forceinline__ void walk(struct work *w, const struct gpu_mem
                 uint32_t n = a.shape.layers - first < a.together ? a.shape.layers - first : a.together;
                 float *of_step = sums + step % 2 * (2 * a.together * stride);
 
-                if (!BOUND || a.means)
-                        sum_layers<WIDE, PLAIN>(of_step, stride, a, q, number, first, n, !BOUND);
+                sum_layers<WIDE, PLAIN>(of_step, stride, a, q, first, n);
                 __syncthreads();
                 if (step > 0 && w->stopped[(step - 1) % 2])
                         break;
                 if (threadIdx.x < 32)
-                        finish_step<PLAIN, BOUND>(w, a, of_step, stride, first, n, step);
+                        finish_step<PLAIN>(w, a, of_step, stride, first, n, step);
         }
         __syncthreads();
 }
@@ -228,13 +204,9 @@ static __device__ __forceinline__ void begin(struct work *w, const struct gpu_me
         __syncthreads();
 }
 
-static __device__ __forceinline__ void tell(const struct gpu_memshare &a, uint32_t i, double distance,
-                                            uint32_t layers) {
-        if (threadIdx.x == 0) {
+static __device__ __forceinline__ void tell(const struct gpu_memshare &a, uint32_t i, double distance) {
+        if (threadIdx.x == 0)
                 reinterpret_cast<double *>(a.distances)[i] = distance;
-                if (a.layers_read)
-                        reinterpret_cast<uint32_t *>(a.layers_read)[i] = layers;
-        }
 }
 
 template <bool WIDE, bool PLAIN>
@@ -245,24 +217,13 @@ static __device__ __forceinline__ void compare_pairs(struct work *w, const struc
                 if (a.bounded && reinterpret_cast<const double *>(a.distances)[i] == positive_infinity())
                         continue;
                 if (w->pair.x && w->pair.y)
-                        walk<WIDE, PLAIN, false>(w, a, sums);
+                        walk<WIDE, PLAIN>(w, a, sums);
                 else
                         __syncthreads(); /* all have read what is written now */
                 if (w->layers == a.shape.layers && w->sum <= a.limit * a.shape.layers)
-                        tell(a, i, w->sum / a.shape.layers, w->layers);
+                        tell(a, i, w->sum / a.shape.layers);
                 else
-                        tell(a, i, positive_infinity(), w->layers);
-        }
-}
-
-/* Before the others: INFINITY for a pair whose norms and means say that it is above the limit, 0 for the rest. */
-template <bool WIDE, bool PLAIN>
-static __device__ __forceinline__ void bound_pairs(struct work *w, const struct gpu_memshare &a, float *sums) {
-#pragma unroll 1
-        for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
-                begin(w, a, i);
-                walk<WIDE, PLAIN, true>(w, a, sums);
-                tell(a, i, w->sum / a.shape.layers <= a.limit ? 0.0 : positive_infinity(), 0);
+                        tell(a, i, positive_infinity());
         }
 }
 
@@ -292,15 +253,15 @@ KVD_KERNEL(memshare_narrow, struct gpu_memshare, THREADS) {
                 compare_pairs<false, true>(&work, a, sums);
 }
 
+/* Before the others: INFINITY for a pair whose norms say that it is above the limit, 0 for the rest. A thread a pair. */
 KVD_KERNEL(memshare_bound, struct gpu_memshare, THREADS) {
-        KVD_SHARED(float, sums);
-        __shared__ struct work work;
-        bool plain = a.metric != MEAN_L2 && a.half == 0, wide = a.means % 16 == 0 && a.shape.dim % 4 == 0;
+        for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < a.n; i += gridDim.x * THREADS) {
+                const struct pair p = pair_of(a, i);
+                double sum = 0.0;
 
-        if (plain && wide)
-                bound_pairs<true, true>(&work, a, sums);
-        else if (wide && a.half % 4 == 0)
-                bound_pairs<true, false>(&work, a, sums);
-        else
-                bound_pairs<false, false>(&work, a, sums);
+                for (uint32_t l = 0; l < a.shape.layers; l++)
+                        sum += plane_bound(a, p, 2 * (uint64_t)l) + plane_bound(a, p, 2 * (uint64_t)l + 1);
+                reinterpret_cast<double *>(a.distances)[i] = sum / a.shape.layers <= a.limit ? 0.0
+                                                                                             : positive_infinity();
+        }
 }

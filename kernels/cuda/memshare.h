@@ -4,13 +4,15 @@
 
 /*
  * MemShare's stage 2 on a GPU: the operations of kernels/memshare.h on blocks of a pool, many at a time. Sums run in
- * the order of the reference, each lane of a group having the columns that are one chain there: distances, bounds,
- * norms, means and rotated rows are its bits.
+ * the order of the reference, each lane of a group having the columns that are one chain there: distances and
+ * norms are its bits.
  *
  * -EINVAL: a type, order or metric that is none, a size of 0, an address that is missing or not aligned to its numbers.
  */
 
 #include "kernels/cuda/gpu.h"
+
+enum gpu_order { GPU_ORDER_HND = 1, GPU_ORDER_NHD = 2 }; /* the numbers of enum kvd_order */
 
 struct gpu_memshare_shape { /* members and numbers as in struct kvd_memshare_shape */
         uint32_t layers, heads, tokens, dim;
@@ -34,21 +36,15 @@ struct gpu_memshare {
         uint32_t n;
         uint32_t together;        /* set by the function: layers between two looks at the limit, */
         uint32_t bounded;         /* and whether distances that are INFINITY already stay so */
-        cu_address layer_order;   /* 0, or const uint32_t *: all layers in the order in which they are read */
         cu_address angles;        /* const float [angle][cosine, sine][half]; 0 if half is 0 */
         cu_address norms;         /* 0, or const float [blocks.ids' index][layer][K, V] */
-        cu_address means;         /* 0, or const float [index][layer][K, V][head][dim]; looked at only with norms */
         cu_address distances;     /* double [n]: INFINITY above the limit, for NaN, and where a block is not resident */
-        cu_address layers_read;   /* 0, or uint32_t [n]: as the reference would; here one step more is read */
 };
 
 /* KVD_MEMSHARE_RELATIVE needs norms. */
 int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a);
 
-/* Bytes that a call must read that rejects nothing. */
-uint64_t gpu_memshare_bytes(const struct gpu_memshare *a);
-
-/* Of n blocks: to[i][layer][K, V], or with heads and dim behind. Both read 1 x the blocks. Not resident: NaN. */
+/* Of n blocks: to[i][layer][K, V]. Reads 1 x the blocks. Not resident: NaN. */
 struct gpu_memshare_keep {
         struct gpu_blocks blocks;
         uint64_t offset;
@@ -58,16 +54,5 @@ struct gpu_memshare_keep {
 };
 
 int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a);
-int gpu_memshare_means(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a);
-
-/* Rows of x, rotated, into y; y may be x if both are floats. Reads and writes each element once. */
-struct gpu_memshare_rotate {
-        cu_address y, x;     /* float, and numbers */
-        uint64_t ldy, ldx;   /* elements from row to row */
-        uint32_t number, n, dim, half;
-        cu_address cosine, sine; /* const float [half] */
-};
-
-int gpu_memshare_rotate(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_rotate *a);
 
 #endif

@@ -5,8 +5,11 @@
 #include <stdio.h>
 
 #include "ipc/base/util.h"
+#include "kernels/cuda/images.h"
 #include "kernels/hshare.h"
 #include "kernels/memshare.h"
+
+GPU_USES(summarise);
 
 enum { THREADS = 256, WARPS = THREADS / 32, CHUNK = 1024, TILE = 16 /* as in summarise.cu */ };
 
@@ -29,7 +32,7 @@ static int check(struct gpu *gpu, const struct gpu_summarise *a) {
 
         if (s->number != KVD_NUMBER_F32 && s->number != KVD_NUMBER_F16 && s->number != KVD_NUMBER_BF16)
                 return refuse(gpu, "numbers of an unknown type");
-        if (s->order != KVD_MEMSHARE_HND && s->order != KVD_MEMSHARE_NHD)
+        if (s->order != GPU_ORDER_HND && s->order != GPU_ORDER_NHD)
                 return refuse(gpu, "an unknown order");
         if (!s->layers || !s->heads || !s->tokens || !s->dim || s->dim > GPU_SUMMARISE_DIM ||
             plane_elements(s) > UINT32_MAX)
@@ -59,8 +62,4 @@ int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise 
                 return refuse(gpu, "planes too large, or more blocks than one launch takes");
         return gpu_launch(gpu, GPU_KERNEL_summarise,
                           (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared_of(&a->shape)}, stream, a);
-}
-
-uint64_t gpu_summarise_bytes(const struct gpu_summarise *a) {
-        return a->n * (2 * a->shape.layers * plane_elements(&a->shape) * element_bytes(a->shape.number) + a->row_bytes);
 }

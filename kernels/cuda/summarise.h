@@ -27,7 +27,4 @@ struct gpu_summarise {
 
 int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise *a);
 
-/* Bytes that it must move: the blocks, and the rows. */
-uint64_t gpu_summarise_bytes(const struct gpu_summarise *a);
-
 #endif

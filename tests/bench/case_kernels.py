@@ -72,23 +72,8 @@ def topk():
     return [np.sort(np.argpartition(-row, row.size // 16)[: row.size // 16]) for row in scores]
 
 
-def gather():
-    return everything[shuffled]
-
-
 def compact():
     return pool.transpose(1, 0, 2, 3).reshape(HEADS, -1, DIM)[:, half]
-
-
-def pack_4():
-    out = []
-    for k in pieces():
-        groups = k.reshape(-1, 32)
-        low = groups.min(1).astype(np.float16)
-        step = ((groups.max(1) - low) / 15).astype(np.float16)
-        codes = np.rint((groups - low[:, None]) / np.maximum(step[:, None], 1e-7)).astype(np.uint8)
-        out.append((codes[:, ::2] | codes[:, 1::2] << 4, low, step))
-    return out
 
 
 def memshare_norms():

@@ -55,11 +55,6 @@ static void score_shuffled(struct kernels *k) {
 
 /* ---- blocks ----------------------------------------------------------------------------------------------------- */
 
-static void gather(struct kernels *k) {
-        k->ops->block->gather(window_other(k), window_in_other_order(k), window_blocks(k), 0, KERNEL_BLOCK_BYTES);
-        moved(k, window_bytes(k), window_bytes(k), 0);
-}
-
 /* About every second token of each head. */
 static void every_second(struct kernels *k) {
         for (uint32_t i = 0; i < window_tokens(k) / 2; i++)
@@ -78,21 +73,6 @@ static void compact(struct kernels *k) {
                 k->ops->block->compact(&to, &from, k->indices, kept);
         }
         moved(k, window_bytes(k) / 2, window_bytes(k) / 2, 0);
-}
-
-static void pack_4(struct kernels *k) {
-        k->ops->block->pack_4(window_other(k), window_keys(k), KERNEL_DIM, window_rows(k), KERNEL_DIM, 32,
-                              KVD_NUMBER_BF16);
-        moved(k, window_bytes(k), window_rows(k) * kvd_packed_4_bytes(KERNEL_DIM, 32), 4);
-}
-
-/* Half of what pack_4() left, which is less than a third of a window, into the window's second half. */
-static void unpack_4(struct kernels *k) {
-        uint32_t rows = window_rows(k) / 2;
-
-        k->ops->block->unpack_4(window_other(k) + window_bytes(k) / 2, KERNEL_DIM, window_other(k), rows, KERNEL_DIM,
-                                32, KVD_NUMBER_BF16);
-        moved(k, rows * kvd_packed_4_bytes(KERNEL_DIM, 32), window_bytes(k) / 2, 1);
 }
 
 static void topk(struct kernels *k) {
@@ -147,8 +127,7 @@ static void query(struct kernels *k) {
 
 /* Blocks of 8 layers, keys and values: 512 KiB, the smallest window has one of each. */
 static const struct kvd_memshare_shape shape = {.layers = 8, .heads = KERNEL_HEADS, .tokens = KERNEL_BLOCK,
-                                                .dim = KERNEL_DIM, .order = KVD_MEMSHARE_HND,
-                                                .type = KVD_NUMBER_BF16};
+                                                .dim = KERNEL_DIM, .type = KVD_NUMBER_BF16};
 #define WHOLE_BLOCK ((size_t)16 * KERNEL_BLOCK_BYTES)
 
 /* Each block with its neighbour, all layers. */
@@ -159,7 +138,7 @@ static void distance(struct kernels *k) {
         for (size_t at = 0; at < window_bytes(k); at += 2 * WHOLE_BLOCK) {
                 struct kvd_memshare_block a = {.data = keys + at}, b = {.data = keys + at + WHOLE_BLOCK};
 
-                k->scores[0] += (float)k->ops->memshare->distance(&q, &a, &b, NULL);
+                k->scores[0] += (float)k->ops->memshare->distance(&q, &a, &b);
         }
         moved(k, window_bytes(k), 0, 1.5);
 }
@@ -286,10 +265,7 @@ const struct kernel_row kernel_rows[] = {
         {"kernels-keydiff-score", anchor, score, false},
         {"kernels-keydiff-shuffled", anchor, score_shuffled, true},
         {"kernels-topk", score, topk, false},
-        {"kernels-gather", NULL, gather, true},
         {"kernels-compact", every_second, compact, false},
-        {"kernels-pack-4", NULL, pack_4, false},
-        {"kernels-unpack-4", pack_4, unpack_4, false},
         {"kernels-sketch-insert", place, insert, false},
         {"kernels-sketch-query", place, query, false},
         {"kernels-memshare-norms", NULL, norms, false},

@@ -255,9 +255,6 @@ static const struct {
         {"keydiff", bench_keydiff},
         {"attend", bench_attend},
         {"memshare", bench_memshare},
-        {"hshare", bench_hshare},
-        {"sketch", bench_sketch},
-        {"copy", bench_copy},
 };
 
 static void open_bench(struct bench *b, const struct driver *driver) {

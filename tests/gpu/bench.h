@@ -75,11 +75,8 @@ void bench_free(struct bench *b); /* all of it */
 uint64_t bench_size(const struct bench *b, uint64_t n, uint64_t least);
 
 void bench_memory(struct bench *b);   /* the device's bandwidths; before all others */
-void bench_copy(struct bench *b);
 void bench_keydiff(struct bench *b);
 void bench_attend(struct bench *b);
 void bench_memshare(struct bench *b);
-void bench_hshare(struct bench *b);
-void bench_sketch(struct bench *b);
 
 #endif

@@ -54,7 +54,7 @@ void bench_keydiff(struct bench *b) {
                 least.a[i] = whole.a[i];
                 least.a[i].to = PER_BLOCK;
         }
-        bytes = gpu_keydiff_bytes(&whole.a[0]);
+        bytes = (uint64_t)tokens * HEADS * DIM * 2;
         bench_op(b, &(struct op){"KeyDiff anchor and score, 128 k tokens, 8 heads of 128, bf16 (keys read twice)", both,
                                  &whole, &least, 2 * bytes, OF_READ, 0.8});
         bench_op(b, &(struct op){"KeyDiff anchor alone", anchor, &whole, &least, bytes, OF_READ, 0});

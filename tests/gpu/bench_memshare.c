@@ -45,7 +45,7 @@ void bench_memshare(struct bench *b) {
         uint32_t layers = (uint32_t)bench_size(b, 32, 1), blocks = (uint32_t)bench_size(b, 4096, 8);
         uint32_t n = (uint32_t)bench_size(b, 10000, 4);
         uint64_t bytes = layers * 2ull * 8 * 16 * 128 * 2;
-        struct gpu_memshare_shape shape = {layers, 8, 16, 128, KVD_MEMSHARE_HND, KVD_NUMBER_BF16};
+        struct gpu_memshare_shape shape = {layers, 8, 16, 128, GPU_ORDER_HND, KVD_NUMBER_BF16};
         cu_address pool, angles, to, kept;
         struct state s, least;
 
@@ -68,14 +68,14 @@ void bench_memshare(struct bench *b) {
         for (unsigned i = 0; i < TURNS; i++)
                 least.a[i].n = least.norms[i].n = 1;
         bench_op(b, &(struct op){"MemShare distances of 10,000 pairs of blocks of 2 MiB, none given up", distances, &s,
-                                 &least, gpu_memshare_bytes(&s.a[0]), OF_READ, 0.8});
+                                 &least, n * 2 * bytes, OF_READ, 0.8});
         for (unsigned i = 0; i < TURNS; i++)
                 s.a[i].half = least.a[i].half = HALF;
         bench_op(b, &(struct op){"MemShare distances, one block's keys rotated", distances, &s, &least,
-                                 gpu_memshare_bytes(&s.a[0]), OF_READ, 0});
+                                 n * 2 * bytes, OF_READ, 0});
         for (unsigned i = 0; i < TURNS; i++)
                 s.a[i].metric = least.a[i].metric = KVD_MEMSHARE_MEAN_L2;
         bench_op(b, &(struct op){"MemShare distances, rotated, a norm for each row", distances, &s, &least,
-                                 gpu_memshare_bytes(&s.a[0]), OF_READ, 0});
+                                 n * 2 * bytes, OF_READ, 0});
         bench_op(b, &(struct op){"MemShare norms of blocks", norms, &s, &least, blocks * bytes, OF_READ, 0});
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff: every variant against the reference, bit for bit, over sizes, layouts, types and holes; the reference
- * against the formulas in double precision; and a count of the operations that the formulas need.
+ * KeyDiff: every variant against the reference, bit for bit, over sizes, layouts, types and holes. The formulas are in
+ * tests/methods.
  */
 
 #include <check.h>
@@ -75,18 +75,17 @@ static struct kvd_key_rows make_keys(const struct shape *s) {
 /* ---- variants --------------------------------------------------------------------------------------------------- */
 
 struct results {
-        float *sums, *scores, *pairwise;
+        float *sums, *scores;
         uint32_t *counts;
 };
 
 static struct results run(const struct kvd_ops *ops, const struct kvd_key_rows *keys, uint32_t from, uint32_t to) {
         struct results r = {.sums = buffer((size_t)keys->heads * keys->dim * 4), .counts = buffer(keys->heads * 4),
-                            .scores = buffer((size_t)keys->heads * (to - from) * 4), .pairwise = buffer(to * 4)};
+                            .scores = buffer((size_t)keys->heads * (to - from) * 4)};
         float *scratch = buffer(kvd_keydiff_scratch(keys) * sizeof *scratch);
 
         ops->keydiff->anchor(r.sums, r.counts, keys, from, to, scratch);
         ops->keydiff->score(r.scores, to - from, keys, from, to, r.sums, scratch);
-        ops->keydiff->pairwise(r.pairwise, keys, keys->heads - 1, to, buffer((size_t)to * keys->dim * 4));
         return r;
 }
 
@@ -99,7 +98,6 @@ static void variants_case(const struct shape *s, uint32_t from) {
 
                 assert_same_bits(expected.sums, got.sums, (size_t)s->heads * s->dim, variants[v]->name);
                 assert_same_bits(expected.scores, got.scores, (size_t)s->heads * (s->tokens - from), variants[v]->name);
-                assert_same_bits(expected.pairwise, got.pairwise, s->tokens, variants[v]->name);
                 ck_assert_int_eq(memcmp(expected.counts, got.counts, s->heads * 4), 0);
         }
         buffers_free();
@@ -124,62 +122,6 @@ END_TEST
 START_TEST(long_sequences_equal_the_reference) {
         for (size_t i = 0; i < ARRAY_SIZE(types); i++)
                 variants_case(&(struct shape){2500, 16, 2, 128, types[i], i == 1, i == 2, false}, 7);
-}
-END_TEST
-
-/* ---- the formulas ----------------------------------------------------------------------------------------------- */
-
-static double element(const struct kvd_key_rows *keys, uint32_t h, uint32_t t, uint32_t d) {
-        size_t i = h * keys->head_stride + t % keys->per_block * keys->token_stride + d;
-        const uint8_t *at = keys->blocks[t / keys->per_block] + keys->offset;
-        float wide;
-
-        if (keys->type == KVD_NUMBER_F32)
-                return (double)((const float *)at)[i];
-        scalar->widen(&wide, (const uint16_t *)at + i, 1, keys->type);
-        return (double)wide;
-}
-
-static double norm_of(const struct kvd_key_rows *keys, uint32_t h, uint32_t t) {
-        double sum = 0;
-
-        for (uint32_t d = 0; d < keys->dim; d++)
-                sum += element(keys, h, t, d) * element(keys, h, t, d);
-        return sqrt(sum);
-}
-
-static void formula_case(const struct shape *s) {
-        struct kvd_key_rows keys = make_keys(s);
-        struct results got = run(scalar, &keys, 0, s->tokens);
-
-        for (uint32_t h = 0; h < s->heads; h++) {
-                double *m = calloc(s->dim, sizeof *m), length = 0;
-
-                for (uint32_t t = 0; t < s->tokens; t++)
-                        for (uint32_t d = 0; d < s->dim; d++)
-                                m[d] += element(&keys, h, t, d) / norm_of(&keys, h, t);
-                for (uint32_t d = 0; d < s->dim; d++) {
-                        ck_assert_double_eq_tol((double)got.sums[h * s->dim + d], m[d], 1e-5 * s->tokens);
-                        length += m[d] * m[d];
-                }
-                for (uint32_t t = 0; t < s->tokens; t++) {
-                        double dot = 0;
-
-                        for (uint32_t d = 0; d < s->dim; d++)
-                                dot += m[d] * element(&keys, h, t, d);
-                        ck_assert_double_eq_tol((double)got.scores[h * s->tokens + t],
-                                                -dot / (sqrt(length) * norm_of(&keys, h, t)), 2e-6);
-                }
-                free(m);
-        }
-        buffers_free();
-}
-
-START_TEST(reference_is_the_formula) {
-        for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
-                formula_case(&(struct shape){50, 16, 2, 17, types[i], false, false, false});
-                formula_case(&(struct shape){50, 16, 2, 128, types[i], true, false, false});
-        }
 }
 END_TEST
 
@@ -216,100 +158,6 @@ START_TEST(scores_become_priorities_and_blocks) {
 }
 END_TEST
 
-/* ---- D7: what the formulas cost ---------------------------------------------------------------------------------- */
-
-/* Weighted as in the paper: a division is 5, a square root 8. */
-struct flops {
-        uint64_t add, mul, div, root;
-};
-
-static double add(struct flops *f, double a, double b) {
-        f->add++;
-        return a + b;
-}
-
-static double mul(struct flops *f, double a, double b) {
-        f->mul++;
-        return a * b;
-}
-
-static double divide(struct flops *f, double a, double b) {
-        f->div++;
-        return a / b;
-}
-
-static double root(struct flops *f, double a) {
-        f->root++;
-        return sqrt(a);
-}
-
-/* A comparison counts as an addition. */
-static double larger(struct flops *f, double a, double b) {
-        f->add++;
-        return a > b ? a : b;
-}
-
-static double dot(struct flops *f, const double *a, const double *b, uint32_t d) {
-        double sum = mul(f, a[0], b[0]);
-
-        for (uint32_t i = 1; i < d; i++)
-                sum = add(f, sum, mul(f, a[i], b[i]));
-        return sum;
-}
-
-/* The mean's 1 / n is in the reciprocal that each key is multiplied with, and costs no multiplications of its own. */
-static void count_anchor(struct flops *f, double *m, double *norm, const double *k, uint32_t n, uint32_t d) {
-        double per_token = divide(f, 1, n);
-
-        for (uint32_t t = 0; t < n; t++, k += d) {
-                double inverse;
-
-                norm[t] = root(f, dot(f, k, k, d));
-                inverse = divide(f, per_token, norm[t]);
-                for (uint32_t i = 0; i < d; i++)
-                        m[i] = t ? add(f, m[i], mul(f, k[i], inverse)) : mul(f, k[i], inverse);
-        }
-}
-
-static void count_scores(struct flops *f, double *scores, const double *m, const double *norm, const double *k,
-                         uint32_t n, uint32_t d) {
-        double length = root(f, dot(f, m, m, d));
-
-        for (uint32_t t = 0; t < n; t++)
-                scores[t] = -divide(f, dot(f, m, k + (size_t)t * d, d), larger(f, mul(f, length, norm[t]), 1e-8));
-}
-
-static uint64_t weighted(const struct flops *f) {
-        return f->add + f->mul + 5 * f->div + 8 * f->root;
-}
-
-/* The paper has 2n + 2 divisions in its sum, (6d + 18) n + d + 17; its text, and what is needed, is one less. */
-START_TEST(D7_flop_counter) {
-        enum { N = 1000, D = 128, PAPER = (6 * D + 18) * N + D + 17 };
-        struct shape s = {N, N, 1, D, KVD_NUMBER_F32, false, false, false};
-        struct kvd_key_rows keys = make_keys(&s);
-        struct results got = run(scalar, &keys, 0, N);
-        static double k[N * D], m[D], norm[N], scores[N];
-        struct flops flops = {0};
-
-        for (uint32_t t = 0; t < N; t++)
-                for (uint32_t d = 0; d < D; d++)
-                        k[t * D + d] = element(&keys, 0, t, d);
-        count_anchor(&flops, m, norm, k, N, D);
-        count_scores(&flops, scores, m, norm, k, N, D);
-        for (uint32_t t = 0; t < N; t++) /* what is counted is what the kernel computes */
-                ck_assert_double_eq_tol((double)got.scores[t], scores[t], 2e-6);
-        ck_assert_uint_eq(flops.mul, 3 * N * D + D + N);
-        ck_assert_uint_eq(flops.add, 3 * N * D - N - 1);
-        ck_assert_uint_eq(flops.div, 2 * N + 1);
-        ck_assert_uint_eq(flops.root, N + 1);
-        ck_assert_uint_eq(weighted(&flops), 786140);
-        ck_assert_uint_eq(weighted(&flops) + 5, PAPER);
-        ck_assert_uint_eq(PAPER, 786145);
-        buffers_free();
-}
-END_TEST
-
 int main(void) {
         Suite *suite = suite_create("kernels: KeyDiff");
         TCase *tests = tcase_create("KeyDiff");
@@ -320,10 +168,8 @@ int main(void) {
         tcase_set_timeout(tests, 200);
         tcase_add_test(tests, variants_equal_the_reference);
         tcase_add_test(tests, long_sequences_equal_the_reference);
-        tcase_add_test(tests, reference_is_the_formula);
         tcase_add_test(tests, keys_without_a_direction_score_below_all);
         tcase_add_test(tests, scores_become_priorities_and_blocks);
-        tcase_add_test(tests, D7_flop_counter);
         suite_add_tcase(suite, tests);
         srunner_run_all(runner, CK_ENV);
         failed = srunner_ntests_failed(runner);

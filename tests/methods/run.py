@@ -4,10 +4,9 @@
 
         run.py FILE... [--only PART]
 
-KVCTL is the kvctl of the build. Exit status: 0 all passed; 1 some did not; 77 there is no numpy, nothing was run.
+Exit status: 0 all passed; 1 some did not; 77 there is no numpy, nothing was run.
 """
 import importlib.util
-import os
 import pathlib
 import sys
 import time
@@ -19,7 +18,8 @@ except ImportError:
     print("skipped: numpy is missing (python3-numpy)")
     sys.exit(77)
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "client/python")]
 
 
 def load(path):
@@ -59,6 +59,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    if "KVCTL" not in os.environ:
-        sys.exit("KVCTL is not set: the kvctl of the build")
     sys.exit(main(sys.argv[1:]))

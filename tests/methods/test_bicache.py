@@ -2,7 +2,7 @@
 """BiCache against numpy: similarity, table, ratios, refreshes, and what they rest on."""
 import numpy as np
 
-from kernels import bf16, compute, refused, variants, wide
+from kernels import bf16, ops, refused, variants, wide
 from toy import rope, softmax, toy_encoder
 
 
@@ -32,24 +32,24 @@ def btable(sim, tau):
 
 
 def table(percent, similarity, **params):
-    return compute("bicache.table", np.array(percent, np.uint32), np.array(similarity, np.float32), **params).tolist()
+    return [list(it) for it in ops.bicache_table(percent, np.array(similarity, np.float32), **params)]
 
 
 def percents(prefix, whole):
-    return compute("bicache.ratio", np.array(prefix, np.uint64), np.array(whole, np.uint64)).tolist()
+    return [ops.bicache_percent(*it) for it in zip(prefix, whole)]
 
 
 def similarity(k, v, k_ref, v_ref, **rest):
-    return float(compute("bicache.similarity", *(x.astype(np.float32) for x in (k, v, k_ref, v_ref)), **rest))
+    return ops.bicache_similarity(*(x.astype(np.float32) for x in (k, v, k_ref, v_ref)), **rest)
 
 
 def test_B3_schedule():
-    due = lambda s, delta: compute("bicache.refresh", steps=s, delta=delta).tolist()
+    due = ops.bicache_refreshes
     assert due(128, 16) == list(range(1, 129, 16)) and len(due(128, 16)) == 8
     assert due(10, 16) == [1] and due(5, 1) == [1, 2, 3, 4, 5] and due(0, 16) == []
     for s, delta in (128, 16), (100, 7), (33, 32), (32, 32):
         assert due(s, delta) == [i + 1 for i in range(s) if i % delta == 0]  # the code counts from 0
-    assert "delta" in refused("bicache.refresh", steps=5, delta=0)
+    assert "delta" in refused(due, 5, 0)
 
 
 def test_B4_table_build():
@@ -64,8 +64,8 @@ def test_B4_table_build():
     for _ in range(10):
         average = np.sort(rng.random((101, 12)).astype(np.float32) * 0.1 + 0.9, axis=1)[:, ::-1]
         assert table(np.arange(101), average) == btable(average, np.float32(0.97))
-    assert "finite" in refused("bicache.table", np.array([3], np.uint32), np.array([[np.nan]], np.float32))
-    assert "request 1" in refused("bicache.table", np.array([3, 101], np.uint32), np.ones((2, 1), np.float32))
+    assert "finite" in refused(ops.bicache_table, [3], np.array([[np.nan]], np.float32))
+    assert "request 1" in refused(ops.bicache_table, [3, 101], np.ones((2, 1), np.float32))
 
 
 def test_B4_estimators_differ():
@@ -80,24 +80,20 @@ def test_B4_estimators_differ():
 
 
 def test_B4_lookup():
-    steps = np.array([[10, 3], [30, 5], [95, 12]], np.uint32)
-    r = np.arange(101, dtype=np.uint32)
-    want = [max([b for at, b in steps.tolist() if at <= i], default=1) for i in range(101)]
-    assert compute("bicache.lookup", steps, r).tolist() == want
-    assert compute("bicache.lookup", steps[:0], r[:3]).tolist() == [1, 1, 1]
+    steps = [(10, 3), (30, 5), (95, 12)]
+    for r in range(101):
+        assert ops.bicache_layers(steps, r) == max([b for at, b in steps if at <= r], default=1)
+        assert ops.bicache_layers([], r) == 1
 
 
 def test_B5_r_rounding():
     assert percents([625, 635, 5, 15, 1, 0, 7], [1000, 1000, 1000, 1000, 1, 9, 7]) == [62, 64, 0, 2, 100, 0, 100]
     m, n = np.meshgrid(np.arange(0, 400, 3), [200, 400, 1000, 2048, 333])
     m, n = m[m <= n], n[m <= n]
-    assert percents(m, n) == [round(float(a / b * 100)) if (200 * a) % b else round(a * 100 / b) for a, b in
-                              zip(m.tolist(), n.tolist())]
-    assert "prefix" in refused("bicache.ratio", np.array([3], np.uint64), np.array([2], np.uint64))
-    assert "prefix" in refused("bicache.ratio", np.array([0], np.uint64), np.array([0], np.uint64))
-    steps, r = np.array([[10, 3]], np.uint32), np.array([50], np.uint32)
-    assert "other kind" in refused("bicache.lookup", steps, r, table_ratio="prompt_only", ratio="include_gen")
-    assert compute("bicache.lookup", steps, r, table_ratio="prompt_only", ratio="prompt_only").tolist() == [3]
+    pairs = list(zip(m.tolist(), n.tolist()))
+    assert percents(*zip(*pairs)) == [round(a / b * 100) if (200 * a) % b else round(a * 100 / b) for a, b in pairs]
+    assert "prefix" in refused(ops.bicache_percent, 3, 2)
+    assert "prefix" in refused(ops.bicache_percent, 0, 0)
 
 
 def test_B6_similarity_kernels():
@@ -105,13 +101,11 @@ def test_B6_similarity_kernels():
     for heads, tokens, dim in (4, 50, 32), (1, 1, 1), (3, 7, 17), (8, 20, 128), (2, 5, 9000), (2, 3, 127):
         k, v, a, b = (rng.standard_normal((heads, tokens, dim)).astype(np.float32) for _ in range(4))
         a, b = k + 0.3 * a, v + 0.6 * b
-        for to, back, bits in (lambda x: x, lambda x: x, False), (lambda x: x.astype(np.float16), lambda x: x, False), (
-                bf16, wide, True):
+        for to in np.float32, np.float16, bf16:
             arrays = [to(x) for x in (k, v, a, b)]
-            seen = [tokens_of(back(x).astype(np.float64)) for x in arrays]
-            for variant in variants():
-                flat = float(compute("bicache.similarity", *arrays, kind="flat", variant=variant, bf16=bits))
-                mean = float(compute("bicache.similarity", *arrays, variant=variant, bf16=bits))
+            seen = [tokens_of(wide(x).astype(np.float64)) for x in arrays]
+            for _ in variants():
+                flat, mean = (ops.bicache_similarity(*arrays, kind=kind) for kind in ("flat", "token_mean"))
                 want = (sim_token_mean(seen[0], seen[2]) + sim_token_mean(seen[1], seen[3])) / 2
                 worst = max(worst, abs(flat - sim_flat(*seen)), abs(mean - want))
     assert worst < 1e-6
@@ -194,10 +188,9 @@ def test_B14_lemmas():
         n, m, dim = 64, int(rng.integers(4, 63)), 32
         pool = rng.standard_normal((4, 2, 1, 16, dim)).astype(np.float32)
         q = (rng.standard_normal((5, 1, dim)) * rng.choice([0.3, 2, 6])).astype(np.float32)
-        args = pool, np.arange(4, dtype=np.int32), q
-        alone = compute("attend.dense", *args, mask="none", keys=m)
+        alone = ops.attention(q, pool, range(4), causal=False, tokens=m)[0]
         for i in range(5):
-            whole, _, mass = compute("attend.mass", pool, args[1], q[i : i + 1], mask="none", outputs=3)
+            whole, _, mass = ops.attention(q[i : i + 1], pool, range(4), causal=False)
             leaked = mass[0, m:].sum()
             largest = np.linalg.norm(pool[:, 1, 0], axis=-1).max()
             moved = np.linalg.norm(whole[0, 0] - alone[i, 0])

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """KeyDiff: the kernels against fp64, and the paper's statements about the score."""
+import functools
 import itertools
+import operator
 
 import numpy as np
 from numpy.linalg import norm
 
-from kernels import bf16, compute, refused, same, variants, wide
+from kernels import bf16, ops, refused, same, variants, wide
 
 
 def directions(keys):
@@ -25,6 +27,15 @@ def random_keys(rng, *shape, mean=0.7):
     return (mean * centre / norm(centre) * np.sqrt(shape[-1]) + rng.standard_normal(shape)).astype(np.float32)
 
 
+def score(keys, anchor=None):
+    """Against the keys' own anchor, or another."""
+    return ops.keydiff_scores(keys, ops.keydiff_anchor(keys)[0] if anchor is None else anchor)
+
+
+def keep(keys, n):
+    return ops.topk(score(keys), n, later=True)
+
+
 def consistent(order, scores, tolerance):
     """Does the order fall with the scores, where they differ by more than the tolerance?"""
     return bool(np.all(np.diff(scores[order]) <= tolerance))
@@ -37,12 +48,8 @@ def test_D1_ranking_identity():
         unit = directions(keys.astype(np.float64))
         pairwise = -(unit @ unit.T).sum(1)
         assert np.array_equal(np.argsort(pairwise, kind="stable"), np.argsort(keydiff(keys), kind="stable"))
-        for variant in variants():
-            long_way = compute("keydiff.pairwise", keys[None], variant=variant)[0]
-            short_way = compute("keydiff.score", keys[None], variant=variant)[0]
-            assert np.allclose(long_way, pairwise, rtol=1e-5, atol=1e-3)
-            assert consistent(np.argsort(-long_way), short_way, 1e-5)
-            assert consistent(np.argsort(-short_way), long_way, 1e-3)
+        for _ in variants():
+            assert consistent(np.argsort(-pairwise), score(keys[None])[0], 1e-5)
 
 
 def test_D2_kvpress_parity():
@@ -51,12 +58,12 @@ def test_D2_kvpress_parity():
     for heads, n, d in (1, 1, 1), (2, 7, 3), (4, 100, 17), (2, 333, 80), (3, 500, 128), (1, 1000, 127), (2, 64, 256):
         keys = random_keys(rng, heads, n, d)
         want = np.array([keydiff(head) for head in keys])
-        for variant in variants():
-            got = compute("keydiff.score", keys, variant=variant)
+        for _ in variants():
+            got = score(keys)
             worst = max(worst, np.abs(got - want).max())
             assert np.abs(got - want).max() < 1e-6, (heads, n, d, variant)
             for kept_n in 1, n // 4, n // 2, n, n + 3:
-                kept = compute("keydiff.keep", keys, n=kept_n, variant=variant)
+                kept = keep(keys, kept_n)
                 for h in range(heads):
                     cut = np.sort(want[h])[::-1][min(kept_n, n) - 1] if kept_n else np.inf
                     dropped = np.setdiff1d(np.arange(n), kept[h])
@@ -69,8 +76,9 @@ def test_D3_anchor_by_blocks():
     rng = np.random.default_rng(3)
     for order, dtype in itertools.product(("hnd", "nhd"), (np.float32, np.float16)):
         pool = random_keys(rng, 40, 16, 2, 64).astype(dtype)  # nhd
-        given = pool if order == "nhd" else np.ascontiguousarray(pool.transpose(0, 2, 1, 3))
-        sums, counts = compute("keydiff.sums", given, np.arange(40, dtype=np.int32), order=order, outputs=2)
+        blocks = pool.swapaxes(1, 2)  # read in place, in strides
+        blocks = np.ascontiguousarray(blocks) if order == "hnd" else blocks
+        sums, counts = zip(*map(ops.keydiff_anchor, blocks))
         table, held = [], np.zeros((2, 64))
         for _ in range(300):  # append, evict, share: the sequence's anchor follows by adding and subtracting
             if table and rng.random() < 0.4:
@@ -82,12 +90,9 @@ def test_D3_anchor_by_blocks():
         keys = pool[table].astype(np.float64).reshape(-1, 2, 64).transpose(1, 0, 2)
         want = directions(keys).sum(1)
         assert np.abs(held - want).max() <= 1e-5 * np.abs(want).max(), (order, dtype)
-        assert np.all(counts == 16)
-        anchors = held.astype(np.float32)
-        paged = compute("keydiff.paged", given, np.array(table, np.int32), anchors, order=order)
+        assert np.all(np.array(counts) == 16)
+        paged = np.concatenate([score(blocks[i], held.astype(np.float32)) for i in table], 1)
         assert np.abs(paged - np.array([keydiff(head) for head in keys])).max() < 1e-5
-        own = compute("keydiff.paged", given, np.array(table, np.int32), order=order)
-        assert np.abs(paged - own).max() < 1e-5
 
 
 def test_D4_anchor_variants():
@@ -96,13 +101,13 @@ def test_D4_anchor_variants():
     overlap = {"plain": [], "median": []}
     for _ in range(10):
         keys = random_keys(rng, 500, 64, mean=1.0) * np.exp(0.2 * rng.standard_normal((500, 1))).astype(np.float32)
-        keep = {}
+        kept = {}
         anchors = {"directions": directions(keys).mean(0), "plain": keys.mean(0), "median": np.median(keys, axis=0)}
         for name, anchor in anchors.items():
-            scores = compute("keydiff.score", keys[None], anchor[None].astype(np.float32))
-            keep[name] = set(compute("block.topk", scores, k=200, tie="larger")[0].tolist())
+            scores = score(keys[None], anchor[None].astype(np.float32))
+            kept[name] = set(ops.topk(scores, 200, later=True)[0].tolist())
         for name, list_ in overlap.items():
-            list_.append(len(keep["directions"] & keep[name]) / 200)
+            list_.append(len(kept["directions"] & kept[name]) / 200)
     plain, median = np.mean(overlap["plain"]), np.mean(overlap["median"])
     assert plain >= 0.95 and median >= 0.95, (plain, median)
     return f"overlap: plain mean {plain:.3f}, median {median:.3f}"
@@ -116,7 +121,7 @@ def test_D5_optimality():
     for _ in range(trials):
         keys = random_keys(rng, 14, 8)
         unit = directions(keys.astype(np.float64))
-        kept = compute("keydiff.keep", keys[None], n=7)[0]
+        kept = keep(keys[None], 7)[0]
         to_anchor = unit @ unit.mean(0)
         assert to_anchor[kept].sum() <= to_anchor[subsets].sum(1).min() + 1e-6
         cosines = unit @ unit.T
@@ -129,6 +134,50 @@ def test_D5_optimality():
     return f"equation 9 is minimal in {hits} of {trials}, mean gap {np.mean(gaps):.2f}"
 
 
+class Counted(float):
+    """A number that counts what is done with it, as the paper does: a comparison is an addition."""
+
+    done = {"add": 0, "mul": 0, "div": 0, "root": 0}
+
+    def did(self, what, value):
+        Counted.done[what] += 1
+        return Counted(value)
+
+    def __add__(self, other):
+        return self.did("add", float(self) + other)
+
+    def __mul__(self, other):
+        return self.did("mul", float(self) * other)
+
+    def __truediv__(self, other):
+        return self.did("div", float(self) / other)
+
+    def root(self):
+        return self.did("root", float(self) ** 0.5)
+
+    def at_least(self, other):
+        return self.did("add", max(self, other))
+
+
+def test_D7_flop_counter():
+    """The paper's sum, (6d + 18) n + d + 17, has a division more than its text, which is what is needed."""
+    n, d = 1000, 128
+    keys = random_keys(np.random.default_rng(7), n, d)
+    rows = [[Counted(x) for x in key] for key in keys]
+    dot = lambda a, b: functools.reduce(operator.add, map(operator.mul, a, b))
+    share = Counted(1) / n  # the mean's 1 / n is in the reciprocal that each key is multiplied with
+    norms = [dot(key, key).root() for key in rows]
+    units = ([x * inverse for x in key] for key, inverse in zip(rows, [share / it for it in norms]))
+    anchor = functools.reduce(lambda m, unit: list(map(operator.add, m, unit)), units)
+    length = dot(anchor, anchor).root()
+    scores = [-float(dot(anchor, key) / (length * norm_).at_least(1e-8)) for key, norm_ in zip(rows, norms)]
+    assert np.abs(score(keys[None])[0] - scores).max() < 2e-6  # what is counted is what the kernel computes
+    done = Counted.done
+    assert done == {"add": 3 * n * d - n - 1, "mul": 3 * n * d + d + n, "div": 2 * n + 1, "root": n + 1}
+    weighted = done["add"] + done["mul"] + 5 * done["div"] + 8 * done["root"]
+    assert weighted == 786140 and weighted + 5 == (6 * d + 18) * n + d + 17
+
+
 def test_D8_masks():
     rng = np.random.default_rng(8)
     for bad in 0.0, np.nan, np.inf, -np.inf:
@@ -138,20 +187,14 @@ def test_D8_masks():
         keys[:, broken[12:], 7] = bad
         zeroed = broken[:12] if bad == 0.0 else broken
         valid = np.setdiff1d(np.arange(60), zeroed)
-        for variant in variants():
-            scores = compute("keydiff.score", keys, variant=variant)
+        for _ in variants():
+            scores = score(keys)
             assert np.all(np.isneginf(scores[:, zeroed])) and np.all(np.isfinite(scores[:, valid]))
             want = np.array([keydiff(head[valid]) for head in keys])
             assert np.abs(scores[:, valid] - want).max() < 1e-6  # and the anchor does not know them
             for n in 1, len(valid) - 1, len(valid):
-                kept = compute("keydiff.keep", keys, n=n, variant=variant)
+                kept = keep(keys, n)
                 assert not np.isin(kept, zeroed).any()
-    pool = random_keys(rng, 5, 2, 16, 32)
-    scores = compute("keydiff.paged", pool, np.array([3, -1, 0], np.int32))
-    assert np.all(np.isneginf(scores[:, 16:32])) and np.all(np.isfinite(scores[:, :16]))
-    want = np.array([keydiff(np.concatenate([pool[3, h], pool[0, h]])) for h in range(2)])
-    assert np.abs(np.delete(scores, np.s_[16:32], axis=1) - want).max() < 1e-6
-    assert np.all(np.isneginf(compute("keydiff.score", np.zeros((1, 4, 8), np.float32))))
 
 
 def test_D9_bf16():
@@ -160,13 +203,13 @@ def test_D9_bf16():
     for _ in range(20):
         keys = random_keys(rng, 1, 500, 128)
         want = keydiff(keys[0])
-        for variant in variants():
-            got = compute("keydiff.score", bf16(keys), bf16=True, variant=variant)[0]
+        for _ in variants():
+            got = score(bf16(keys))[0]
             worst = max(worst, np.abs(got - want).max())
             assert np.abs(got - keydiff(wide(bf16(keys))[0])).max() < 1e-6
         for n, budget in (500, 200), (40, 15):
             some, ranked = keys[:, :n], keydiff(keys[0, :n])
-            kept = set(compute("keydiff.keep", bf16(some), n=budget, bf16=True)[0].tolist())
+            kept = set(keep(bf16(some), budget)[0].tolist())
             above, cut, below = np.argsort(-ranked)[:budget], *np.sort(ranked)[::-1][budget - 1 : budget + 1]
             assert set(np.flatnonzero(ranked > cut + 2e-3).tolist()) <= kept
             if cut - below > 2e-3:
@@ -184,9 +227,9 @@ def test_D11_C1_counterexample():
     weight = np.exp(key @ query) / (np.exp(key @ query) + np.exp(others @ query).sum())
     bound = (np.log(3 / 4) - np.log(1 - weight)) / (2 * limit) - 1
     assert abs(bound + 0.920) < 5e-4 and weight > 0.9
-    score = compute("keydiff.score", key[None, None].astype(np.float32), query[None].astype(np.float32))
-    assert -score[0, 0] < bound  # the cosine is -1
-    return f"cosine {-score[0, 0]:.3f}, claimed at least {bound:.3f}"
+    cosine = -score(key[None, None].astype(np.float32), query[None].astype(np.float32))[0, 0]
+    assert cosine < bound  # the cosine is -1
+    return f"cosine {cosine:.3f}, claimed at least {bound:.3f}"
 
 
 def test_D12_C3():
@@ -200,7 +243,7 @@ def test_D12_C3():
         a = directions(means) @ query / norm(query)
         b = directions(keys) @ query / norm(query)
         cosine = directions(means) @ directions(keys).T
-        measured = -compute("keydiff.score", np.tile(keys, (40, 1, 1)).astype(np.float32), means.astype(np.float32))
+        measured = -score(np.tile(keys, (40, 1, 1)).astype(np.float32), means.astype(np.float32))
         assert np.abs(measured - cosine).max() < 1e-6
         chosen = (a < 0)[:, None] & (b > 0)[None]
         cases += chosen.sum()
@@ -218,21 +261,21 @@ def test_blocks_and_priorities():
     scores[:, 32:48] = -np.inf
     scores[1, :16] = -np.inf
     padded = np.concatenate([scores, np.full((3, 11), -np.inf, np.float32)], 1).reshape(3, 4, 16).max(2)
-    for variant in variants():
-        mean, best = compute("keydiff.blocks", scores, per_block=16, outputs=2, variant=variant)
+    for _ in variants():
+        mean, best = ops.keydiff_blocks(scores, 16)
         assert same(best, padded)
         valid = np.isfinite(padded)
         with np.errstate(invalid="ignore", divide="ignore"):
             want = np.where(valid, padded, 0).sum(0) / valid.sum(0)
         assert np.allclose(mean[valid.any(0)], want[valid.any(0)], atol=1e-6) and np.isneginf(mean[2])
-        p = compute("keydiff.priority", scores, variant=variant)
+        p = ops.keydiff_priority(scores.ravel()).reshape(scores.shape)
         assert np.allclose(p, np.where(np.isfinite(scores), (1 + scores) / 2, 0), atol=1e-7)
         assert p.min() >= 0 and p.max() <= 1
 
 
 def test_mistakes_are_refused():
     keys = np.zeros((2, 3, 4), np.float32)
-    assert "uint16" in refused("keydiff.score", np.zeros((2, 3, 4), np.uint16))
-    assert '"dim" is 4' in refused("keydiff.score", keys, np.zeros((2, 5), np.float32))
-    assert "no keys" in refused("keydiff.score", np.zeros((2, 0, 4), np.float32))
-    assert "not in the pool" in refused("keydiff.paged", np.zeros((2, 3, 4, 5), np.float32), np.array([2], np.int32))
+    assert "uint16" in refused(ops.keydiff_anchor, np.zeros((2, 3, 4), np.uint16))
+    assert "[2, 4] for these keys" in refused(ops.keydiff_scores, keys, np.zeros((2, 5), np.float32))
+    assert "no keys" in refused(ops.keydiff_anchor, np.zeros((2, 0, 4), np.float32))
+    assert "[heads, tokens, dim]" in refused(ops.keydiff_anchor, keys[0])

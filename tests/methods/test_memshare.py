@@ -1,27 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """MemShare's similarities: M1 to M9. Seeds are numbers here, and each line prints what was measured."""
 import collections
+import itertools
 
 import numpy as np
 
-from kernels import bf16, compute, refused, same, variants, wide
+from kernels import bf16, ops, refused, variants, wide
 from toy import rope, softmax, toy_lm
 
 METRICS = "fro_norm", "mean_l2", "relative"
 
 
-def bag(tokens):
-    return compute("memshare.bag", np.array(tokens, np.uint32), outputs=2)
-
-
-def cosine(a, b):
-    return float(compute("memshare.cosine", *bag(a), *bag(b)))
-
-
-def distance(a, b, layer_order=None, frequencies=None, outputs=False, **how):
-    """a and b: [layer, K and V, head, token, dim]"""
-    found = compute("memshare.distance", a, b, layer_order, frequencies, outputs=3, **how)
-    return found if outputs else float(found[0])
+bag, cosine, distance = ops.bag_of_words, ops.bag_cosine, ops.memshare_distance
 
 
 def norm(x, **how):
@@ -84,51 +74,34 @@ def test_M3_distances():
         for kind in range(3):
             blocks = rng.standard_normal((2, *shape)) + 0.5
             blocks = [blocks.astype(np.float32), blocks.astype(np.float16), bf16(blocks)][kind]
-            a, b = (wide(blocks) if kind == 2 else blocks).astype(np.float64)
+            a, b = (wide(it).astype(np.float64) for it in blocks)
             for metric in METRICS:
                 want, found = oracle(a, b, metric), set()
-                for variant in variants():
-                    got, layers_read, bound = distance(*blocks, metric=metric, variant=variant, bf16=kind == 2,
-                                                       outputs=True)
-                    found.add(float(got))
-                    assert layers_read == layers and bound <= want
+                for _ in variants():
+                    found.add(distance(*blocks, metric=metric))
                 assert len(found) == 1
-                worst = max(worst, abs(got / want - 1))
-                swapped = [np.ascontiguousarray(x.swapaxes(2, 3)) for x in blocks]
-                assert abs(distance(*swapped, metric=metric, order="nhd", bf16=kind == 2) / want - 1) < 1e-6
+                worst = max(worst, abs(found.pop() / want - 1))
     assert worst < 1e-6
     return f"seed 3: at most {worst:.1e} off"
 
 
-def test_M3_norms_and_means():
-    rng = np.random.default_rng(33)
-    block = rng.standard_normal((3, 2, 4, 16, 80)).astype(np.float32)
-    for variant in variants():
-        norms, means = compute("memshare.norms", block, variant=variant), compute("memshare.mean", block,
-                                                                                  variant=variant)
-        assert np.allclose(norms, norm(block.astype(np.float64), axis=(2, 3, 4)), rtol=1e-6)
-        assert means.shape == (3, 2, 4, 80) and np.allclose(means, block.mean(3, dtype=np.float64), atol=1e-6)
-        other = np.ascontiguousarray(block.swapaxes(2, 3))
-        assert same(compute("memshare.mean", other, order="nhd", variant=variant), means)
+def test_M3_norms():
+    block = np.random.default_rng(33).standard_normal((3, 2, 4, 16, 80)).astype(np.float32)
+    for _ in variants():
+        assert np.allclose(ops.memshare_norms(block), norm(block.astype(np.float64), axis=(2, 3, 4)), rtol=1e-6)
 
 
 def test_M3_early_abandon():
-    """A limit never changes what it lets through, in whatever order the layers are read."""
+    """A limit never changes what it lets through."""
     rng = np.random.default_rng(34)
     a = rng.standard_normal((6, 2, 2, 16, 32)).astype(np.float32)
     b = a + (0.02 * rng.standard_normal(a.shape)).astype(np.float32)
-    far = rng.standard_normal(a[4].shape).astype(np.float32)
-    b[4] += far - far.mean(2, keepdims=True)  # almost all of the difference is in one layer, and not in its means
-    last, first = np.array([0, 1, 2, 3, 5, 4], np.uint32), np.array([4, 0, 1, 2, 3, 5], np.uint32)
-    for metric in METRICS:
-        whole = distance(a, b, last, metric=metric)
-        got, layers, _ = distance(a, b, last, metric=metric, limit=whole * (1 + 1e-9), outputs=True)
-        assert got == whole and layers == 6
-        for order, most in (last, 6), (first, 1):
-            got, layers, bound = distance(a, b, order, metric=metric, limit=whole / 2, outputs=True)
-            assert np.isinf(got) and (layers == most or bound > whole / 2), (metric, layers, bound, whole)
-    got, layers, _ = distance(a, 3 * a, metric="relative", limit=0.3, outputs=True)
-    assert np.isinf(got) and layers == 0  # by their norms: nothing was read
+    b[4] += rng.standard_normal(a[4].shape).astype(np.float32)  # almost all of the difference is in one layer
+    for _, metric in itertools.product(variants(), METRICS):
+        whole = distance(a, b, metric=metric)
+        assert distance(a, b, metric=metric, limit=whole * (1 + 1e-9)) == whole
+        assert np.isinf(distance(a, b, metric=metric, limit=whole / 2))
+    assert np.isinf(distance(a, 3 * a, limit=0.3))  # by their norms: nothing was read
     b[2, 1, 0, 0, 0] = np.nan
     assert np.isinf(distance(a, b))
 
@@ -173,16 +146,12 @@ def test_M5_theorem_1():
 # ---- positions -----------------------------------------------------------------------------------------------------
 
 
-def rotate(x, delta, **how):
-    return compute("memshare.rotate", x, how.pop("frequencies", None), delta=delta, **how)
-
-
 def test_M6_rope_blindness():
     """How far a rotation alone carries a key: why keys must be aligned before they are compared."""
     k = np.random.default_rng(6).standard_normal((2000, 128)).astype(np.float32)
     want, got = [0.244, 0.694, 0.871, 1.023, 1.166, 1.261], []
     for delta in 1, 4, 16, 64, 256, 1024:
-        got.append((norm(rotate(k, delta) - k, axis=1) / norm(k, axis=1)).mean())
+        got.append((norm(rope(k, np.full(2000, delta)) - k, axis=1) / norm(k, axis=1)).mean())
     assert np.allclose(got, want, rtol=0.02), got
     return f"seed 6: {np.round(got, 3)}"
 
@@ -196,13 +165,10 @@ def test_M7_alignment():
             old, new = k.copy(), k.copy()
             old[:, 0], new[:, 0] = rope(k[:, 0], positions), rope(k[:, 0], positions + delta)
             size = norm(k[:, 0], axis=(1, 2, 3)).mean()
-            for variant in variants():
-                how = dict(align="rope", delta=delta, metric="mean_l2", variant=variant)
-                apart = distance(new.astype(np.float32), old.astype(np.float32), **how) / (norm(k) / k[..., 0].size)
-                worst["fp32"] = max(worst["fp32"], apart)
-                back = rotate(old[0, 0, 0].astype(np.float32), delta, variant=variant)
-                worst["fp32"] = max(worst["fp32"], abs(back - new[0, 0, 0]).max() / norm(k[0, 0, 0]))
-            apart = distance(bf16(new), bf16(old), align="rope", delta=delta, metric="relative", bf16=True)
+            for _ in variants():
+                apart = distance(new.astype(np.float32), old.astype(np.float32), delta=delta, metric="mean_l2")
+                worst["fp32"] = max(worst["fp32"], apart / (norm(k) / k[..., 0].size))
+            apart = distance(bf16(new), bf16(old), delta=delta)
             worst["bf16"] = max(worst["bf16"], apart)
             if delta and dim > 2:
                 assert distance(new.astype(np.float32), old.astype(np.float32)) > 0.1  # and not aligned it is far
@@ -212,19 +178,15 @@ def test_M7_alignment():
 
 def test_M7_partial_rotation_and_other_frequencies():
     rng = np.random.default_rng(77)
-    x = rng.standard_normal((9, 80)).astype(np.float32)
     for half in 0, 1, 16, 33, 40:
-        frequencies = np.sort(rng.random(half))[::-1]
+        x, frequencies = rng.standard_normal((1, 2, 1, 9, 80)), np.sort(rng.random(half))[::-1]
         for delta in -300, 5:
-            angle = frequencies * delta
-            want = x.astype(np.float64)
-            low, high = want[:, :half].copy(), want[:, half : 2 * half].copy()
-            want[:, :half] = low * np.cos(angle) - high * np.sin(angle)
-            want[:, half : 2 * half] = high * np.cos(angle) + low * np.sin(angle)
-            for variant in variants():
-                got = rotate(x, delta, frequencies=np.ascontiguousarray(frequencies), variant=variant)
-                assert np.allclose(got, want, atol=1e-6)
-                assert same(got[:, 2 * half :], x[:, 2 * half :])
+            angle, want = frequencies * delta, x.copy()
+            low, high = x[:, 0, ..., :half], x[:, 0, ..., half : 2 * half]
+            want[:, 0, ..., :half] = low * np.cos(angle) - high * np.sin(angle)
+            want[:, 0, ..., half : 2 * half] = high * np.cos(angle) + low * np.sin(angle)
+            for _ in variants():
+                assert distance(np.float32(want), np.float32(x), delta=delta, frequencies=frequencies) < 1e-6
 
 
 def test_M8_turned_queries():
@@ -236,8 +198,13 @@ def test_M8_turned_queries():
             stored, query = rope(k, np.full(20, p)), rope(q, np.full(20, m))
             want = query @ rope(k, np.full(20, p + delta)).T / dim**0.5
             exact = max(exact, abs(rope(query, np.full(20, -delta)) @ stored.T / dim**0.5 - want).max())
-            turned_query = rotate(query.astype(np.float32), -delta)
-            worst = max(worst, abs(turned_query @ stored.astype(np.float32).T / dim**0.5 - want).max())
+            pool = np.zeros((2, 2, 1, 20, dim), np.float32)  # whose attention tells the scores apart
+            pool[0, 0, 0] = stored
+            for i, turned_query in enumerate(query):
+                one = turned_query[None, None].astype(np.float32)
+                mass = ops.attention(one, pool, [0], deltas=[delta], causal=False)[2][0]
+                got = np.log(mass) + np.log(np.exp(want[i]).sum())
+                worst = max(worst, abs(got - want[i]).max())
     assert exact < 1e-12 and worst < 1e-4, (exact, worst)
     return f"seed 8: {exact:.0e} in fp64, {worst:.1e} in fp32"
 
@@ -263,7 +230,7 @@ def pairs_of_a_model(rng):
 
 
 def test_M9_toy_language_model():
-    aligned = dict(align="rope", delta=96)
+    aligned = dict(delta=96)
     want = {"matched": (0.13, 0.18), "not turned back": (0.43, 0.61), "shifted": (0.80, 1.13), "random": (0.81, 1.14)}
     found = collections.defaultdict(list)
     for seed in range(4):
@@ -280,20 +247,12 @@ def test_M9_toy_language_model():
     return "seeds 900 to 903: " + ", ".join(f"{n} {np.round(np.mean(v, 0), 2)}" for n, v in found.items())
 
 
-# ---- the command ---------------------------------------------------------------------------------------------------
+# ---- mistakes ------------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_refused_in_one_line():
+def test_mistakes_are_refused():
     a = np.zeros((2, 2, 1, 4, 8), np.float32)
-    ids, counts = bag([1, 2])
-    for words, operation, arrays, how in (
-        ("not ascending", "memshare.cosine", (ids[::-1], counts, ids, counts), {}),
-        ("2 planes", "memshare.norms", (np.zeros((2, 3, 1, 4, 8), np.float32),), {}),
-        ("each layer once", "memshare.distance", (a, a, np.zeros(2, np.uint32)), dict(outputs=3)),
-        ("\"dim\"", "memshare.distance", (a, a[..., :4]), dict(outputs=3)),
-        ("unlike", "memshare.distance", (a, a.astype(np.float16)), dict(outputs=3)),
-        ("whole number", "memshare.rotate", (a[0, 0, 0],), dict(delta=0.5)),
-        ("5 frequencies", "memshare.rotate", (a[0, 0, 0], np.ones(5)), dict(delta=1)),
-    ):
-        why = refused(operation, *arrays, **how)
-        assert words in why and "\n" not in why, why
+    for words, b, how in (("2 planes", np.zeros((2, 3, 1, 4, 8), np.float32), {}), ("one shape", a[..., :4], {}),
+                          ("one dtype", a.astype(np.float16), {}), ("5 frequencies", a, dict(frequencies=np.ones(5))),
+                          ("metric is one of", a, dict(metric="cosine"))):
+        assert words in refused(distance, b if words == "2 planes" else a, b, **how)

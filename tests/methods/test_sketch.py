@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 
-from kernels import bf16, compute, refused, same, variants, wide
+from kernels import bf16, ops, refused, same, variants, wide
 
 PRIME = (1 << 61) - 1
 MASK = (1 << 64) - 1
@@ -19,23 +19,35 @@ def empty(rows, columns, dim):
     return np.zeros((rows, columns, dim), np.float32)
 
 
+def places(ordinals, rows, columns, hash="permutation", salt=0):
+    return ops.sketch_places(ordinals, rows, columns, family=hash, salt=salt)
+
+
+def hashed(*args, **how):
+    """Columns, and the signs of keys and of values."""
+    p = places(*args, **how).astype(np.int64)
+    return p & (1 << 30) - 1, 1 - 2 * (p >> 30 & 1), 1 - 2 * (p >> 31)
+
+
 class Sketch:
-    """One part of a sketch, kept in numpy between calls of the kernels."""
+    """One part of a sketch."""
 
-    def __init__(self, columns, dim, rows=3, mean=None, **how):
-        self.cells, self.mean, self.how = empty(rows, columns, dim), mean, how
+    def __init__(self, columns, dim, rows=3, mean=None, hash="permutation", sign="value", salt=0):
+        self.cells, self.places = empty(rows, columns, dim), lambda u: places(u, rows, columns, hash, salt)
+        self.how = dict(sign=sign, mean=mean)
 
-    def insert(self, ordinals, x):
-        self.cells = compute("sketch.insert", self.cells, ordinals, np.float32(x), self.mean, **self.how)
+    def insert(self, ordinals, x, weight=1):
+        ops.sketch_insert(self.cells, self.places(ordinals), np.float32(x), weight=weight, **self.how)
 
     def delete(self, ordinals, x):
-        self.cells = compute("sketch.delete", self.cells, ordinals, np.float32(x), self.mean, **self.how)
+        self.insert(ordinals, x, -1)
 
     def delete_estimate(self, ordinals):
-        self.cells = compute("sketch.delete_estimate", self.cells, ordinals, self.mean, **self.how)
+        for i in range(len(ordinals)):  # each estimate is what the deletions before it left
+            self.delete(ordinals[i : i + 1], self.query(ordinals[i : i + 1]))
 
-    def query(self, ordinals, **more):
-        return compute("sketch.query", self.cells, ordinals, self.mean, **self.how, **more)
+    def query(self, ordinals, shrink=1.0):
+        return ops.sketch_query(self.cells, self.places(ordinals), shrink=shrink, **self.how)
 
 
 def error_of(a, columns, dim, seed, **how):
@@ -66,8 +78,7 @@ def polynomial(salt, row, u):
 def test_uniform_hash_is_what_it_says():
     ordinals = [0, 1, 2, 1000, PRIME - 1, PRIME, PRIME + 1, MASK]
     for salt, rows, columns in (0, 3, 17), (12345, 8, 1), (2**53, 5, 2**30), (7, 1, 100003):
-        column, key, value = compute("sketch.hash", np.array(ordinals, np.uint64), outputs=3, hash="uniform",
-                                     salt=salt, rows=rows, columns=columns)
+        column, key, value = hashed(np.array(ordinals, np.uint64), rows, columns, hash="uniform", salt=salt)
         for i, u in enumerate(ordinals):
             for r in range(rows):
                 h = polynomial(salt, r, u % PRIME)
@@ -76,15 +87,19 @@ def test_uniform_hash_is_what_it_says():
 
 def test_permutation_hash_permutes_every_round():
     for columns in 1, 2, 3, 5, 64, 85, 1000:
-        column, key, value = compute("sketch.hash", numbers(0, 5 * columns), outputs=3, rows=4, columns=columns, salt=3)
+        column, key, value = hashed(numbers(0, 5 * columns), 4, columns, salt=3)
         rounds = np.sort(column.reshape(5, columns, 4), 1)
         assert (rounds == np.arange(columns)[None, :, None]).all()
-        plain = compute("sketch.hash", numbers(0, 5 * columns), outputs=3, rows=4, columns=columns, salt=3,
-                        hash="uniform")
+        plain = hashed(numbers(0, 5 * columns), 4, columns, salt=3, hash="uniform")
         assert (key == plain[1]).all() and (value == plain[2]).all()  # signs do not depend on the columns' hash
 
 
 # ---- the median ----------------------------------------------------------------------------------------------------
+
+
+def median(x):
+    """Of the columns of x [rows, n]: a query of a sketch of one cell a row, which x was put into."""
+    return ops.sketch_query(np.ascontiguousarray(x)[:, None], np.zeros((1, len(x)), np.uint32), sign="none")[0]
 
 
 def test_K1_median_kernel():
@@ -96,15 +111,14 @@ def test_K1_median_kernel():
             want = want[0] if rows % 2 else np.float32(0.5) * (want[0] + want[1])
         want = np.where(np.isnan(x).any(0), np.nan, want).astype(np.float32)  # as numpy's: a NaN is the answer
         for variant in variants():
-            assert np.array_equal(compute("sketch.median", x, variant=variant), want, equal_nan=True), (rows, variant)
+            assert np.array_equal(median(x), want, equal_nan=True), (rows, variant)
     signs = np.array(list(itertools.product([-1, 0, 1], repeat=3)), np.float32).T
-    assert np.array_equal(compute("sketch.median", signs), np.sort(signs, 0)[1])
-    assert "1 to 8 rows" in refused("sketch.median", np.zeros((9, 4), np.float32))
+    assert np.array_equal(median(signs), np.sort(signs, 0)[1])
 
 
 def test_K2_median_variance():
     x = np.random.default_rng(2).standard_normal((3, 2_000_000), dtype=np.float32)
-    variance = compute("sketch.median", x).astype(np.float64).var()
+    variance = median(x).astype(np.float64).var()
     assert abs(variance - (1 - 3**0.5 / np.pi)) < 0.002, variance
     return f"seed 2: {variance:.4f}, 1 - sqrt(3) / pi is 0.4487"
 
@@ -129,8 +143,8 @@ def test_K3_insert_query_oracle():
         how = dict(hash=family, salt=i)
         x = rng.standard_normal((a, dim)) + 1
         given = [x.astype(np.float32), x.astype(np.float16), bf16(x)][i % 3]
-        x = (wide(given) if given.dtype == np.uint16 else given).astype(np.float64)
-        column, *signs = compute("sketch.hash", numbers(0, a), outputs=3, rows=rows, columns=b, **how)
+        x = wide(given).astype(np.float64)
+        column, *signs = hashed(numbers(0, a), rows, b, **how)
         g = {"none": np.ones_like(signs[0]), "key": signs[0], "value": signs[1]}[sign].astype(np.float64)
         mean = x.mean(0).astype(np.float32) if centred else None
         mu = np.float64(0 if mean is None else mean)
@@ -138,10 +152,10 @@ def test_K3_insert_query_oracle():
         oracle_insert(want, x - mu, column, g)
         found = oracle_query(want, column, g) + mu
         first = None
-        for variant in variants():
-            cells = compute("sketch.insert", empty(rows, b, dim), numbers(0, a), given, mean, sign=sign,
-                            variant=variant, bf16=given.dtype == np.uint16, **how)
-            out = compute("sketch.query", cells, numbers(0, a), mean, sign=sign, variant=variant, **how)
+        for _ in variants():
+            cells, at = empty(rows, b, dim), places(numbers(0, a), rows, b, **how)
+            ops.sketch_insert(cells, at, given, sign=sign, mean=mean)
+            out = ops.sketch_query(cells, at, sign=sign, mean=mean)
             first = first or (cells, out)
             assert same(cells, first[0]) and same(out, first[1])
         worst = max(worst, abs(cells - want).max() / abs(want).max(), abs(out - found).max() / abs(found).max())
@@ -167,7 +181,7 @@ def test_K4_linearity():
         rest.insert(numbers(0, kept), x[:kept])
         residues.append(np.sqrt(((sketch.cells - rest.cells).astype(np.float64) ** 2).mean()))
         assert residues[-1] <= bound
-    column, _, value = compute("sketch.hash", numbers(0, a), outputs=3, columns=b)
+    column, _, value = hashed(numbers(0, a), 3, b)
     narrow = empty(3, b, dim)
     bf16_insert(narrow, x, column, value)
     bf16_insert(narrow, -x, column, value)
@@ -325,7 +339,7 @@ def test_K11_delete_modes():
     return "seed 11: " + ", ".join(f"{mode} {value:.3f}" for mode, value in got.items())
 
 
-# ---- the command ---------------------------------------------------------------------------------------------------
+# ---- shrinking and mistakes ----------------------------------------------------------------------------------------
 
 
 def test_shrinking_has_the_least_error():
@@ -335,20 +349,19 @@ def test_shrinking_has_the_least_error():
     sketch.insert(numbers(0, a), x)
     plain = sketch.query(numbers(0, a))
     load = a / (3 * b)
-    assert np.allclose(sketch.query(numbers(0, a), shrink=1.35, tokens=a), plain / (1 + 1.35 * load), rtol=1e-6)
-    errors = [((sketch.query(numbers(0, a), shrink=s, tokens=a) - x) ** 2).mean() for s in (0, 0.7, 1.35, 2.7, 100)]
+    assert np.allclose(sketch.query(numbers(0, a), shrink=1 / (1 + 1.35 * load)), plain / (1 + 1.35 * load), rtol=1e-6)
+    errors = [((sketch.query(numbers(0, a), shrink=1 / (1 + s * load)) - x) ** 2).mean()
+              for s in (0, 0.7, 1.35, 2.7, 100)]
     assert min(errors) == errors[2]
 
 
-def test_mistakes_are_refused_in_one_line():
-    cells, x = empty(3, 5, 4), np.zeros((2, 4), np.float32)
-    for words, arrays in (
-        ("dim", (cells, numbers(0, 2), np.zeros((2, 3), np.float32))),
-        ("\"n\"", (cells, numbers(0, 3), x)),
-        ("1 to 8 rows", (empty(9, 5, 4), numbers(0, 2), x)),
-        ("columns", (empty(3, 0, 4), numbers(0, 2), x)),
-        ("int64", (cells, np.arange(2), x)),
-    ):
-        why = refused("sketch.insert", *arrays)
-        assert words in why and "\n" not in why, why
-    assert "2^30 columns" in refused("sketch.hash", numbers(0, 2), outputs=3, columns=2**30 + 1)
+def test_mistakes_are_refused():
+    cells, x, at = empty(3, 5, 4), np.zeros((2, 4), np.float32), places(numbers(0, 2), 3, 5)
+    for words, arrays in (("[2, 4] for", (cells, at, x[:, :3])),
+                          ("[3, 4] for", (cells, places(numbers(0, 3), 3, 5), x)),
+                          ("1 to 8 rows", (cells, at[:, :2], x)), ("only 5 columns", (cells, at + 5, x)),
+                          ("dense", (cells[:, :, ::-1], at, x)), ("uint32", (cells, np.zeros((2, 3), int), x))):
+        assert words in refused(ops.sketch_insert, *arrays)
+    assert "2^30 columns" in refused(places, numbers(0, 2), 3, 2**30 + 1)
+    assert "1 to 8 rows" in refused(places, numbers(0, 2), 9, 5)
+    assert "uint64" in refused(places, np.arange(2), 3, 5)

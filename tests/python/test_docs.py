@@ -12,12 +12,17 @@ import textwrap
 
 from common import child, kvd, main, np
 
+if np:
+    from kvd import ops
+
 EXAMPLE = re.compile(r"\n\n((?: {4}.*\n|\n(?= {4}))+)")
 
 
 def examples():
     """Indented text in docstrings: of the package, its classes, functions and methods."""
     objects = {"kvd": kvd} | {name: getattr(kvd, name) for name in kvd.__all__}
+    if np:
+        objects |= {"ops": ops} | {name: it for name, it in vars(ops).items() if inspect.isfunction(it)}
     for name, it in list(objects.items()):
         if inspect.isclass(it):
             objects |= {f"{name}.{key}": value for key, value in vars(it).items() if key[0] != "_"}
@@ -46,6 +51,9 @@ def test_examples_run_twice(space):
 
 
 def test_everything_public_is_described(space):
+    for name, it in vars(ops).items() if np else ():
+        if inspect.isfunction(it) and it.__module__ == "kvd.ops" and not name.startswith("_"):
+            assert it.__doc__, f"ops.{name}"
     for name in kvd.__all__:
         it = getattr(kvd, name)
         if inspect.isclass(it) or inspect.isroutine(it):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel is made by pip, installed where nothing else is, and used: it has libkvd inside.
+"""A wheel is made by pip, installed where nothing else is, and used: it has its libraries inside.
 
-    KVD=... KVD_LIBRARY=... python tests/python/test_wheel.py [--build]
+    KVD=... KVD_LIBRARY=... KVD_KERNELS_LIBRARY=... python tests/python/test_wheel.py [--build]
 
-Without --build, which takes minutes, the wheel is made of KVD_LIBRARY.
+Without --build, which takes minutes, the wheel is made of these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def main() -> int:
         print("skipped: this Python has no pip")
         return SKIPPED
     built = "--build" in sys.argv
-    settings = [] if built else ["--config-settings", f"library={os.environ['KVD_LIBRARY']}"]
+    settings = [] if built else ["--config-settings", f"library={os.environ['KVD_LIBRARY']}",
+                                 "--config-settings", f"kernels={os.environ['KVD_KERNELS_LIBRARY']}"]
     before = tree()
     with tempfile.TemporaryDirectory(prefix="kvd-wheel-test-") as folder, daemon() as socket:
         subprocess.run([*pip, "-q", "wheel", "--no-deps", *settings, "-w", folder, str(PACKAGE)], check=True)
@@ -59,6 +60,7 @@ def main() -> int:
             done = subprocess.run([empty / "bin/python", "-c", USE, socket], env=clean, cwd=folder, check=True,
                                   stdout=subprocess.PIPE, text=True)
             found, package, library = done.stdout.split()
+            assert Path(package).with_name("libkvd_kernels.so.0").exists()
             assert found == "32" and package.startswith(str(empty)) and library.startswith(str(Path(package).parent))
     print("ok")
     return 0

@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "ipc/base/device.h"
-#include "kernels/cuda/copy.h"
 #include "kernels/cuda/cublas.h"
+#include "kernels/cuda/keydiff.h"
 #include "tools/kvctl/doctor.h"
 
 #define PAGE 4096u
@@ -283,28 +283,27 @@ void probe_order_store(struct finding *f, uint32_t device) {
 
 /* ---- kernels ---------------------------------------------------------------------------------------------------- */
 
-/* Two blocks, gathered in the other order. */
+/* Two heads' scores of four tokens, in blocks of two. */
 static bool launch(struct finding *f, struct gpu *gpu) {
-        const uint32_t ids[2] = {1, 0};
-        uint64_t from[8] = {1, 2, 3, 4, 5, 6, 7, 8}, to[8] = {0};
+        static const float from[8] = {1, 2, 3, 4, 6, 5, 8, 7}, means[2] = {4, 6};
+        float to[2] = {0};
         cu_address at;
-        struct gpu_gather a = {.blocks = {.block_bytes = 32}, .n = 2, .bytes = 32};
+        struct gpu_keydiff_blocks a = {.stride = 4, .heads = 2, .n = 4, .per_block = 2};
 
         if (!TRY(f, gpu->cuda, cuMemAlloc, &at, 4096) ||
-            !TRY(f, gpu->cuda, cuMemcpyHtoDAsync, at, from, sizeof from, NULL) ||
-            !TRY(f, gpu->cuda, cuMemcpyHtoDAsync, at + 1024, ids, sizeof ids, NULL))
+            !TRY(f, gpu->cuda, cuMemcpyHtoDAsync, at, from, sizeof from, NULL))
                 return false;
-        a.blocks.base = at;
-        a.blocks.ids = at + 1024;
-        a.packed = at + 2048;
-        if (gpu_gather(gpu, NULL, &a) < 0) {
+        a.scores = at;
+        a.mean = at + 1024;
+        a.best = at + 2048;
+        if (gpu_keydiff_blocks(gpu, NULL, &a) < 0) {
                 found(f, HEALTH_MISSING, "%s", gpu->why);
                 return false;
         }
-        if (!TRY(f, gpu->cuda, cuMemcpyDtoHAsync, to, a.packed, sizeof to, NULL) ||
+        if (!TRY(f, gpu->cuda, cuMemcpyDtoHAsync, to, a.mean, sizeof to, NULL) ||
             !TRY(f, gpu->cuda, cuStreamSynchronize, NULL))
                 return false;
-        if (memcmp(to, from + 4, 32) != 0 || memcmp(to + 4, from, 32) != 0)
+        if (memcmp(to, means, sizeof to) != 0)
                 found(f, HEALTH_MISSING, "a kernel ran, and its result is wrong");
         else
                 found(f, HEALTH_OK, "launched, result compared");

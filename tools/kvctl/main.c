@@ -5,7 +5,6 @@
 #include <time.h>
 
 #include "client/kvd.h"
-#include "tools/kvctl/compute.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/text.h"
 #include "tools/kvctl/top.h"
@@ -170,20 +169,11 @@ static bool is_about_self(const struct args *args) {
         return !args->verb || args_has(args, FLAG_HELP) || args_has(args, FLAG_VERSION);
 }
 
-static int compute_about(const char *operation) {
-        if (compute_help(operation))
-                return KVCTL_OK;
-        complain("there is no such operation; \"kvctl compute\" lists them");
-        return KVCTL_USAGE;
-}
-
 static int answer_about_self(const struct args *args) {
         bool asked = args_has(args, FLAG_HELP);
 
         if (args_has(args, FLAG_VERSION))
                 printf("kvctl %s\n", kvd_version());
-        else if (args->verb && args->verb->run == verb_compute && args->n_operands)
-                return compute_about(args->operand[0]);
         else if (args->verb)
                 help_verb(stdout, args->verb);
         else if (args->group)

@@ -6,10 +6,14 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "kernels/cuda/copy.h"
 #include "kernels/cuda/images.h"
+#include "kernels/cuda/keydiff.h"
 #include "tests/fakecuda/kernels.h"
 #include "tests/kernels/cuda/fixture.h"
+
+GPU_USES(keydiff_blocks);
+
+#define IMAGES_BUILT (memcmp(gpu_image_keydiff_blocks, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) != 0)
 
 static struct kvd_cuda cuda;
 static struct gpu gpu;
@@ -57,52 +61,58 @@ static void setup(void) {
         gpu.cuda = &cuda;
 }
 
-static int launch_gather(size_t shared) {
-        struct gpu_gather a = {.n = 1};
+static int launch_blocks(size_t shared) {
+        struct gpu_keydiff_blocks a = {.n = 1};
 
-        return gpu_launch(&gpu, GPU_KERNEL_gather, (struct gpu_grid){1, 1, 1, 256, shared}, NULL, &a);
+        return gpu_launch(&gpu, GPU_KERNEL_keydiff_blocks, (struct gpu_grid){1, 1, 1, 256, shared}, NULL, &a);
 }
 
 START_TEST(a_kernel_is_looked_up_once) {
-        ck_assert_int_eq(launch_gather(0), 0);
-        ck_assert_int_eq(launch_gather(0), 0);
+        ck_assert_int_eq(launch_blocks(0), 0);
+        ck_assert_int_eq(launch_blocks(0), 0);
         ck_assert(driver.loads == 1 && driver.lookups == 1 && driver.launches == 2 && driver.raises == 0);
         ck_assert_int_eq(gpu_has_kernels(&gpu), 0);
-        ck_assert_uint_eq(driver.loads, GPU_N_IMAGES);
+        ck_assert_uint_eq(driver.loads, 1); /* the only one that this program has */
 }
 END_TEST
 
 START_TEST(shared_memory_is_raised_on_demand) {
-        ck_assert_int_eq(launch_gather(1000), 0);
-        ck_assert_int_eq(launch_gather(500), 0);
-        ck_assert_int_eq(launch_gather(100000), 0);
+        ck_assert_int_eq(launch_blocks(1000), 0);
+        ck_assert_int_eq(launch_blocks(500), 0);
+        ck_assert_int_eq(launch_blocks(100000), 0);
         ck_assert(driver.raises == 2 && driver.shared == 100000);
-        ck_assert_int_eq(launch_gather(gpu.shared_bytes + 1), -EINVAL);
-        ck_assert(strstr(gpu.why, "kvd_gather") && strstr(gpu.why, "shared memory"));
+        ck_assert_int_eq(launch_blocks(gpu.shared_bytes + 1), -EINVAL);
+        ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") && strstr(gpu.why, "shared memory"));
 }
 END_TEST
 
 /* What a build without nvcc has instead of images is refused by a GPU's driver. */
 START_TEST(an_image_that_the_driver_refuses) {
         driver.error = CU_INVALID_IMAGE;
-        ck_assert_int_eq(gpu_has_kernels(&gpu), gpu_images_built ? -ENOEXEC : -ENOSYS);
-        ck_assert(strstr(gpu.why, gpu_images_built ? "copy" : "nvcc was not found"));
-        ck_assert_int_eq(launch_gather(0), gpu_images_built ? -ENOEXEC : -ENOSYS);
-        ck_assert(driver.launches == 0 && gpu_resident_blocks(&gpu, GPU_KERNEL_gather, 256, 0) == 0);
+        ck_assert_int_eq(gpu_has_kernels(&gpu), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
+        ck_assert(strstr(gpu.why, IMAGES_BUILT ? "keydiff_blocks" : "nvcc was not found"));
+        ck_assert_int_eq(launch_blocks(0), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
+        ck_assert(driver.launches == 0 && gpu_resident_blocks(&gpu, GPU_KERNEL_keydiff_blocks, 256, 0) == 0);
         driver.error = CU_OK; /* and nothing of it is kept */
-        ck_assert_int_eq(launch_gather(0), 0);
+        ck_assert_int_eq(launch_blocks(0), 0);
 }
 END_TEST
 
 START_TEST(a_launch_that_fails_says_which) {
-        ck_assert_int_eq(launch_gather(0), 0);
+        ck_assert_int_eq(launch_blocks(0), 0);
         driver.error = CU_ILLEGAL_ADDRESS;
-        ck_assert_int_eq(launch_gather(0), -EIO);
-        ck_assert_ptr_eq(strstr(gpu.why, "kvd_gather: "), gpu.why);
-        ck_assert_int_eq(launch_gather(1000), -EIO); /* and was not raised */
+        ck_assert_int_eq(launch_blocks(0), -EIO);
+        ck_assert_ptr_eq(strstr(gpu.why, "kvd_keydiff_blocks: "), gpu.why);
+        ck_assert_int_eq(launch_blocks(1000), -EIO); /* and was not raised */
         driver.error = CU_OK;
-        ck_assert_int_eq(launch_gather(1000), 0);
+        ck_assert_int_eq(launch_blocks(1000), 0);
         ck_assert_int_eq(driver.shared, 1000);
+}
+END_TEST
+
+START_TEST(an_image_that_is_not_linked_is_said_to_be_missing) {
+        ck_assert_int_eq(gpu_launch(&gpu, GPU_KERNEL_summarise, (struct gpu_grid){1, 1, 1, 32, 0}, NULL, &gpu), -ENOSYS);
+        ck_assert_str_eq(gpu.why, "this program has no kernels of summarise");
 }
 END_TEST
 
@@ -112,7 +122,7 @@ START_TEST(every_kernel_of_the_list_is_there) {
 #include "kernels/cuda/kernels.def"
 #undef GPU_IMAGE
 #undef GPU_KERNEL
-        ck_assert_ptr_null(fake_kernel_find("kvd_gathe"));
+        ck_assert_ptr_null(fake_kernel_find("kvd_keydiff_block"));
 }
 END_TEST
 
@@ -127,6 +137,7 @@ int main(void) {
         tcase_add_test(tests, shared_memory_is_raised_on_demand);
         tcase_add_test(tests, an_image_that_the_driver_refuses);
         tcase_add_test(tests, a_launch_that_fails_says_which);
+        tcase_add_test(tests, an_image_that_is_not_linked_is_said_to_be_missing);
         tcase_add_test(tests, every_kernel_of_the_list_is_there);
         suite_add_tcase(suite, tests);
         srunner_run_all(runner, CK_ENV);

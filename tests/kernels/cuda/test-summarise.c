@@ -57,8 +57,8 @@ static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, 
         *s = (struct scene){.a = {.shape = *shape, .n = BLOCKS, .n_channels = n_channels},
                             .size = number_bytes((enum kvd_number)shape->number)};
         s->plane = (size_t)shape->heads * shape->tokens * shape->dim * s->size;
-        s->head_stride = shape->order == KVD_MEMSHARE_HND ? (uint64_t)shape->tokens * shape->dim : shape->dim;
-        s->token_stride = shape->order == KVD_MEMSHARE_HND ? shape->dim : (uint64_t)shape->heads * shape->dim;
+        s->head_stride = shape->order == GPU_ORDER_HND ? (uint64_t)shape->tokens * shape->dim : shape->dim;
+        s->token_stride = shape->order == GPU_ORDER_HND ? shape->dim : (uint64_t)shape->heads * shape->dim;
         s->a.offset = lead * s->size;
         pool_make(&s->pool, BLOCKS, ALIGN_UP(s->a.offset + 2 * shape->layers * s->plane, lead % 8 ? 4 : 16));
         fill_blocks(s, broken);
@@ -99,7 +99,7 @@ static void put_layer(const struct scene *s, const uint8_t *planes, uint32_t lay
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         enum kvd_number type = (enum kvd_number)shape->number;
         struct kvd_memshare_shape one = {1, shape->heads, shape->tokens, shape->dim,
-                                         (enum kvd_memshare_order)shape->order, type};
+                                         type};
         struct kvd_key_rows keys = {&planes, 0, s->head_stride, s->token_stride, shape->tokens, shape->heads,
                                     shape->dim, type};
         size_t label = kvd_label_bytes(s->a.n_channels), first = (size_t)layer * shape->heads;
@@ -183,7 +183,7 @@ START_TEST(long_blocks_are_summarised) {
 END_TEST
 
 START_TEST(what_no_kernel_takes_is_refused) {
-        struct gpu_memshare_shape shape = {1, 1, 16, 32, KVD_MEMSHARE_HND, KVD_NUMBER_BF16};
+        struct gpu_memshare_shape shape = {1, 1, 16, 32, GPU_ORDER_HND, KVD_NUMBER_BF16};
         struct gpu *gpu = fixture_gpu();
         struct gpu_summarise bad;
         struct scene s;
