@@ -232,7 +232,10 @@ struct space {
         uint64_t *unsummarised;    /* owned; a bit for each block that wants a summary */
         uint64_t n_unsummarised;
         uint32_t summary_hand;
-        struct ticket summarise, score; /* score: of chains */
+        struct ticket summarise, score, calibrate; /* score: of chains */
+        float tau;                 /* MemShare's threshold as it was measured; 0: it was not */
+        uint64_t calibrated;       /* n_steps then */
+        uint64_t random;           /* calibrate.c */
         int summary_fd, summary_fd_ro; /* owned; -1 until first used */
 
         int spill_fd;              /* owned; -1 until first used */

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <string.h>
 
 #include "store/sequence.h"
 
@@ -49,6 +50,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         step.order = ++a->space->n_steps;
         step.wanted = true;
         q->steps[q->n_steps++] = step;
+        calibrate_look(a->space);
         job_ask(&q->comparing);
         return 1;
 }
@@ -188,6 +190,11 @@ static bool gather(struct gathering *g, uint32_t at) {
 }
 
 static void write_steps(struct gathering *g) {
+        float tau = memshare_tau(g->q->space);
+        uint32_t bits;
+
+        memcpy(&bits, &tau, sizeof bits);
+        job_param(g->job, 0, bits);
         job_steps(g->job, g->job->steps, g->n_steps);
         for (uint32_t i = 0; i < g->n_steps; i++)
                 job_tokens(g->job, g->tokens[i], g->job->steps[i].n_tokens);
@@ -224,7 +231,7 @@ static bool write_compare(struct ticket *t, struct job *job) {
 static bool makes_sense(const struct job *job, const struct kvd_match *m) {
         return m->target < job->n_items && m->source < job->n_items && job->items[m->target].flags == KVD_JOB_TARGET &&
                job->items[m->source].flags == KVD_JOB_SOURCE && isfinite(m->distance) &&
-               m->distance <= setting(job->space, KVD_memshare_tau_block);
+               m->distance <= memshare_tau(job->space);
 }
 
 static void propose(struct job *job, struct sequence *q, const struct kvd_match *m) {

@@ -194,6 +194,11 @@ void compact_forget(struct sequence *sequence, struct entry *entry); /* the sequ
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);
 
+/* calibrate.c */
+float memshare_tau(const struct space *space); /* the largest distance of two blocks that are alike */
+void calibrate_look(struct space *space);   /* a step has ended: is it time to measure? */
+void calibrate_forget(struct space *space); /* a setting has changed that distances depend on */
+
 /* priority.c */
 #define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
 void priority_rank(struct sequence *sequence);
@@ -210,6 +215,6 @@ bool critical_pending(const struct sequence *sequence);
 
 /* kinds of jobs */
 extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare, job_compact;
-extern const struct job_kind job_score_sequence, job_score_chains;
+extern const struct job_kind job_calibrate, job_score_sequence, job_score_chains;
 
 #endif

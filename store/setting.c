@@ -76,6 +76,7 @@ static int set_method(struct space *space, enum kvd_setting which, const char *t
         kvd_setting_put(space->ix->settings, which, value);
         tell_channels(space->ix); /* a profile would say otherwise */
         methods_changed(space);
+        calibrate_forget(space);
         return 0;
 }
 

@@ -117,6 +117,7 @@ static int make_tables(struct space *space) {
         space->n_free_spills = ix->spill_slots;
         ticket_init(&space->summarise, &job_summarise, space, NULL);
         ticket_init(&space->score, &job_score_chains, space, NULL);
+        ticket_init(&space->calibrate, &job_calibrate, space, NULL);
         methods_changed(space);
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
                 space->leases[i].holder = NONE;
@@ -241,6 +242,7 @@ int space_delete(struct space *space, bool force) {
         end_attachments(space);
         job_withdraw(&space->summarise);
         job_withdraw(&space->score);
+        job_withdraw(&space->calibrate);
         profile_free(space);
         jobs_forget_space(space);
         while (*at != space)

@@ -18,6 +18,7 @@ static const struct {
                                .on_device = run_summarise_on_device},
         [KVD_JOB_SCORE] = {.run = run_score, .name = "score", .access = RUN_READ, .on_device = run_score_on_device},
         [KVD_JOB_COMPACT] = {.run = run_compact, .name = "compact", .access = RUN_PACK},
+        [KVD_JOB_CALIBRATE] = {.run = run_calibrate, .name = "calibrate", .access = RUN_READ},
         [KVD_JOB_COMPARE] = {.run = run_compare, .name = "compare", .access = RUN_NONE},
         [KVD_JOB_SPILL] = {.run = run_spill, .name = "spill", .access = RUN_READ},
         [KVD_JOB_REVIVE] = {.run = run_revive, .name = "revive", .access = RUN_WRITE},

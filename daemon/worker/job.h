@@ -8,7 +8,7 @@
  *      job_summarise   SUMMARISE            labels, anchors, norms of sealed blocks
  *      job_score       SCORE                KeyDiff
  *      job_compact     COMPACT              KeyDiff
- *      job_compare     COMPARE              MemShare
+ *      job_compare     COMPARE CALIBRATE    MemShare
  *      job_sketch      SPILL REVIVE FORGET REBUILD      KVReviver
  *      job_config      CONFIG               HShare
  *      job_profile     PROFILE              BiCache
@@ -63,6 +63,7 @@ run_kind run_score;
 run_kind run_score_on_device;
 run_kind run_compact;
 run_kind run_compare;
+run_kind run_calibrate;
 run_kind run_spill;
 run_kind run_revive;
 run_kind run_forget;

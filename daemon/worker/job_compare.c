@@ -112,22 +112,26 @@ void compare_keep(struct compare *c, uint32_t target, uint32_t source, float sim
         *best = (struct kvd_match){target, source, (float)distance, similarity};
 }
 
-static void compare_pair(struct compare *c, uint32_t target, uint32_t source, float similarity, uint32_t thread) {
+static double distance(struct compare *c, uint32_t target, uint32_t source, double limit, uint32_t thread) {
         const struct run *run = c->run;
-        const struct kvd_match *best = &c->found[target - run->steps[0].first_item];
         int64_t delta = (int64_t)run->items[target].position - run->items[source].position;
         float *cosine = c->angles + (size_t)thread * 2 * c->half;
         struct kvd_memshare_query q = {.shape = &c->shape, .metric = c->metric, .cosine = cosine,
-                                       .sine = cosine + c->half, .half = delta ? c->half : 0};
+                                       .sine = cosine + c->half, .half = delta ? c->half : 0,
+                                       .limit = limit};
         const struct kvd_memshare_block a = {c->blocks[target], c->norms + (size_t)target * 2 * c->shape.layers};
         const struct kvd_memshare_block b = {c->blocks[source], c->norms + (size_t)source * 2 * c->shape.layers};
-        double distance;
 
-        q.limit = best->source == NONE ? c->limit : MIN(c->limit, (double)best->distance);
         if (q.half)
                 kvd_memshare_angles(c->frequencies, c->half, delta, cosine, cosine + c->half);
-        distance = run->ops->memshare->distance(&q, &a, &b);
-        compare_keep(c, target, source, similarity, distance);
+        return run->ops->memshare->distance(&q, &a, &b);
+}
+
+static void compare_pair(struct compare *c, uint32_t target, uint32_t source, float similarity, uint32_t thread) {
+        const struct kvd_match *best = &c->found[target - c->run->steps[0].first_item];
+        double limit = best->source == NONE ? c->limit : MIN(c->limit, (double)best->distance);
+
+        compare_keep(c, target, source, similarity, distance(c, target, source, limit, thread));
 }
 
 static void find_nearest(void *data, uint32_t i, uint32_t thread) {
@@ -163,17 +167,23 @@ static int prepare_rotation(struct compare *c) {
         return 0;
 }
 
+static int make_rooms(struct compare *c) {
+        struct run *run = c->run;
+
+        c->norms = run_room(run, (size_t)run->job->n_items * 2 * c->shape.layers, sizeof *c->norms);
+        c->blocks = run_room(run, run->job->n_items, sizeof *c->blocks);
+        return c->norms && c->blocks ? prepare_rotation(c) : -ENOMEM;
+}
+
 static int find_blocks(struct compare *c) {
         struct run *run = c->run;
         uint32_t n = run->steps[0].n_items;
-        int r = prepare_rotation(c);
+        int r = make_rooms(c);
 
         if (r < 0)
                 return r;
-        c->norms = run_room(run, (size_t)run->job->n_items * 2 * c->shape.layers, sizeof *c->norms);
-        c->blocks = run_room(run, run->job->n_items, sizeof *c->blocks);
         c->found = run_room(run, n, sizeof *c->found);
-        if (!c->norms || !c->blocks || !c->found)
+        if (!c->found)
                 return -ENOMEM;
         for (uint32_t i = 0; i < n; i++)
                 c->found[i].source = NONE;
@@ -206,20 +216,66 @@ static int tell(struct compare *c) {
         return 0;
 }
 
-int run_compare(struct run *run) {
+static double limit_of(const struct run *run) {
+        float tau;
+
+        memcpy(&tau, &run->job->param[0], sizeof tau);
+        return tau > 0 ? (double)tau : run_setting(run, KVD_memshare_tau_block);
+}
+
+static struct compare comparison(struct run *run) {
         const struct shape *s = &run->shape;
-        struct compare c = {.run = run, .shape = {.layers = s->layers, .heads = s->heads, .tokens = s->tokens,
-                                                  .dim = s->dim, .type = s->type}};
+
+        return (struct compare){.run = run, .metric = (enum kvd_memshare_metric)(1 + (int)run_setting(
+                                                            run, KVD_memshare_metric)),
+                                .shape = {.layers = s->layers, .heads = s->heads, .tokens = s->tokens, .dim = s->dim,
+                                          .type = s->type}};
+}
+
+int run_compare(struct run *run) {
+        struct compare c = comparison(run);
         int r = run_needs_numbers(run);
 
         if (r == 0)
                 r = check_steps(run);
         if (r < 0)
                 return r;
-        c.metric = (enum kvd_memshare_metric)(1 + (int)run_setting(run, KVD_memshare_metric));
-        c.limit = run_setting(run, KVD_memshare_tau_block);
+        c.limit = limit_of(run);
         r = find_steps(&c);
         if (r == 0 && c.n_steps)
                 r = find_blocks(&c);
         return r < 0 ? r : tell(&c);
+}
+
+/* ---- CALIBRATE --------------------------------------------------------------------------------------------------- */
+
+struct pairs {
+        struct compare c;
+        float *result; /* [pair] */
+};
+
+static void measure(void *data, uint32_t i, uint32_t thread) {
+        struct pairs *all = data;
+        bool there = all->c.blocks[2 * i] && all->c.blocks[2 * i + 1];
+
+        all->result[i] = there ? (float)distance(&all->c, 2 * i, 2 * i + 1, (double)INFINITY, thread) : INFINITY;
+}
+
+int run_calibrate(struct run *run) {
+        struct pairs all = {.c = comparison(run)};
+        int r = run_needs_numbers(run);
+
+        if (r < 0)
+                return r;
+        if (run->job->n_items % 2)
+                return run_refuse(run, -EPROTO, "a pair of one");
+        all.result = run_results(run, run->job->n_items / 2, sizeof *all.result);
+        if (!all.result)
+                return -E2BIG;
+        r = make_rooms(&all.c);
+        if (r < 0)
+                return r;
+        team_run(run->team, run->job->n_items, prepare, &all.c);
+        team_run(run->team, run->job->n_items / 2, measure, &all);
+        return 0;
 }

@@ -30,6 +30,7 @@ enum kvd_job_kind {
         KVD_JOB_CONFIG = 8,    /* HShare: items: blocks that hold selection bitsets. Result: bytes, see critical */
         KVD_JOB_COMPACT = 10,  /* KeyDiff: items: what is packed (SOURCE), where to (DEST), and the rest of the sequence for
                                   the anchor. Result: one u32, 0 or errno */
+        KVD_JOB_CALIBRATE = 11, /* MemShare: items: pairs. Result: float each, their distance by the space's metric */
         KVD_JOB_PROFILE = 9,   /* BiCache: items: pairs of blocks, layer group by layer group. Result: 2 floats each layer */
 };
 
@@ -38,6 +39,7 @@ struct kvd_job {
         uint64_t id;
         uint32_t n_items, n_steps, n_tokens, n_results;
         uint32_t param[8];    /* CONFIG: layers, kv_heads, queries, words of a bitset, selected; PROFILE: tokens;
+                                 COMPARE: threshold, a float's bits; 0: memshare.tau_block;
                                  COMPACT: sources, dests, tokens that are kept */
         uint32_t sketch;      /* number of the sketch that came with work_sketch; 0: none */
         uint32_t pad;

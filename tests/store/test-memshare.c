@@ -4,6 +4,7 @@
 
 #include <check.h>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "tests/lib/oracle.h"
@@ -90,6 +91,84 @@ START_TEST(the_papers_profile_spares_no_block) {
         check_clean(space);
         table_close(&t);
         table_close(&u);
+}
+END_TEST
+
+/* ---- the threshold ------------------------------------------------------------------------------------------------ */
+
+static float threshold_of_job(void) {
+        float tau;
+
+        while (worker_take() && worker_job->kind != KVD_JOB_COMPARE)
+                worker_do();
+        memcpy(&tau, &worker_job->param[0], sizeof tau);
+        worker_do();
+        return tau;
+}
+
+START_TEST(the_threshold_is_what_strangers_say) {
+        set(space, "memshare.tau_block", "0.5");
+        set(space, "memshare.calibrate", "0.1");
+        ck_assert_int_eq(step(&t, 2, 100), 1); /* too few to say anything */
+        work();
+        ck_assert(memshare_tau(space) == 0.5f);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_TAU_BLOCK), 500000);
+        for (uint32_t i = 1; i < 9; i++)
+                ck_assert_int_eq(step(&t, 4, 1000 * i), 1);
+        ck_assert(threshold_of_job() == memshare_tau(space));
+        work();
+        ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 128);
+        ck_assert(memshare_tau(space) == 1.12f);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_TAU_BLOCK), 1120000);
+        set(space, "memshare.metric", "fro_norm"); /* other distances */
+        ck_assert(memshare_tau(space) == 0.5f);
+        ck_assert_int_eq(step(&t, 4, 9000), 1);
+        work();
+        ck_assert(memshare_tau(space) == 1.12f);
+        ck_assert_int_eq(step(&t, 4, 10000), 1); /* not each time */
+        work();
+        ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 256);
+        set(space, "memshare.calibrate", "0");
+        ck_assert(memshare_tau(space) == 0.5f);
+        table_close(&t);
+}
+END_TEST
+
+/* Repeats are no strangers: they would lower it. */
+START_TEST(blocks_with_the_same_words_are_not_measured) {
+        set(space, "memshare.calibrate", "0.1");
+        for (uint32_t i = 0; i < 9; i++)
+                ck_assert_int_eq(step(&t, 4, 500), 1);
+        while (worker_take()) {
+                if (worker_job->kind == KVD_JOB_CALIBRATE)
+                        for (uint32_t i = 0; i < worker_job->n_items; i += 2) {
+                                const struct kvd_job_item *items = (const struct kvd_job_item *)(worker_job + 1);
+
+                                ck_assert_uint_ne(items[i].position % 16, items[i + 1].position % 16);
+                        }
+                worker_do();
+        }
+        ck_assert_uint_gt(counter(space, KVD_SPACE_CALIBRATED), 0);
+        table_sync(&t, NULL);
+        table_close(&t);
+}
+END_TEST
+
+START_TEST(nonsense_is_no_threshold) {
+        float nonsense[128];
+
+        set(space, "memshare.calibrate", "0.1");
+        for (uint32_t i = 1; i < 9; i++)
+                ck_assert_int_eq(step(&t, 4, 1000 * i), 1);
+        for (uint32_t i = 0; i < 128; i++)
+                nonsense[i] = i % 2 ? NAN : i % 4 ? -1.0f : INFINITY;
+        while (worker_take() && worker_job->kind != KVD_JOB_CALIBRATE)
+                worker_do();
+        worker_answer(nonsense, worker_job->n_items / 2 * sizeof *nonsense);
+        ck_assert(memshare_tau(space) == 0.35f);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 0);
+        work();
+        table_close(&t);
 }
 END_TEST
 
@@ -367,6 +446,9 @@ int main(void) {
         tcase_set_timeout(tc, 60);
         tcase_add_test(tc, a_repeated_step_is_shared);
         tcase_add_test(tc, the_papers_profile_spares_no_block);
+        tcase_add_test(tc, the_threshold_is_what_strangers_say);
+        tcase_add_test(tc, blocks_with_the_same_words_are_not_measured);
+        tcase_add_test(tc, nonsense_is_no_threshold);
         tcase_add_test(tc, without_alignment_there_is_no_delta);
         tcase_add_test(tc, what_is_not_taken_stays);
         tcase_add_test(tc, short_steps_and_others_are_not_compared);

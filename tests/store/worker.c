@@ -301,6 +301,16 @@ static void do_compact(bool half) {
         worker_answer(&no_error, sizeof no_error);
 }
 
+/* 1, 1.01, 1.02 and so on, the largest first. */
+static void do_calibrate(void) {
+        float result[KVD_JOB_ITEMS / 2];
+        uint32_t n = worker_job->n_items / 2;
+
+        for (uint32_t i = 0; i < n; i++)
+                result[i] = 1 + 0.01f * (float)(n - 1 - i);
+        worker_answer(result, n * sizeof *result);
+}
+
 static void do_score(void) {
         static float result[KVD_JOB_ITEMS];
 
@@ -316,6 +326,9 @@ static void do_it(uint32_t n) {
                 break;
         case KVD_JOB_SCORE:
                 do_score();
+                break;
+        case KVD_JOB_CALIBRATE:
+                do_calibrate();
                 break;
         case KVD_JOB_COMPARE:
                 do_compare();

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * MemShare's threshold, by measurement: what blocks that have nothing to do with each other differ by depends on the
+ * model, the metric and the alignment, so one number cannot separate repeats from strangers everywhere. With
+ * memshare.calibrate a worker measures the distances of random pairs of the space's blocks (none with half of their
+ * tokens in common), and that quantile of them is the threshold, in place of memshare.tau_block: of strangers so many
+ * would be taken for alike. It is measured anew whenever the steps have doubled.
+ */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "store/sequence.h"
+
+#define PAIRS 128u
+#define PAIRS_LEAST 8u
+#define BLOCKS_LEAST 16u /* of sequences: fewer make hardly any pairs */
+#define TRIES (16u * PAIRS)
+
+static double setting(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_get(space->ix->settings, which);
+}
+
+/* ---- the threshold ---------------------------------------------------------------------------------------------- */
+
+static void tell(struct space *space) {
+        atomic_store_explicit((shm_u64 *)&space->ix->counters[KVD_SPACE_TAU_BLOCK],
+                              (uint64_t)(1e6 * (double)memshare_tau(space) + 0.5), memory_order_relaxed);
+}
+
+float memshare_tau(const struct space *space) {
+        bool measured = space->tau > 0 && setting(space, KVD_memshare_calibrate) > 0;
+
+        return measured ? space->tau : (float)setting(space, KVD_memshare_tau_block);
+}
+
+void calibrate_look(struct space *space) {
+        tell(space);
+        if (setting(space, KVD_memshare_calibrate) > 0 && space->n_steps >= 2 * space->calibrated)
+                job_ask(&space->calibrate);
+}
+
+void calibrate_forget(struct space *space) {
+        space->tau = 0;
+        space->calibrated = 0;
+        tell(space);
+}
+
+/* ---- pairs ------------------------------------------------------------------------------------------------------ */
+
+static uint32_t draw(struct space *space, uint32_t n) {
+        space->random = space->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (uint32_t)((space->random >> 32) * n >> 32);
+}
+
+static bool is_measured(const struct sequence *q, const struct entry *e) {
+        return entry_is_own(e) && e->ref && !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
+               e->n_tokens == q->space->ix->geometry.block_tokens && block_current(q->space, e->ref);
+}
+
+struct place {
+        struct sequence *q;
+        uint32_t slot;
+};
+
+static bool draw_block(struct space *space, struct place *ret) {
+        uint32_t from = draw(space, KVD_MAX_SEQUENCES);
+
+        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++) {
+                struct sequence *q = space->sequences[(from + i) % KVD_MAX_SEQUENCES];
+
+                if (!q || !q->n_entries)
+                        continue;
+                *ret = (struct place){q, draw(space, q->n_entries)};
+                return is_measured(q, &q->entries[ret->slot]);
+        }
+        return false;
+}
+
+static const uint32_t *tokens_of(const struct place *p) {
+        return p->q->tokens + p->q->entries[p->slot].position;
+}
+
+static bool are_strangers(const struct place *a, const struct place *b) {
+        const uint32_t *x = tokens_of(a), *y = tokens_of(b);
+        uint32_t bt = a->q->space->ix->geometry.block_tokens, common = 0;
+
+        for (uint32_t i = 0; i < bt; i++)
+                for (uint32_t k = 0; k < bt; k++)
+                        if (x[i] == y[k]) {
+                                common++;
+                                break;
+                        }
+        return a->q->group == b->q->group && 2 * common < bt;
+}
+
+static void add(struct job *job, const struct place *p) {
+        const struct entry *e = &p->q->entries[p->slot];
+        struct kvd_job_item *item = job_add(job, e->ref, p->slot);
+
+        item->position = (int32_t)e->position;
+        item->n_tokens = e->n_tokens;
+}
+
+/* ---- the job ---------------------------------------------------------------------------------------------------- */
+
+static bool write_calibrate(struct ticket *t, struct job *job) {
+        uint32_t most = MIN(MAX(job_blocks(job) / 2, PAIRS_LEAST), PAIRS), n = 0;
+        struct place a, b;
+
+        if (t->space->n_private < BLOCKS_LEAST)
+                return false;
+        for (uint32_t i = 0; i < TRIES && n < most; i++) {
+                job->looks++;
+                if (!draw_block(t->space, &a) || !draw_block(t->space, &b) || !are_strangers(&a, &b))
+                        continue;
+                add(job, &a);
+                add(job, &b);
+                n++;
+        }
+        job_results(job, n);
+        return n >= PAIRS_LEAST;
+}
+
+static int by_size(const void *a, const void *b) {
+        float x = *(const float *)a, y = *(const float *)b;
+
+        return x < y ? -1 : x > y;
+}
+
+/* A worker's numbers are not trusted to be any. */
+static void settle_calibrate(struct job *job, enum job_end end, const void *results, uint32_t n) {
+        struct space *space = job->space;
+        float distances[PAIRS];
+        uint32_t found = 0;
+
+        for (uint32_t i = 0; end == JOB_DONE && i < n; i++) {
+                float x = ((const float *)results)[i];
+
+                if (isfinite(x) && x >= 0)
+                        distances[found++] = x;
+        }
+        if (found < PAIRS_LEAST)
+                return;
+        qsort(distances, found, sizeof *distances, by_size);
+        space->tau = distances[MIN((uint32_t)(setting(space, KVD_memshare_calibrate) * found), found - 1)];
+        space->calibrated = MAX(space->n_steps, 1);
+        space_count(space, KVD_SPACE_CALIBRATED, found);
+        tell(space);
+}
+
+const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE, .result_bytes = sizeof(float),
+                                       .write = write_calibrate, .settle = settle_calibrate};
