@@ -38,7 +38,9 @@ const struct kvd_geometry methods_whole_geometry = {.layers = 2, .layer_groups =
                                                     .block_tokens = BT, .state_width = 16, .dtype = KVD_F32,
                                                     .vocab = 5000};
 
-#define BLOCK_FLOATS (2u * 2 * 2 * BT * 32)
+#define DIM 32u
+#define PLANE (2 * BT * DIM) /* floats of a layer's keys, or values */
+#define BLOCK_FLOATS (2u * 2 * PLANE)
 
 struct line { /* one sequence */
         kvd_sequence *sequence;
@@ -141,6 +143,36 @@ static void check_entry(struct worker *w, const struct line *l, uint32_t slot, c
         w->failed = true;
 }
 
+/* Keys and values of a head's slot are those of one token of the sequence, whichever it is. */
+static bool is_a_token(const struct line *l, const float *keys, const float *values, uint32_t row) {
+        float want[BLOCK_FLOATS];
+
+        for (uint32_t slot = 0; slot < l->n; slot++) {
+                expected(l, slot, want);
+                for (uint32_t t = 0; t < BT; t++) {
+                        const float *k = want + row + t * DIM;
+
+                        if (memcmp(keys, k, DIM * sizeof *k) == 0 && memcmp(values, k + PLANE, DIM * sizeof *k) == 0)
+                                return true;
+                }
+        }
+        return false;
+}
+
+static void check_packed(struct worker *w, const struct line *l, uint32_t slot, const struct kvd_entry *e) {
+        uint32_t head = below(w, 4), row = head / 2 * 2 * PLANE + head % 2 * BT * DIM, at = below(w, e->n_tokens);
+        const float *keys = (const float *)e->data + row + at * DIM;
+
+        count(&w->o->tally->packed_seen, 1);
+        count(&w->o->tally->bytes_checked, 2 * DIM * sizeof *keys);
+        if (is_a_token(l, keys, keys + PLANE, row))
+                return;
+        count(&w->o->tally->bytes_wrong, 2 * DIM * sizeof *keys);
+        fprintf(stderr, "worker %d: entry %u (packed): slot %u of head %u is no token of the sequence\n", getpid(), slot,
+                at, head);
+        w->failed = true;
+}
+
 static void check_line(struct worker *w, const struct line *l) {
         struct methods_tally *t = w->o->tally;
         const struct kvd_entry *entries;
@@ -156,8 +188,12 @@ static void check_line(struct worker *w, const struct line *l) {
                 count(&t->shared_seen, (entries[i].flags & KVD_ENTRY_SHARED) != 0);
                 count(&t->approx_seen, (entries[i].flags & KVD_ENTRY_APPROX) != 0);
                 count(&t->absent_seen, !entries[i].data);
-                if (entries[i].data && !(entries[i].flags & KVD_ENTRY_APPROX))
+                if (!entries[i].data || (entries[i].flags & KVD_ENTRY_APPROX))
+                        continue;
+                if (!(entries[i].flags & KVD_ENTRY_COMPACT))
                         check_entry(w, l, i, &entries[i]);
+                else if (below(w, 8) == 0)
+                        check_packed(w, l, i, &entries[i]);
         }
 }
 
@@ -303,6 +339,17 @@ static void revive(struct worker *w, struct line *l) {
                 count(&w->o->tally->revived, (uint64_t)r);
 }
 
+static void pack(struct worker *w, struct line *l) {
+        uint32_t first = l->n ? below(w, l->n) : 0, n = l->n ? 1 + below(w, MIN(l->n - first, 16)) : 0;
+        int r;
+
+        if (!n || !fine(w, "compact", kvd_sequence_compact(l->sequence, first, n, 1 + below(w, n * BT))))
+                return;
+        r = kvd_sequence_wait(l->sequence, below(w, 2) * 50000000);
+        if (r == -ETIMEDOUT || fine(w, "wait", r))
+                check_line(w, l);
+}
+
 static void attend(struct worker *w, struct line *l) {
         struct kvd_label_shape shape;
         const uint8_t *labels;
@@ -370,8 +417,10 @@ static void act(struct worker *w) {
                 open_line(w, l);
                 return;
         }
-        if (what < 40)
+        if (what < 38)
                 grow(w, l);
+        else if (what < 40)
+                pack(w, l);
         else if (what < 70)
                 sync_line(w, l);
         else if (what < 78)
