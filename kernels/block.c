@@ -101,7 +101,7 @@ KERNEL void copy_cached(uint8_t *to, const uint8_t *from, size_t bytes) {
         memcpy(to + i, from + i, bytes - i);
 }
 
-/* Divides 32-bit numbers by one that is not known while this is compiled: a multiplication with 2^64 / d, rounded up. */
+/* Divides 32-bit numbers by one that is not known while this is compiled: multiplies with 2^64 / d, rounded up. */
 struct divider {
         uint64_t reciprocal; /* 0: d is 1 */
         uint32_t d;

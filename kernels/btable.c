@@ -49,10 +49,6 @@ bool kvd_refresh_due(uint32_t t, uint32_t delta) {
         return (t - 1) % delta == 0;
 }
 
-uint32_t kvd_refresh_count(uint32_t s, uint32_t delta) {
-        return DIV_UP(s, delta);
-}
-
 uint32_t kvd_layers_alike(const float *similarity, uint32_t n_layers, float tau, bool equal) {
         uint32_t b = 0;
 

@@ -29,9 +29,6 @@ uint32_t kvd_ratio_percent(uint64_t m, uint64_t n);
 /* Are the deep layers computed again at denoising step t (from 1)? */
 bool kvd_refresh_due(uint32_t t, uint32_t delta);
 
-/* How often that is in s steps. */
-uint32_t kvd_refresh_count(uint32_t s, uint32_t delta);
-
 /* Layers from the first on whose similarity is > tau, or >= tau if so equal. */
 uint32_t kvd_layers_alike(const float *similarity, uint32_t n_layers, float tau, bool equal);
 

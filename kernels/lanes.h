@@ -19,7 +19,6 @@
  *   lanes_select_less             a < b ? x : y
  *   lanes_sum                     j + (j + 8), then 4, 2, 1: the order of kernels/ops.h
  *   lanes_sum_16 ...              those three of 16 vectors, side by side
- *   lanes_pack_4  lanes_unpack_4  to and from 8 bytes: nearest of 0 to 15 (0: NaN), lane 2 j in the low half of byte j
  *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
  *   lanes_exp                     e^x as in kernels/variants.h: 0 below -87, e^88 above 88
  *
@@ -45,12 +44,15 @@ KERNEL uint32_t lanes_place_2(uint32_t i, enum kvd_number type) {
 
 #if defined(KVD_ISA_AVX512)
 #define KVD_VARIANT(name) name##_avx512
+#define KVD_ISA_NAME "avx512"
 #include "kernels/lanes_avx512.h"
 #elif defined(KVD_ISA_AVX2)
 #define KVD_VARIANT(name) name##_avx2
+#define KVD_ISA_NAME "avx2"
 #include "kernels/lanes_avx2.h"
 #elif defined(KVD_ISA_SCALAR)
 #define KVD_VARIANT(name) name##_scalar
+#define KVD_ISA_NAME "scalar"
 #include "kernels/lanes_scalar.h"
 #else
 #error "one of KVD_ISA_SCALAR, KVD_ISA_AVX2, KVD_ISA_AVX512"

@@ -140,27 +140,6 @@ KERNEL void lanes_fence(void) {
         _mm_sfence();
 }
 
-KERNEL __m256i half_codes(__m256 a) {
-        return _mm256_max_epi32(_mm256_cvtps_epi32(_mm256_min_ps(_mm256_set1_ps(15.0f), a)), _mm256_setzero_si256());
-}
-
-KERNEL void lanes_pack_4(uint8_t *to, lanes a) {
-        __m256i words = _mm256_packs_epi32(half_codes(a.low), half_codes(a.high));
-        __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
-        __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
-        __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x1001));
-
-        _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(pairs, pairs));
-}
-
-KERNEL lanes lanes_unpack_4(const uint8_t *from) {
-        __m128i pairs = _mm_loadl_epi64((const __m128i *)from), low = _mm_set1_epi8(15);
-        __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
-
-        return (lanes){_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)),
-                       _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8)))};
-}
-
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {

@@ -102,21 +102,6 @@ KERNEL void lanes_fence(void) {
         _mm_sfence();
 }
 
-KERNEL void lanes_pack_4(uint8_t *to, lanes a) {
-        __m512i codes = _mm512_max_epi32(_mm512_cvtps_epi32(_mm512_min_ps(_mm512_set1_ps(15.0f), a)),
-                                         _mm512_setzero_si512());
-        __m128i pairs = _mm_maddubs_epi16(_mm512_cvtepi32_epi8(codes), _mm_set1_epi16(0x1001));
-
-        _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(pairs, pairs));
-}
-
-KERNEL lanes lanes_unpack_4(const uint8_t *from) {
-        __m128i pairs = _mm_loadl_epi64((const __m128i *)from), low = _mm_set1_epi8(15);
-        __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(pairs, low), _mm_and_si128(_mm_srli_epi16(pairs, 4), low));
-
-        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
-}
-
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {

@@ -90,21 +90,6 @@ KERNEL void lanes_stream(float *to, lanes a) {
 KERNEL void lanes_fence(void) {
 }
 
-KERNEL uint8_t code_of(float a) {
-        float code = nearbyintf(15.0f < a ? 15.0f : a);
-
-        return code > 0.0f ? (uint8_t)code : 0;
-}
-
-KERNEL void lanes_pack_4(uint8_t *to, lanes a) {
-        for (int j = 0; j < KVD_LANES / 2; j++)
-                to[j] = (uint8_t)(code_of(a.at[2 * j]) | code_of(a.at[2 * j + 1]) << 4);
-}
-
-KERNEL lanes lanes_unpack_4(const uint8_t *from) {
-        return EACH_LANE((float)(from[j / 2] >> j % 2 * 4 & 15));
-}
-
 /* ---- lane by lane ---- */
 
 KERNEL lanes lanes_add(lanes a, lanes b) {

@@ -9,16 +9,20 @@
 #include "kernels/variants.h"
 
 /* These ask here and not in the files of the variants, whose every line may be compiled to what they ask for. */
+bool kvd_works_scalar(void) {
+        return true;
+}
+
 #if defined(__x86_64__)
-bool kvd_has_avx2(void) {
+bool kvd_works_avx2(void) {
         unsigned int eax, ebx, ecx, edx;
 
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
 
-bool kvd_has_avx512(void) {
-        return kvd_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+bool kvd_works_avx512(void) {
+        return kvd_works_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 #endif

@@ -4,8 +4,8 @@
 
 /*
  * One table of operations, filled once per instruction set. kvd_ops_pick() finds the fastest table that the
- * processor can run. A new operation is a member here, the reference in scalar.c, and a row in each table; those of
- * a method are in a file of the method, written once in terms of kernels/lanes.h and compiled for each table.
+ * processor can run. An operation is written once, in terms of kernels/lanes.h, and compiled for each table: those of a
+ * method are in a file of the method, the others in vectors.c.
  *
  * The bit contract. Every variant of an operation gives the same bits as the scalar reference, so that a cache
  * block is the same whoever computed it, in whatever batch. It holds because the order of the additions is part of

@@ -50,16 +50,6 @@ struct kvd_sketch_hash {
 /* places[i * rows + r] = the place of ordinals[i] in row r. */
 void kvd_sketch_place(const struct kvd_sketch_hash *hash, const uint64_t *ordinals, uint32_t n, uint32_t *places);
 
-/* Tokens per cell: a / N of the paper. The reconstruction's error variance is 1.35 load, for load > 4. */
-static inline double kvd_sketch_load(const struct kvd_sketch_hash *hash, uint64_t tokens) {
-        return (double)tokens / ((double)hash->rows * hash->columns);
-}
-
-/* The factor of the smallest squared error for vectors of mean 0: 1 / (1 + strength load). 0 is off, 1.35 is right. */
-static inline float kvd_sketch_shrink(double strength, double load) {
-        return (float)(1.0 / (1.0 + strength * load));
-}
-
 /* ---- parts: what lies in the cells ---- */
 
 struct kvd_sketch_part {

@@ -14,16 +14,12 @@ extern const struct kvd_ops kvd_ops_scalar;
 extern const struct kvd_ops kvd_ops_avx2;
 extern const struct kvd_ops kvd_ops_avx512;
 
-bool kvd_has_avx2(void);
-bool kvd_has_avx512(void);
-
-/* AVX2 functions that 512-bit registers would not make faster. */
-void kvd_pack_avx2(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim);
-void kvd_widen_avx2(float *to, const uint16_t *from, size_t n, enum kvd_number type);
-void kvd_narrow_avx2(uint16_t *to, const float *from, size_t n, enum kvd_number type);
 #endif
 
-void kvd_pack_scalar(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim);
+bool kvd_works_scalar(void);
+bool kvd_works_avx2(void);
+bool kvd_works_avx512(void);
+
 void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number type);
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type);
 

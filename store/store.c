@@ -93,10 +93,6 @@ struct store *store_free(struct store *store) {
         return NULL;
 }
 
-void store_freep(struct store **store) {
-        *store = store_free(*store);
-}
-
 uint64_t store_pool_bytes(const struct store *store) {
         return store->config.pool_bytes;
 }

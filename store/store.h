@@ -46,7 +46,6 @@ struct store_config {
 /* On failure *ret may be a store that takes only store_why and store_free. */
 int store_new(const struct store_config *config, struct store **ret);
 struct store *store_free(struct store *store);
-void store_freep(struct store **store);
 
 /* The reason of the last negative result, one line, without the function's name. */
 const char *store_why(const struct store *store);

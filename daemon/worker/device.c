@@ -70,21 +70,6 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]) {
         return 0;
 }
 
-void device_close(struct worker_device *d) {
-        if (!d->open)
-                return;
-        if (d->staging)
-                d->device.cuda->cuMemFreeHost(d->staging);
-        if (d->room)
-                d->device.cuda->cuMemFree(d->room);
-        if (d->kernels == KERNELS_THERE)
-                gpu_close(&d->gpu);
-        d->device.cuda->cuStreamDestroy(d->stream);
-        kvd_device_leave(&d->device);
-        kvd_device_close(&d->device);
-        *d = (struct worker_device){0};
-}
-
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
 static int clear_one(struct worker_device *d, cu_address at, int fd, uint64_t bytes) {

@@ -27,7 +27,6 @@ struct worker_device {
 
 /* The device of that UUID, and no other for the life of the worker. Negative: why. */
 int device_use(struct worker_device *d, const uint8_t uuid[16]);
-void device_close(struct worker_device *d);
 
 /* Fills whole descriptors' worth of memory with zeros, and has nothing mapped afterwards. */
 int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes);

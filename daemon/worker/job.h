@@ -120,8 +120,4 @@ static inline uint8_t *head_keys(const struct shape *s, const uint8_t *block, ui
         return layer_keys(s, block, layer) + head * s->head_stride * s->element;
 }
 
-static inline uint8_t *head_values(const struct shape *s, const uint8_t *block, uint32_t layer, uint32_t head) {
-        return head_keys(s, block, layer, head) + s->plane;
-}
-
 #endif

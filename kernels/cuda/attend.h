@@ -13,7 +13,7 @@
  * gets zeros.
  *
  * Bytes that a decode must move: 2 * dim elements for every position seen and KV head; queries and results are small
- * against it. gpu_attend_bytes().
+ * against it.
  */
 
 #include "kernels/cuda/gpu.h"
@@ -84,12 +84,5 @@ int gpu_attend_decode(struct gpu *gpu, cu_stream stream, const struct gpu_attend
 
 /* starts[s + 1] - starts[s] tokens of sequence s, the last of them at position lengths[s] - 1 if causal. */
 int gpu_attend_prefill(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a);
-
-/* Bytes that a call over so many positions in all (summed over sequences; chosen ones) must read and write. */
-static inline uint64_t gpu_attend_bytes(const struct gpu_attend *a, uint64_t positions, uint64_t tokens) {
-        uint64_t size = a->number == 1 ? 4 : 2, q = a->q_number == 1 ? 4 : 2, out = a->out_number == 1 ? 4 : 2;
-
-        return a->kv_heads * (positions * 2 * a->dim * size + tokens * a->group * a->dim * (q + out));
-}
 
 #endif

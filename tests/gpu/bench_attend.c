@@ -61,6 +61,13 @@ static struct attending make(struct bench *b, uint32_t n, uint32_t tokens) {
         return s;
 }
 
+/* Bytes that a call over so many positions in all (summed over sequences; chosen ones) must read and write. */
+static uint64_t attend_bytes(const struct gpu_attend *a, uint64_t positions, uint64_t tokens) {
+        uint64_t size = a->number == 1 ? 4 : 2, q = a->q_number == 1 ? 4 : 2, out = a->out_number == 1 ? 4 : 2;
+
+        return a->kv_heads * (positions * 2 * a->dim * size + tokens * a->group * a->dim * (q + out));
+}
+
 static struct attending at_least(struct bench *b, const struct attending *of) {
         struct attending least = *of;
         cu_address one = repeated(b, 1, of->a[0].n_sequences);
@@ -107,16 +114,16 @@ static void sparse(struct bench *b) {
         for (unsigned i = 0; i < TURNS; i++)
                 few.a[i].workspace = workspace, few.a[i].workspace_bytes = bytes;
         whole = bench_op(b, &(struct op){"decode attention, 16 sequences x 32 k tokens, dense", decode, &dense, NULL,
-                                         gpu_attend_bytes(&dense.a[0], (uint64_t)n * tokens, n), OF_READ, 0});
+                                         attend_bytes(&dense.a[0], (uint64_t)n * tokens, n), OF_READ, 0});
         part = bench_op(b, &(struct op){"the same over an eighth of the positions", decode, &few, NULL,
-                                        gpu_attend_bytes(&few.a[0], (uint64_t)n * z, n), OF_READ, 0});
+                                        attend_bytes(&few.a[0], (uint64_t)n * z, n), OF_READ, 0});
         bench_ratio(b, "token-sparse attention at 1/8: how many times faster than dense", whole, part, 4);
 }
 
 void bench_attend(struct bench *b) {
         uint32_t n = (uint32_t)bench_size(b, 64, 2), tokens = (uint32_t)bench_size(b, 8192, 64);
         struct attending s = make(b, n, tokens), least = at_least(b, &s);
-        uint64_t bytes = gpu_attend_bytes(&s.a[0], (uint64_t)n * tokens, n);
+        uint64_t bytes = attend_bytes(&s.a[0], (uint64_t)n * tokens, n);
 
         bench_op(b, &(struct op){"paged decode attention, 64 sequences x 8 k tokens, 32 heads on 8 of 128, bf16",
                                  decode, &s, &least, bytes, OF_READ, 0.8});

@@ -58,13 +58,6 @@ OF_16(sum_16)
 OF_16(least_16)
 OF_16(largest_16)
 
-static void on_pack_4(const float *in, float *out) {
-        uint8_t packed[8];
-
-        lanes_pack_4(packed, lanes_load(in));
-        lanes_store(out, lanes_unpack_4(packed));
-}
-
 static void load_n(const float *in, float *out, uint32_t n) {
         lanes_store(out, lanes_load_n(in, n));
 }
@@ -140,7 +133,6 @@ const struct lanes_probe KVD_VARIANT(lanes_probe) = {
                 {"sum_16", on_sum_16, 16},
                 {"least_16", on_least_16, 16},
                 {"largest_16", on_largest_16, 16},
-                {"pack_4", on_pack_4, 16},
                 {"set", on_set, 16},
                 {"fma", on_fma, 16},
                 {"select", on_select, 16},

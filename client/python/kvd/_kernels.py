@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import itertools
 import os
 import sys
 from ctypes import (POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint8,
@@ -114,6 +115,7 @@ _P, _U, _Z = c_void_p, c_uint32, c_size_t
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_ops_pick": (c_void_p, (c_char_p,)),
+    "kvd_ops_list": (POINTER(c_void_p), ()),
     "kvd_attend": (None, (_P,)),
     "kvd_attend_scratch": (_Z, (_P,)),
     "kvd_turns": (_U, (_P, _U, _P, _U, _P, _P, _U)),
@@ -178,6 +180,11 @@ def pick(variant: str | None) -> Ops:
     if not at:
         raise ValueError(f"this processor does not run {variant}")
     return Ops(at)
+
+
+def variants() -> list[str]:
+    names = (c_char_p.from_address(table).value for table in itertools.takewhile(bool, lib.kvd_ops_list()))
+    return [name.decode() for name in names if name and lib.kvd_ops_pick(name)]
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------

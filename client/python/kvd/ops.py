@@ -40,7 +40,7 @@ _variant: str | None = None
 def variants() -> list[str]:
     """The instruction sets that this processor runs, of avx512, avx2 and scalar, fastest first. All give the same
     bits."""
-    return [it for it in ("avx512", "avx2", "scalar") if lib.kvd_ops_pick(it.encode())]
+    return native.variants()
 
 
 def use(variant: str | None) -> None:

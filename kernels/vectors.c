@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The operations of ops.h that are no method's, and the table of one instruction set. A tile's accumulators are its
+ * rows by its panels: as many as registers hold, with what they are multiplied with.
+ */
+
+#include <math.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/attend_rows.h"
+#include "kernels/bicache.h"
+#include "kernels/block.h"
+#include "kernels/hshare.h"
+#include "kernels/interleave.h"
+#include "kernels/keydiff.h"
+#include "kernels/lanes.h"
+#include "kernels/memshare.h"
+#include "kernels/sketch.h"
+
+#if defined(KVD_ISA_AVX512)
+enum { TILE_ROWS = 4, TILE_PANELS = 4, ROW_PANELS = 8, MIX_ROWS = 8, MIX_PANELS = 2 };
+#elif defined(KVD_ISA_AVX2)
+enum { TILE_ROWS = 4, TILE_PANELS = 1, ROW_PANELS = 4, MIX_ROWS = 4, MIX_PANELS = 1 };
+#else
+enum { TILE_ROWS = 1, TILE_PANELS = 1, ROW_PANELS = 1, MIX_ROWS = 1, MIX_PANELS = 1 };
+#endif
+
+/* ---- matrices ---- */
+
+static void pack_row(float *panels, uint32_t row, const float *from, uint32_t first, uint32_t dim) {
+        float *lane = panels + (size_t)(row / KVD_PANEL) * KVD_PANEL * dim + row % KVD_PANEL;
+
+        for (uint32_t d = first; d < dim; d++)
+                lane[(size_t)d * KVD_PANEL] = from[d];
+}
+
+/* A whole panel, as far as whole lines of its rows go. */
+static uint32_t pack_panel(float *panel, const float *rows, size_t stride, uint32_t dim) {
+        const uint8_t *at[KVD_PANEL];
+        uint32_t d = 0;
+
+        for (uint32_t i = 0; i < KVD_PANEL; i++)
+                at[i] = (const uint8_t *)(rows + i * stride);
+        for (; d + KVD_PANEL <= dim; d += KVD_PANEL)
+                lanes_interleave((uint8_t *)(panel + (size_t)d * KVD_PANEL), at, d * sizeof(float), KVD_LINE,
+                                 KVD_NUMBER_F32);
+        return d;
+}
+
+static void pack(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim) {
+        for (uint32_t step; n > 0; first += step, rows += step * stride, n -= step) {
+                bool whole = first % KVD_PANEL == 0 && n >= KVD_PANEL;
+                uint32_t d = whole ? pack_panel(panels + (size_t)first * dim, rows, stride, dim) : 0;
+
+                step = whole ? KVD_PANEL : 1;
+                for (uint32_t i = 0; i < step && d < dim; i++)
+                        pack_row(panels, first + i, rows + i * stride, d, dim);
+        }
+}
+
+/* last: outputs of the last panel. */
+KERNEL void matmul_tile(float *y, size_t ldy, const float *x, size_t ldx, const float *w, uint32_t n_in,
+                        uint32_t last, int rows, int panels) {
+        lanes acc[TILE_ROWS][ROW_PANELS];
+
+        for (int r = 0; r < rows; r++)
+                for (int p = 0; p < panels; p++)
+                        acc[r][p] = lanes_zero();
+        for (uint32_t i = 0; i < n_in; i++) {
+                lanes wi[ROW_PANELS];
+
+                for (int p = 0; p < panels; p++)
+                        wi[p] = lanes_load(w + ((size_t)p * n_in + i) * KVD_PANEL);
+                for (int r = 0; r < rows; r++) {
+                        lanes xi = lanes_set(x[r * ldx + i]);
+
+                        for (int p = 0; p < panels; p++)
+                                acc[r][p] = lanes_fma(xi, wi[p], acc[r][p]);
+                }
+        }
+        for (int r = 0; r < rows; r++)
+                for (int p = 0; p < panels; p++)
+                        lanes_store_to(y + r * ldy + p * KVD_PANEL, acc[r][p], p + 1 < panels ? KVD_PANEL : last);
+}
+
+/* All rows times a few panels, which stay in the first-level cache meanwhile. */
+KERNEL void matmul_panels(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w,
+                          uint32_t n_in, uint32_t last, int panels) {
+        uint32_t r = 0;
+
+        for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
+                matmul_tile(y + r * ldy, ldy, x + r * ldx, ldx, w, n_in, last, TILE_ROWS, panels);
+        for (; r < rows; r++)
+                matmul_tile(y + r * ldy, ldy, x + r * ldx, ldx, w, n_in, last, 1, panels);
+}
+
+static void matmul(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w, uint32_t n_in,
+                   uint32_t n_out) {
+        uint32_t o = 0;
+
+        for (; rows == 1 && o + ROW_PANELS * KVD_PANEL <= n_out; o += ROW_PANELS * KVD_PANEL)
+                matmul_tile(y + o, ldy, x, ldx, w + (size_t)o * n_in, n_in, KVD_PANEL, 1, ROW_PANELS);
+        for (; o + TILE_PANELS * KVD_PANEL <= n_out; o += TILE_PANELS * KVD_PANEL)
+                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, KVD_PANEL, TILE_PANELS);
+        for (; TILE_PANELS > 2 && o + 2 * KVD_PANEL <= n_out; o += 2 * KVD_PANEL)
+                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, KVD_PANEL, MIN(TILE_PANELS, 2));
+        for (; o < n_out; o += KVD_PANEL)
+                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, MIN(n_out - o, KVD_PANEL), 1);
+}
+
+struct weights {
+        const float *p;
+        size_t ld;
+        uint32_t from, to;
+};
+
+/* last: dimensions of the last panel, counted from dim on. */
+KERNEL void mix_tile(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v, uint32_t dim,
+                     uint32_t last, int rows, int panels) {
+        lanes acc[MIX_ROWS][MIX_PANELS];
+
+        for (int r = 0; r < rows; r++)
+                for (int q = 0; q < panels; q++)
+                        acc[r][q] = lanes_load_to(y + r * ldy + dim + q * KVD_PANEL, q + 1 < panels ? KVD_PANEL : last);
+        for (uint32_t t = w->from; t < w->to;) {
+                const float *row = kvd_rows_at(v, t) + dim;
+                uint32_t end = MIN(w->to, t - t % v->per_block + v->per_block);
+
+                for (; t < end; t++, row += v->stride) {
+                        lanes vt[MIX_PANELS];
+
+                        for (int q = 0; q < panels; q++)
+                                vt[q] = lanes_load_to(row + q * KVD_PANEL, q + 1 < panels ? KVD_PANEL : last);
+                        for (int r = 0; r < rows; r++)
+                                for (int q = 0; q < panels; q++)
+                                        acc[r][q] = lanes_fma(lanes_set(w->p[r * w->ld + t]), vt[q], acc[r][q]);
+                }
+        }
+        for (int r = 0; r < rows; r++)
+                for (int q = 0; q < panels; q++)
+                        lanes_store_to(y + r * ldy + dim + q * KVD_PANEL, acc[r][q], q + 1 < panels ? KVD_PANEL : last);
+}
+
+KERNEL void mix_rows(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v, int rows) {
+        uint32_t d = 0;
+
+        for (; d + MIX_PANELS * KVD_PANEL <= v->dim; d += MIX_PANELS * KVD_PANEL)
+                mix_tile(y, ldy, w, v, d, KVD_PANEL, rows, MIX_PANELS);
+        for (; d < v->dim; d += KVD_PANEL)
+                mix_tile(y, ldy, w, v, d, MIN(v->dim - d, KVD_PANEL), rows, 1);
+}
+
+static void mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows, const struct kvd_rows *v,
+                uint32_t from, uint32_t to) {
+        struct weights w = {p, ldp, from, to};
+
+        for (; rows >= MIX_ROWS; rows -= MIX_ROWS, y += MIX_ROWS * ldy, w.p += MIX_ROWS * ldp)
+                mix_rows(y, ldy, &w, v, MIX_ROWS);
+        for (; MIX_ROWS > 2 && rows >= 2; rows -= 2, y += 2 * ldy, w.p += 2 * ldp)
+                mix_rows(y, ldy, &w, v, MIN(MIX_ROWS, 2));
+        for (; rows > 0; rows--, y += ldy, w.p += ldp)
+                mix_rows(y, ldy, &w, v, 1);
+}
+
+/* ---- vectors ---- */
+
+/* Calls body for every 16 of n, n_here of them there. */
+#define EACH_16(i, n_here, n)                                                                                         \
+        for (size_t i = 0, left_ = (n), n_here = MIN(left_, (size_t)KVD_LANES); left_ > 0;                            \
+             i += KVD_LANES, left_ -= n_here, n_here = MIN(left_, (size_t)KVD_LANES))
+
+static void rmsnorm(float *y, const float *x, const float *w, uint32_t n, float eps) {
+        lanes sum = lanes_zero(), scale;
+
+        EACH_16(i, here, n) {
+                lanes xi = lanes_load_to(x + i, (uint32_t)here);
+
+                sum = lanes_fma(xi, xi, sum);
+        }
+        scale = lanes_set(1.0f / sqrtf(lanes_sum(sum) / (float)n + eps));
+        EACH_16(i, here, n) {
+                lanes scaled = lanes_mul(lanes_load_to(x + i, (uint32_t)here), scale);
+
+                lanes_store_to(y + i, lanes_mul(scaled, lanes_load_to(w + i, (uint32_t)here)), (uint32_t)here);
+        }
+}
+
+static void rope(float *x, const float *cosine, const float *sine, uint32_t half) {
+        EACH_16(i, here, half) {
+                lanes low = lanes_load_to(x + i, (uint32_t)here), high = lanes_load_to(x + half + i, (uint32_t)here);
+                lanes c = lanes_load_to(cosine + i, (uint32_t)here), s = lanes_load_to(sine + i, (uint32_t)here);
+
+                lanes_store_to(x + i, lanes_fma(lanes_mul(lanes_set(-1.0f), high), s, lanes_mul(low, c)),
+                               (uint32_t)here);
+                lanes_store_to(x + half + i, lanes_fma(low, s, lanes_mul(high, c)), (uint32_t)here);
+        }
+}
+
+static void swiglu(float *y, const float *gate, const float *up, size_t n) {
+        EACH_16(i, here, n) {
+                lanes g = lanes_load_to(gate + i, (uint32_t)here);
+                lanes e = lanes_exp(lanes_mul(lanes_set(-1.0f), g));
+                lanes silu = lanes_div(g, lanes_add(lanes_set(1.0f), e));
+
+                lanes_store_to(y + i, lanes_mul(silu, lanes_load_to(up + i, (uint32_t)here)), (uint32_t)here);
+        }
+}
+
+static void add(float *y, const float *x, size_t n) {
+        EACH_16(i, here, n)
+                lanes_store_to(y + i, lanes_add(lanes_load_to(y + i, (uint32_t)here),
+                                                lanes_load_to(x + i, (uint32_t)here)), (uint32_t)here);
+}
+
+static float largest(const float *x, uint32_t n) {
+        lanes max = lanes_set(x[0]);
+        uint32_t i = 0;
+        float most;
+
+        for (; i + KVD_LANES <= n; i += KVD_LANES)
+                max = lanes_max(lanes_load(x + i), max);
+        most = lanes_largest(max);
+        for (; i < n; i++)
+                most = x[i] > most ? x[i] : most;
+        return most;
+}
+
+static float softmax(float *x, uint32_t n, float scale) {
+        lanes max = lanes_set(-(largest(x, n) * scale)), sum = lanes_zero();
+
+        EACH_16(i, here, n) {
+                lanes e = lanes_exp(lanes_fma(lanes_load_to(x + i, (uint32_t)here), lanes_set(scale), max));
+
+                lanes_store_to(x + i, e, (uint32_t)here);
+                sum = lanes_add(sum, here < KVD_LANES ? lanes_load_n(x + i, (uint32_t)here) : e);
+        }
+        return lanes_sum(sum);
+}
+
+/* ---- memory ---- */
+
+KERNEL void widen_type(float *to, const uint16_t *from, size_t n, enum kvd_number type) {
+        EACH_16(i, here, n)
+                lanes_store_to(to + i, lanes_widen_to(from + i, (uint32_t)here, type), (uint32_t)here);
+}
+
+static void widen(float *to, const uint16_t *from, size_t n, enum kvd_number type) {
+        if (type == KVD_NUMBER_F16)
+                widen_type(to, from, n, KVD_NUMBER_F16);
+        else
+                widen_type(to, from, n, KVD_NUMBER_BF16);
+}
+
+KERNEL void narrow_type(uint16_t *to, const float *from, size_t n, enum kvd_number type) {
+        size_t i = 0;
+
+        for (; i + KVD_LANES <= n; i += KVD_LANES)
+                lanes_narrow(to + i, lanes_load(from + i), type);
+        if (i < n)
+                lanes_narrow_n(to + i, lanes_load_n(from + i, (uint32_t)(n - i)), (uint32_t)(n - i), type);
+}
+
+static void narrow(uint16_t *to, const float *from, size_t n, enum kvd_number type) {
+        if (type == KVD_NUMBER_F16)
+                narrow_type(to, from, n, KVD_NUMBER_F16);
+        else
+                narrow_type(to, from, n, KVD_NUMBER_BF16);
+}
+
+static void copy_nt(void *to, const void *from, size_t bytes) {
+        size_t head = MIN(bytes, -(uintptr_t)to & 63), left = bytes - head;
+        const char *source = (const char *)from + head;
+        char *target = (char *)to + head;
+
+        memcpy(to, from, head);
+        for (; left >= 64; left -= 64, source += 64, target += 64)
+                lanes_stream((float *)target, lanes_load((const float *)source));
+        memcpy(target, source, left);
+        lanes_fence();
+}
+
+const struct kvd_ops KVD_VARIANT(kvd_ops) = {
+        .name = KVD_ISA_NAME,
+        .works = KVD_VARIANT(kvd_works),
+        .attend = &KVD_VARIANT(kvd_attend),
+        .block = &KVD_VARIANT(kvd_block),
+        .keydiff = &KVD_VARIANT(kvd_keydiff),
+        .memshare = &KVD_VARIANT(kvd_memshare),
+        .sketch = &KVD_VARIANT(kvd_sketch),
+        .hshare = &KVD_VARIANT(kvd_hshare),
+        .bicache = &KVD_VARIANT(kvd_bicache),
+        .pack = pack,
+        .matmul = matmul,
+        .mix = mix,
+        .rmsnorm = rmsnorm,
+        .rope = rope,
+        .swiglu = swiglu,
+        .add = add,
+        .softmax = softmax,
+        .widen = widen,
+        .narrow = narrow,
+        .copy_nt = copy_nt,
+};
