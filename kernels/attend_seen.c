@@ -28,21 +28,33 @@ static bool next_dense(const struct kvd_attention *a, struct kvd_run *r) {
         return true;
 }
 
-static bool next_chosen(const struct kvd_attention *a, struct kvd_run *r) {
-        uint32_t n_keys = kvd_attend_keys(a), end;
+/* Chosen positions are close together more often than not, and dividing takes longer than all else here. */
+static uint32_t block_of(const struct kvd_attention *a, uint32_t position, uint32_t guess) {
+        return position - guess * a->block_tokens < a->block_tokens ? guess : position / a->block_tokens;
+}
 
-        while (r->next < a->n_chosen && a->chosen[r->next] < n_keys && !a->blocks[a->chosen[r->next] / a->block_tokens])
-                r->next++;
-        if (r->next >= a->n_chosen || a->chosen[r->next] >= n_keys)
+static bool next_chosen(const struct kvd_attention *a, struct kvd_run *r) {
+        uint32_t n_keys = kvd_attend_keys(a), i = r->next, block = r->block, position = 0, from, end;
+
+        for (; i < a->n_chosen; i++) {
+                position = a->chosen[i];
+                if (position >= n_keys)
+                        return false;
+                block = block_of(a, position, block);
+                if (a->blocks[block])
+                        break;
+        }
+        if (i >= a->n_chosen)
                 return false;
-        r->position = a->chosen[r->next];
-        r->block = r->position / a->block_tokens;
-        end = MIN(n_keys, (r->block + 1) * a->block_tokens);
-        r->n = 0;
-        do {
-                r->n++;
-                r->next++;
-        } while (r->next < a->n_chosen && a->chosen[r->next] == r->position + r->n && r->position + r->n < end);
+        end = MIN(n_keys, (block + 1) * a->block_tokens);
+        r->position = position;
+        r->block = block;
+        from = i;
+        do
+                i++;
+        while (i < a->n_chosen && a->chosen[i] == ++position && position < end);
+        r->n = i - from;
+        r->next = i;
         return true;
 }
 
