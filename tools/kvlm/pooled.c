@@ -318,6 +318,7 @@ static void enter_all(struct pooled *p) {
         while (p->n_entries < p->n_slots / p->bt) {
                 uint32_t i = p->n_entries;
 
+                p->blocks[i] = p->s->blocks[i]; /* published, it may be somebody else's by now */
                 if (p->table && !p->stuck && !enter(p))
                         p->stuck = true;
                 p->fill[i] = p->first[i + 1] - p->first[i];

@@ -149,6 +149,14 @@ static bool misses(const struct pooled *p) {
         return false;
 }
 
+static void count_resident(struct pooled *p) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < p->n_entries; i++)
+                n += p->blocks[i] != NULL;
+        p->stats.most_resident = MAX(p->stats.most_resident, n);
+}
+
 void residency_fetch(struct pooled *p) {
         double started = pooled_now_ms();
         uint32_t n, fit, coming;
@@ -159,6 +167,7 @@ void residency_fetch(struct pooled *p) {
                 make_room(p, n, fit, coming);
                 if (coming > 0)
                         pooled_wait(p);
+                count_resident(p);
         }
         memset(p->residency->wanted, 0, p->room * sizeof *p->residency->wanted);
         p->stats.fetch_ms += pooled_now_ms() - started;
@@ -166,16 +175,14 @@ void residency_fetch(struct pooled *p) {
 
 void residency_settle(struct pooled *p) {
         struct residency *r = p->residency;
-        uint32_t n, fit, resident = 0;
+        uint32_t n, fit;
 
         memset(r->wanted, 0, p->room * sizeof *r->wanted);
         n = rank(p, &fit);
         make_room(p, n, fit, 0);
         if (p->decoded == 0)
                 pooled_wait(p);
-        for (uint32_t i = 0; i < p->n_entries; i++) {
+        for (uint32_t i = 0; i < p->n_entries; i++)
                 r->score[i] *= MEMORY;
-                resident += p->blocks[i] != NULL;
-        }
-        p->stats.most_resident = MAX(p->stats.most_resident, resident);
+        count_resident(p);
 }
