@@ -88,7 +88,7 @@ static struct kvd_msg wish(struct storm *s, uint32_t i) {
         static uint32_t numbers[16];
         static kvd_ref refs[4];
 
-        switch (below(s, 12)) {
+        switch (below(s, 13)) {
         case 0 ... 3:
                 return growth(s, space, sequence);
         case 4:
@@ -107,6 +107,9 @@ static struct kvd_msg wish(struct storm *s, uint32_t i) {
                            .blocks = some_refs(s, refs, 2), .queries = 1 + below(s, 4), .words = 1 + below(s, 4),
                            .selected = 1 + below(s, 4));
         case 10:
+                return MSG(compact, .space = space, .sequence = sequence, .first = number(s, n),
+                           .entries = number(s, n + 1), .keep = number(s, n * BT));
+        case 11:
                 if (below(s, 2))
                         return MSG(profile, .space = kvd_slice_of(s->a.name), .op = 1 + below(s, 3));
                 return MSG(sample, .space = space, .r = below(s, 101), .tokens = 1 + number(s, 9),
@@ -132,7 +135,9 @@ static void one_setting(struct storm *s) {
                 {"policy", "lru"}, {"hshare", "off"}, {"hshare", "on"}, {"keydiff.sink_blocks", "65536"},
                 {"keydiff.sink_blocks", "0"}, {"bicache.sim", "flat"}, {"bicache.b_mode", "mean_b_floor"},
                 {"model.rope_theta", "1e12"}, {"model.rope_dims", "7"}, {"kvreviver.profile", "paper"},
-                {"kvreviver.profile", "serve"}, {"max_blocks", "40"}, {"max_blocks", "400"}};
+                {"kvreviver.profile", "serve"}, {"keydiff", "on"},
+                {"keydiff", "on"}, {"keydiff", "off"}, {"memshare.calibrate", "0.01"}, {"memshare.calibrate", "0"},
+                {"max_blocks", "40"}, {"max_blocks", "400"}};
         uint32_t i = below(s, ARRAY_SIZE(settings));
 
         methods_set(&s->a, settings[i][0], settings[i][1]);
