@@ -22,6 +22,7 @@
  *      bicache.h   BiCache: similarity                                         section 3
  *      btable.h    BiCache: from similarities to layers that are used
  *      attend.h    attention over blocks, and who draws it
+ *      cuda/kvd_kernels_cuda.h      KeyDiff on keys in the memory of a GPU
  *
  * Shapes and strides are at each function; strides count elements and sizes bytes unless it says otherwise. All memory
  * is the caller's, scratch memory included, and none is kept. Functions do not fail: a size, type or index that a

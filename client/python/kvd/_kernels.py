@@ -92,6 +92,14 @@ class Attention(Structure):
                 ("block_mass", c_void_p), ("token_mass", c_void_p), ("scratch", c_void_p)]
 
 
+class CudaKeys(Structure):
+    _fields_ = [("device", c_int), ("stream", c_void_p), ("keys", c_uint64), ("head_stride", c_uint64),
+                ("token_stride", c_uint64), *((name, c_uint32) for name in ("heads", "tokens", "dim", "type")),
+                ("scratch", c_uint64)]
+
+
+CUDA_WHY = 200
+
 # ---- the library -----------------------------------------------------------------------------------------------------
 
 SONAME = "libkvd_kernels.so.0"
@@ -116,6 +124,9 @@ _P, _U, _Z = c_void_p, c_uint32, c_size_t
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_ops_pick": (c_void_p, (c_char_p,)),
     "kvd_ops_list": (POINTER(c_void_p), ()),
+    "kvd_cuda_keydiff_scratch": (_Z, (_P,)),
+    "kvd_cuda_keydiff_anchor": (c_int, (_P, c_uint64, c_uint64, c_char_p)),
+    "kvd_cuda_keydiff_score": (c_int, (_P, c_uint64, c_uint64, c_char_p)),
     "kvd_attend": (None, (_P,)),
     "kvd_attend_scratch": (_Z, (_P,)),
     "kvd_turns": (_U, (_P, _U, _P, _U, _P, _P, _U)),
@@ -190,7 +201,7 @@ def variants() -> list[str]:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3}   # enum kvd_number
-CPU, CUDA = 1, 2                                        # DLPack's kinds of devices
+CPU = 1                                                 # one of DLPack's kinds of devices
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 
 
@@ -212,7 +223,7 @@ class Tensor:
             if hasattr(x, "__array_interface__"):
                 self._from_array(x.__array_interface__)
             elif hasattr(x, "__dlpack__"):
-                self._from_capsule(x.__dlpack__())
+                self._from_capsule(x.__dlpack__(stream=-1) if on_gpu(x) else x.__dlpack__())
             else:
                 self._from_array(self._keep(np.asarray(x)).__array_interface__)
         except (BufferError, KeyError) as error:
@@ -271,8 +282,8 @@ def take(name: str, x: Any, axes: str, dtypes: Sequence[str], *, strided: bool =
         raise ValueError(f"{name} is [{', '.join(axes.split())}], not of shape {list(t.shape)}")
     if t.dtype not in dtypes:
         raise TypeError(f"{name} is of {', '.join(dtypes)}, not {t.dtype}")
-    if t.device[0] != CPU and not (cuda and t.device[0] == CUDA):
-        raise TypeError(f"{name} is on a device: this operation is on the processor, copy it there")
+    if t.device[0] != CPU and not (cuda and on_gpu(x)):
+        raise TypeError(f"{name} is in the memory of a device, and this operation is not: copy it to the processor's")
     if max(t.shape, default=0) >= 1 << 31:
         raise ValueError(f"{name} has 2^31 and more in a dimension")
     return t if (t.rows_are_dense and min(t.strides, default=1) >= 0 if strided else t.is_dense) else \
@@ -288,9 +299,18 @@ def alike(*tensors: Tensor, shape: bool = True) -> None:
             raise ValueError(f"{first.name} and {t.name} are of one shape, not {list(first.shape)} and {list(t.shape)}")
 
 
+def _is_torch(x: Any) -> bool:
+    return type(x).__module__.partition(".")[0] == "torch"
+
+
+def on_gpu(x: Any) -> bool:
+    """Is it one of PyTorch's tensors in a GPU's memory? Its kernels run in the stream that we launch in: no waiting."""
+    return _is_torch(x) and bool(x.is_cuda)
+
+
 def given(array: Any, like: Any) -> Any:
     """A result, in the caller's kind of tensor: PyTorch's, or else numpy's."""
-    if type(like).__module__.partition(".")[0] == "torch":
+    if _is_torch(like):
         return importlib.import_module("torch").from_numpy(array)
     return array
 

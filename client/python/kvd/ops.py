@@ -17,13 +17,15 @@ strides, memory is read in place if the elements of a row lie side by side; anyt
 [named, axes]; indices and counts are int64.
 
 TypeError: a wrong kind of tensor, dtype or device. ValueError: a wrong shape, size or index. Nothing is changed then.
-Tensors lie in the processor's memory; those of a GPU must be copied first. All functions may be called in any number
-of threads.
+Tensors lie in the processor's memory; keydiff_anchor and keydiff_scores also take PyTorch's of a GPU, where the library
+was built with CUDA (RuntimeError where it was not, or where the GPU fails), and launch in its current stream. All
+functions may be called in any number of threads.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 from ctypes import byref, c_uint32
 from typing import Any, Sequence
@@ -83,11 +85,36 @@ def topk(scores: Array, k: int, *, later: bool = False) -> Array:
 # ---- KeyDiff ---------------------------------------------------------------------------------------------------------
 
 
-def _key_rows(keys: Array) -> tuple[Tensor, native.KeyRows]:
-    k = take("keys", keys, "heads tokens dim", list(NUMBERS), strided=True)
+def _keys(keys: Array) -> Tensor:
+    k = take("keys", keys, "heads tokens dim", list(NUMBERS), strided=True, cuda=True)
+    _need(k.shape.count(0) == 0, "there are no keys")
+    return k
+
+
+class _OnGpu:
+    """Keys in the memory of a GPU, and PyTorch's memory for what comes of them, in its current stream."""
+
+    def __init__(self, k: Tensor):
+        self.torch: Any = importlib.import_module("torch")
+        self.device = self.torch.device("cuda", k.device[1])
+        _need(k.shape[2] <= 256, f"on a GPU, keys have up to 256 dimensions, not {k.shape[2]}")
+        self.keys = native.CudaKeys(k.device[1], self.torch.cuda.current_stream(self.device).cuda_stream, k.pointer,
+                                    k.strides[0], k.strides[1], *k.shape, k.number)
+        self.scratch = self.room((lib.kvd_cuda_keydiff_scratch(byref(self.keys)),), "uint8")
+        self.keys.scratch = self.scratch.data_ptr()
+
+    def room(self, shape: Sequence[int], dtype: str) -> Any:
+        return self.torch.zeros(shape, dtype=getattr(self.torch, dtype), device=self.device)
+
+    def call(self, function: Any, *addresses: int) -> None:
+        why = ctypes.create_string_buffer(native.CUDA_WHY)
+        if function(byref(self.keys), *addresses, why) < 0:
+            raise RuntimeError(f"KeyDiff on a GPU: {why.value.decode()}")
+
+
+def _key_rows(k: Tensor) -> native.KeyRows:
     heads, tokens, dim = k.shape
-    _need(heads > 0 and tokens > 0 and dim > 0, "there are no keys")
-    return k, native.KeyRows(pointers([k.pointer]), 0, k.strides[0], k.strides[1], tokens, heads, dim, k.number)
+    return native.KeyRows(pointers([k.pointer]), 0, k.strides[0], k.strides[1], tokens, heads, dim, k.number)
 
 
 def _key_scratch(k: Tensor) -> Any:
@@ -101,7 +128,13 @@ def keydiff_anchor(keys: Array) -> tuple[Array, Array]:
     keys: [heads, tokens, dim], strides as they are. Returns float32 [heads, dim] and int64 [heads]. Keys of zeros and
     those with a NaN or an infinity have no direction. Sums of parts of a sequence add up to that of the whole.
     """
-    k, rows = _key_rows(keys)
+    k = _keys(keys)
+    if native.on_gpu(keys):
+        gpu = _OnGpu(k)
+        found, n = gpu.room((k.shape[0], k.shape[2]), "float32"), gpu.room((k.shape[0],), "int32")
+        gpu.call(lib.kvd_cuda_keydiff_anchor, found.data_ptr(), n.data_ptr())
+        return found, n.long()
+    rows = _key_rows(k)
     sums, counts = np.zeros((k.shape[0], k.shape[2]), np.float32), np.zeros(k.shape[0], np.uint32)
     scratch = _key_scratch(k)
     pick(_variant).keydiff["anchor"](at(sums), at(counts), byref(rows), 0, k.shape[1], at(scratch))
@@ -114,9 +147,15 @@ def keydiff_scores(keys: Array, anchor: Array) -> Array:
     keys: [heads, tokens, dim], strides as they are. anchor: float32 [heads, dim], a sum or mean of directions. Returns
     float32 [heads, tokens], between -1 and 1; -inf for keys that have no direction.
     """
-    k, rows = _key_rows(keys)
-    m = take("anchor", anchor, "heads dim", ["float32"])
+    k, m = _keys(keys), take("anchor", anchor, "heads dim", ["float32"], cuda=True)
+    _need(m.device == k.device, "keys and anchor are on one device")
     _need(m.shape == (k.shape[0], k.shape[2]), f"anchor is [heads, dim], {[k.shape[0], k.shape[2]]} for these keys")
+    if native.on_gpu(keys):
+        gpu = _OnGpu(k)
+        found = gpu.room(k.shape[:2], "float32")
+        gpu.call(lib.kvd_cuda_keydiff_score, m.pointer, found.data_ptr())
+        return found
+    rows = _key_rows(k)
     scores, scratch, n = np.empty(k.shape[:2], np.float32), _key_scratch(k), k.shape[1]
     pick(_variant).keydiff["score"](at(scores), n, byref(rows), 0, n, m.pointer, at(scratch))
     return given(scores, keys)
