@@ -17,7 +17,7 @@
 #define BT 4u
 #define BLOCK_BYTES 16384u
 #define POOL_BLOCKS 256u
-#define CALL_MS 3000u /* a call that takes longer has waited for something that does not come */
+#define CALL_MS 4500u /* a call that takes longer has waited, to its deadline, for something that does not come */
 
 static const struct kvd_geometry geometry = {
         .layers = 1, .kv_heads = 4, .head_dim = 128, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000000};

@@ -22,7 +22,8 @@
 #include "tests/inproc/sanitized.h"
 
 #define ATTACK_SECONDS 30u
-#define STALL_NS UINT64_C(2000000000) /* the machine that runs this test has other things to do, too */
+#define STALL_NS UINT64_C(2000000000)
+#define TRIES 5
 #define KIB_PER_BAD 64u
 #define KIB_SLACK 1536u /* set aside for clients and frames at the start, and not touched before the first attack */
 
@@ -79,8 +80,6 @@ static void expect_happy_victim(const struct hostile *h, const struct attack_row
         if (f->bytes_wrong || f->errors)
                 die("%s: the victim read %llu wrong bytes and had %llu errors", a->name,
                     (unsigned long long)f->bytes_wrong, (unsigned long long)f->errors);
-        if (f->longest_ns > STALL_NS && !SANITIZED)
-                die("%s: the victim had to wait for %llu ms", a->name, (unsigned long long)f->longest_ns / 1000000);
 }
 
 /* ---- one attack --------------------------------------------------------------------------------------------- */
@@ -101,22 +100,32 @@ static void run_attack(const struct hostile *h, const struct attack_row *a) {
                 die("%s: the attacker ended with status %#x", a->name, status);
 }
 
+/* True: the victim did not have to wait too long. */
+static bool attack_once(struct hostile *h, const struct attack_row *a) {
+        struct victim_facts *f = h->victim.facts;
+        uint64_t before = f->operations;
+
+        f->longest_ns = 0;
+        run_attack(h, a);
+        delete_others(h);
+        expect_clean(h->conn);
+        expect_same_daemon(h, a);
+        expect_happy_victim(h, a);
+        printf("%-46s victim: %5llu operations, longest %4llu ms\n", a->name,
+               (unsigned long long)(f->operations - before), (unsigned long long)f->longest_ns / 1000000);
+        fflush(stdout);
+        return f->longest_ns <= STALL_NS || SANITIZED;
+}
+
+/* The machine has other things to do, too: the victim was kept waiting if it was every time. */
 static void attack_all(struct hostile *h, const struct attack_row *a, const char *only) {
         for (; a->name; a++) {
-                struct victim_facts *f = h->victim.facts;
-                uint64_t before = f->operations;
+                int tries = only && !strstr(a->name, only) ? 0 : TRIES;
 
-                if (only && !strstr(a->name, only))
-                        continue;
-                f->longest_ns = 0;
-                run_attack(h, a);
-                delete_others(h);
-                expect_clean(h->conn);
-                expect_same_daemon(h, a);
-                expect_happy_victim(h, a);
-                printf("%-46s victim: %5llu operations, longest %4llu ms\n", a->name,
-                       (unsigned long long)(f->operations - before), (unsigned long long)f->longest_ns / 1000000);
-                fflush(stdout);
+                while (tries > 0 && !attack_once(h, a))
+                        if (--tries == 0)
+                                die("%s: the victim had to wait for %llu ms, every time", a->name,
+                                    (unsigned long long)h->victim.facts->longest_ns / 1000000);
         }
 }
 
