@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part of the evidence hands to the page: claims, tables and plots, all made from measured numbers.
+"""What a part of the evidence hands to the page: claims, aims, tables and plots, all made from measured numbers.
 
-A claim holds only if the numbers that stand beside it carry the very thing it says: as much as it says, at a setting
-that still answers, and by more than the number of questions can tell. Whatever is less is open, with the reason.
+A claim holds only if the numbers beside it carry the very thing it says: as much as it says, in that direction, at a
+setting that still answers, and beyond what chance gives so many questions or rounds. Whatever is less is not shown,
+not reached, or does not hold, with the reason.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+
+from certainty import Recall, better, chance, difference, reaches
+
+HOLDS, NOT_SHOWN, NOT_REACHED, FAILS = "holds", "not shown", "not reached", "does not hold"
 
 
 @dataclass
@@ -16,17 +21,43 @@ class Claim:
 
     paper: str          # what the paper says, with its number and place
     measured: str       # the same quantity here, in words with the measured numbers
-    holds: bool | None  # None: cannot be told at this scale, and `why` says why
+    verdict: str
     why: str = ""
     invariant: bool = False     # not a finding: if it does not hold, kvd is broken
 
-    def verdict(self) -> str:
-        return {True: "holds", False: "does not hold", None: "open"}[self.holds]
+
+@dataclass
+class Aim:
+    """What kvd set out to reach, in the pool."""
+
+    text: str
+    measured: str
+    verdict: str
+    why: str = ""
 
 
-def above(a: float, b: float, questions: int) -> bool | None:
-    """Is recall a above recall b? None: they differ by no more than two answers of so many questions."""
-    return None if abs(a - b) * questions < 2.5 else a > b
+def verdict(truth: bool | None, false: str = FAILS) -> str:
+    return {True: HOLDS, False: false, None: NOT_SHOWN}[truth]
+
+
+def compared(a: Recall, b: Recall) -> str:
+    """A difference in words."""
+    low, high = difference(a, b)
+    return f"{a.value - b.value:+.2f} ({low:+.2f} to {high:+.2f}, p = {chance(a, b):.2g}, n = {a.n})"
+
+
+def claim_better(paper: str, what: str, a: Recall, b: Recall, why: dict[str, str]) -> Claim:
+    """a's recall is above b's; `why` by verdict."""
+    result = verdict(better(a, b))
+    return Claim(paper, f"{what}: {compared(a, b)}", result, why.get(result, ""))
+
+
+def aim_recall(text: str, recall: Recall, least: float, why: str = "") -> Aim:
+    """A recall of at least so much."""
+    beyond = reaches(recall, least)
+    reached = recall.value >= least
+    result = "reached" if reached and beyond else "reached, within chance" if reached else "missed"
+    return Aim(text, f"{recall}, n = {recall.n}", result, "" if reached else why)
 
 
 @dataclass
@@ -36,16 +67,17 @@ class Table:
     title: str
     columns: list[str]
     rows: list[list] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass
 class Plot:
-    """Lines over one x axis; a point is (x, y)."""
+    """Lines over one x axis; a point is (x, y), or (x, y, low, high)."""
 
     title: str
     x: str
     y: str
-    series: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    series: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     y_range: tuple[float, float] | None = None
 
 
@@ -56,7 +88,9 @@ class Findings:
     method: str
     title: str
     summary: str = ""
+    use: str = ""       # which settings, when
     claims: list[Claim] = field(default_factory=list)
+    aims: list[Aim] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
 

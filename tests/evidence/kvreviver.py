@@ -1,95 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVReviver: recall against the budget with a sketch, with exact copies behind it, and with 4-bit blocks instead."""
+"""KVReviver: recall against the budget with exact copies, without them, and as published; and all memory it takes."""
 
 from __future__ import annotations
 
+import before
+import equal
+import pool
 import tasks
-from engine import Programs, mean, threads
-from findings import Claim, Findings, Plot, Table
+from baselines import ask
+from certainty import Recall, kept
+from engine import Programs
+from findings import HOLDS, NOT_REACHED, Aim, Claim, Findings, Plot, Table, aim_recall, compared
 from progress import Progress
 
-BUDGETS = [10, 25, 50]
-VARIANTS = {
-    "serve: sketch, exact copies behind it": ["--evict", "reviver"],
-    "serve, without exact copies": ["--evict", "reviver", "--spill", "none"],
-    "paper: unsigned keys, uniform hashing": ["--evict", "reviver", "--profile", "paper"],
-    "int4, exact copies behind it": ["--evict", "int4"],
-    "int4 alone": ["--evict", "int4", "--spill", "none"],
-    "KeyDiff (evict for good)": ["--evict", "keydiff"],
-    "recent window": ["--evict", "window"],
-}
-LARGE_SKETCH = ["--evict", "reviver", "--spill", "none", "--split", "0.8:0.1:0.1", "--sketch-load", "100"]
+BUDGETS = [0.1, 0.25, 0.5]
+COPIES, ALONE, PAPER = "kvd, kvreviver=on", "kvd, without exact copies", "kvd, kvreviver.profile=paper"
+VARIANTS = {COPIES: [], ALONE: ["kvreviver.spill=off", "kvreviver.drop=on"], PAPER: ["kvreviver.profile=paper"]}
+PRINTED = "KVReviver, as published"
+BASELINES = [PRINTED, "int4", "KeyDiff, as published", "SnapKV, per chunk", "recent window"]
+SKETCHES = [0.1, 0.4, 0.8]     # the sketch's share of half of the tokens
 
 
 def sizes(quick: bool) -> tuple[int, int]:
-    return (16, 600) if quick else (40, 1000)
+    return (20, 600) if quick else (80, 1000)
 
 
 def steps(quick: bool) -> int:
-    return 1 + len(VARIANTS) * len(BUDGETS) + 2
+    return 1 + (len(VARIANTS) + len(BASELINES)) * len(BUDGETS) + len(SKETCHES) + equal.steps(len(BUDGETS))
 
 
-def ask(programs: Programs, questions: list[tasks.Question], options: list[str], budget: float) -> tuple[float, list]:
-    reports = programs.generate(tasks.prompts(questions), *options, "--budget", f"{budget}%", "--max-tokens", "8",
-                                "--threads", threads())
-    return tasks.accuracy(questions, reports), reports
-
-
-def kib(reports: list[dict], name: str) -> float:
-    return mean([r[name] / 1024 for r in reports])
-
-
-def run(programs: Programs, progress: Progress, quick: bool) -> Findings:
+def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick: bool) -> Findings:
     count, length = sizes(quick)
     questions = tasks.recall(count, length)
+    ids = [tasks.ids_of(q) for q in questions]
     progress.step("KVReviver: full cache")
-    full = tasks.accuracy(questions, programs.generate(tasks.prompts(questions), "--max-tokens", "8"))
-    recall = Table(f"Recall of {count} facts in documents of {length} tokens",
-                   ["variant", *(f"{b} %" for b in BUDGETS), "full"])
-    cost = Table(f"What it costs at {BUDGETS[1]} %", ["variant", "cache KiB", "exact copies KiB", "sketch load",
-                                                     "revived exactly", "revived approximately", "refused", "ms a request"])
-    curves: dict[str, dict[float, float]] = {}
-    for name, options in VARIANTS.items():
-        curves[name] = {}
-        for budget in BUDGETS:
-            progress.step(f"KVReviver: {name}, {budget} %")
-            curves[name][budget], reports = ask(programs, questions, options, budget)
-            if budget == BUDGETS[1]:
-                cost.rows.append([name, kib(reports, "kv_bytes"), kib(reports, "spill_bytes"),
-                                  max(r["sketch_load"] for r in reports),
-                                  *(mean([r[k] for r in reports]) for k in ("revived_exact", "revived_approximate",
-                                                                            "revive_refused", "total_ms"))])
-        recall.rows.append([name, *curves[name].values(), full])
-    large = []
-    for keys in ("unsigned", "centred"):
-        progress.step(f"KVReviver: a sketch of 40 % of the tokens, {keys} keys")
-        accuracy, reports = ask(programs, questions, [*LARGE_SKETCH, "--sketch-keys", keys], 50)
-        large.append([f"{keys} keys, {max(r['sketch_load'] for r in reports):.1f} tokens per cell", accuracy])
-    findings = Findings("kvreviver", "KVReviver: what was evicted can come back",
-                        "Recent, candidate and vague tokens share the budget 45:45:10. In the paper the vague part is "
-                        "a count sketch that every query reads; here the sketch answers only while it is not "
-                        "overloaded, and exact copies in host memory stand behind it.")
-    findings.tables = [recall, cost, Table("A sketch five times as large, budget 50 %", ["sketch", "recall"], large)]
-    findings.plots = [Plot("Recall against the budget", "tokens in the cache, % of the prompt", "recall",
-                           {n: [*c.items(), (100, full)] for n, c in curves.items()}, (0, 1.05))]
-    findings.claims = claims(curves, full, large, cost)
-    return findings
+    full = pool.plain(programs, questions)
+    curves: dict[str, dict[float, Recall]] = {}
+    runs: dict[tuple[str, float], pool.Run] = {}
+    for budget in BUDGETS:
+        for name, more in VARIANTS.items():
+            progress.step(f"KVReviver: {name}, {budget:.0%}")
+            served = pool.serve(programs, questions, ["kvreviver=on", *more, f"kvreviver.budget={budget}"])
+            curves.setdefault(name, {})[budget] = served.recall
+            runs[name, budget] = served
+        for name in BASELINES:
+            progress.step(f"KVReviver: {name}, {budget:.0%}")
+            curves.setdefault(name, {})[budget] = pool.recall_of_tokens(
+                questions, baselines.each(ask.evicted, ids, name, budget))
+    sketches = Table("As published, with half of the tokens of which the sketch has more", ["the sketch's share", "recall"])
+    for share in SKETCHES:
+        progress.step(f"KVReviver: a sketch of {share:.0%} of the budget")
+        answers = baselines.each(ask.large_sketch, ids, 0.5, share)
+        sketches.rows.append([f"{share:.0%}", str(pool.recall_of_tokens(questions, answers))])
+    rows = [(f"{COPIES}, {b:.0%}", runs[COPIES, b].recall, runs[COPIES, b].memory()) for b in BUDGETS]
+    return findings(count, length, full, curves, runs, [equal.table(baselines, progress, questions, full, rows), sketches])
 
 
-def claims(curves: dict[str, dict[float, float]], full: float, large: list, cost: Table) -> list[Claim]:
-    serve, paper = curves["serve: sketch, exact copies behind it"], curves["paper: unsigned keys, uniform hashing"]
-    alone, int4 = curves["serve, without exact copies"], curves["int4 alone"]
-    return [
-        Claim("End-to-end accuracy of the full cache at 10 % of the budget for 2 k contexts (abstract)",
-              f"recall at 10 %: {serve[10]:.2f} with exact copies behind the sketch, {alone[10]:.2f} without, "
-              f"{paper[10]:.2f} in the paper's form, {full:.2f} in full", paper[10] >= 0.95 * full,
-              "the copies carry the answer, not the sketch" if serve[10] > paper[10] + 0.1 else ""),
-        Claim("About 2 % loss at 25 % of the budget for 32 k contexts (abstract)",
-              f"recall at 25 %: {serve[25]:.2f} with exact copies, {paper[25]:.2f} in the paper's form, {full:.2f} in full",
-              paper[25] >= 0.98 * full,
-              f"the sketch holds {cost.rows[2][3]:.0f} tokens per cell; its error is many times the keys themselves"),
-        Claim("The sketch restores vectors accurately enough to attend to (Section 4)",
-              f"with a sketch of 40 % of the tokens: {large[0][0]}: {large[0][1]:.2f}, {large[1][0]}: {large[1][1]:.2f}; "
-              f"4 bits a number alone at 25 %: {int4[25]:.2f}", max(r[1] for r in large) >= 0.9 * full,
-              "" if max(r[1] for r in large) >= 0.9 * full else "4-bit groups need less memory and lose less"),
-    ]
+def revivals(runs: dict[tuple[str, float], pool.Run]) -> Table:
+    names = ["blocks", "resident", "spilled", "vague", "dropped", "revived_exact", "revived_approx", "misses", "wait_ms"]
+    return Table("What a request's blocks do, means",
+                 ["form", "budget", *(n.replace("_", " ") for n in names), "ms a request"],
+                 [[name, f"{budget:.0%}", *(r.of_table(n) for n in names), r.report("total_ms")]
+                  for (name, budget), r in runs.items()])
+
+
+def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float, Recall]],
+             runs: dict[tuple[str, float], pool.Run], more: list[Table]) -> Findings:
+    table = Table(f"Recall of {count} facts in documents of {length} tokens, with intervals of 95 %",
+                  ["form", *(f"{b:.0%} of the tokens" for b in BUDGETS)],
+                  [[name, *map(str, curve.values())] for name, curve in curves.items()] + [["everything", str(full)]])
+    old = Table("The pool, and kvlm's private form that it replaced", ["form", *(f"{b:.0%}" for b in BUDGETS)],
+                [[COPIES, *(curves[COPIES][b].value for b in BUDGETS)],
+                 [f"private, at {before.COMMIT}, {before.KVREVIVER_N} questions",
+                  *(before.KVREVIVER.get(b) for b in BUDGETS)]])
+    found = Findings("kvreviver", "KVReviver: what was evicted can come back",
+                     "A share of a sequence's blocks stays in the pool; the others leave into exact copies in host memory, "
+                     "with a count sketch in front. Labels of all blocks tell which missing ones a query needs; they are "
+                     "asked for at the first miss, and the engine waits for them.",
+                     "kvreviver=on, if the pool's memory is scarcer than the memory of the copies: on a GPU, whose "
+                     "blocks leave for the host's memory. In all, copies and labels take more than the full cache, so "
+                     "that it saves nothing where both are the same memory. Without copies, use int4 or KeyDiff instead: "
+                     "the sketch does not answer.")
+    found.tables = [table, *more, revivals(runs), old]
+    found.plots = [Plot("Recall against the budget", "tokens in the cache, % of the prompt", "recall",
+                        {name: [*((100 * b, r.value, *r.interval()) for b, r in curve.items()), (100, full.value)]
+                         for name, curve in curves.items()}, (0, 1.05))]
+    found.claims = claims(curves, full)
+    found.aims = [aim_recall("recall of 0.95 with a cache of 10 %, exact copies behind it", curves[COPIES][0.1], 0.95),
+                  whole_memory(runs[COPIES, 0.1].memory())]
+    return found
+
+
+def whole_memory(memory: pool.Memory) -> Aim:
+    """Not to be left out."""
+    return Aim("all memory is counted", f"cache {memory.share(memory.cache)}, labels {memory.share(memory.labels)}, copies "
+               f"{memory.share(memory.copies)}, sketch {memory.share(memory.sketch)}: {memory.share(memory.total)} of the "
+               "full cache", "stated")
+
+
+def claims(curves: dict[str, dict[float, Recall]], full: Recall) -> list[Claim]:
+    def keeps(text: str, budget: float, margin: float) -> Claim:
+        sketch, copies = curves[PRINTED][budget], curves[COPIES][budget]
+        return Claim(text, f"as published, at {budget:.0%}: {compared(sketch, full)} against the full cache; with exact "
+                     f"copies {compared(copies, full)}", HOLDS if kept(sketch, full, margin) else NOT_REACHED,
+                     "" if kept(sketch, full, margin) else "the copies carry the answer, not the sketch"
+                     if kept(copies, full) else "so many tokens share a cell that its estimates are noise")
+
+    return [keeps("End-to-end accuracy of the full cache at 10 % of the budget for 2 k contexts (abstract)", 0.1, 0.05),
+            keeps("About 2 % loss at 25 % of the budget for 32 k contexts (abstract)", 0.25, 0.05)]

@@ -1,154 +1,168 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MemShare: memory saved and accuracy when similar reasoning steps share blocks, against random sharing."""
+"""MemShare: memory saved and answers kept when similar reasoning steps share blocks, against random sharing."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import before
+import pool
 import tasks
-from engine import Daemon, Programs, divergence, mean, threads
-from findings import Claim, Findings, Plot, Table, above
+from baselines import ask
+from certainty import Recall, kept, reaches, together
+from engine import Programs, mean
+from findings import HOLDS, NOT_REACHED, NOT_SHOWN, Aim, Claim, Findings, Plot, Table, claim_better, compared
 from progress import Progress
 
-REPEATS = [1, 2, 3, 4]
-STEPS = 5
-OWN = ["--own-prompt", "yes", "--threads", threads(), "--sync-wait", "6"]
-COMPARED = 4        # prompts whose distributions are compared
-VOCABULARY = 760
-SETTINGS = {
-    "serve": ["memshare.profile=serve"],
-    "serve, keys not aligned": ["memshare.profile=serve", "memshare.align=none"],
-    "serve, threshold 0.6": ["memshare.profile=serve", "memshare.tau_block=0.6"],
-    "paper": ["memshare.profile=paper"],
-}
+REPEATS = [1, 2, 4]
+STEPS, TOKENS = 3, 128
+PUBLISHED, SERVE_FORM = "MemShare, as published", "MemShare, serve form"
+TAU_PAPER, TAU_SERVE = 0.8, 0.35
+SETTINGS = {"keys not aligned": ["memshare.align=none"], "paper's profile": ["memshare.profile=paper"],
+            "paper's profile, memshare.calibrate=0.01": ["memshare.profile=paper", "memshare.calibrate=0.01"]}
+
+
+@dataclass
+class Row:
+    """One task: unshared, shared by the pool, and others at the same number of blocks."""
+
+    name: str
+    plain: Recall
+    shared: pool.Run
+    chance: Recall
+
+    @property
+    def affected(self) -> float:
+        return share_of(self.shared)
+
+
+def share_of(run: pool.Run) -> float:
+    """Of all tokens, those that read another's block."""
+    tables = [r["sequence"] for r in run.reports]
+    return sum(t["shared_tokens"] for t in tables) / (sum(t["tokens"] for t in tables) or 1)
+
+
+def net_kib(run: pool.Run) -> float:
+    """What sharing gives back less the slots that stay empty because steps begin in fresh blocks."""
+    return (run.of_table("bytes_saved") - run.of_table("empty_slots") * pool.TOKEN_BYTES) / 1024
 
 
 def questions_of(quick: bool) -> int:
-    return 12 if quick else 30
+    return 16 if quick else 60
 
 
 def steps(quick: bool) -> int:
-    return 2 * len(REPEATS) + len(SETTINGS)
+    return 3 * (len(REPEATS) + len(tasks.LENGTHS) - 1) + len(SETTINGS) + 4
 
 
-class Shares:
-    """Means over the requests of one run."""
-
-    def __init__(self, questions: list[tasks.Question], reports: list[dict], changes: list[float]) -> None:
-        tables = [r["sequence"] for r in reports]
-        self.accuracy = tasks.accuracy(questions, reports)
-        blocks = sum(t["blocks"] or r["private_blocks"] for t, r in zip(tables, reports)) or 1
-        self.affected = sum(t["shared_tokens"] for t in tables) / (sum(t["tokens"] for t in tables) or 1)
-        self.blocks = sum(t["shared"] + t["random_shared"] for t in tables) / blocks
-        self.saved_kib = mean([t["bytes_saved"] / 1024 for t in tables])
-        self.empty = sum(t["empty_slots"] for t in tables) / (sum(r["prompt_tokens"] for r in reports) or 1)
-        self.divergence = mean(changes)
+def serve(programs: Programs, questions: list[tasks.Question], *settings: str) -> pool.Run:
+    return pool.serve(programs, questions, ["memshare=on", *settings])
 
 
-def measure(programs: Programs, questions: list[tasks.Question], options: list[str], socket: str | None) -> Shares:
-    """The answers of all requests, and how far a few prompts' next-token distributions move."""
-    reports = programs.generate(tasks.prompts(questions), "--max-tokens", "8", *OWN, *options, socket=socket)
-    changes = []
-    for question in questions[:COMPARED]:
-        exact, _ = programs.logits(question.prompt)
-        other, _ = programs.logits(question.prompt, *OWN, *options, socket=socket)
-        changes.append(divergence(exact, other, VOCABULARY))
-    return Shares(questions, reports, changes)
+def told(baselines: ask.Baselines, questions: list[tasks.Question], rule: str, values: list[float]) -> tuple[Recall, float]:
+    """A baseline's recall, and its share of the tokens."""
+    ids = [tasks.ids_of(q) for q in questions]
+    answers = baselines.pairs(ask.told, ids, values, tasks.BLANK, rule)
+    share = mean([pool.BLOCK * blocks / len(i) for (_, blocks, _), i in zip(answers, ids)])
+    return pool.recall_of_tokens(questions, [a for a, _, _ in answers]), share
 
 
-def with_daemon(programs: Programs, questions: list[tasks.Question], settings: list[str]) -> Shares:
-    """One request after the other through a daemon whose space has MemShare on."""
-    with Daemon(programs, "--pool", "64M") as daemon:
-        programs.generate(tasks.prompts(questions[:1]), "--max-tokens", "1", socket=daemon.socket)  # makes the space
-        daemon.kvctl("space", "set", "model", "memshare=on", *settings)
-        return measure(programs, questions, [], daemon.socket)
+def measure(programs: Programs, baselines: ask.Baselines, progress: Progress, name: str,
+            questions: list[tasks.Question]) -> Row:
+    progress.step(f"MemShare: {name}, unshared")
+    plain = pool.plain(programs, questions)
+    progress.step(f"MemShare: {name}")
+    ours = serve(programs, questions)
+    progress.step(f"MemShare: {name}, as many blocks at random")
+    chance, _ = told(baselines, questions, "at random", [r["sequence"]["shared"] for r in ours.reports])
+    return Row(name, plain, ours, chance)
 
 
-def at_random(programs: Programs, questions: list[tasks.Question], share: float) -> Shares:
-    """As many blocks, any older ones in their places. First blocks are left alone, so that more must be asked for."""
-    asked = max(1.3 * share, 1e-6)
-    chance = measure(programs, questions, ["--share-random", f"{asked:.6f}"], None)
-    if share and chance.blocks and not comparable(share, chance.blocks):
-        asked = min(asked * share / chance.blocks, 1)
-        chance = measure(programs, questions, ["--share-random", f"{asked:.6f}"], None)
-    return chance
-
-
-def comparable(share: float, other: float) -> bool:
-    return 0.85 * share <= other <= 1.15 * share
-
-
-def run(programs: Programs, progress: Progress, quick: bool) -> Findings:
+def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick: bool) -> Findings:
     count = questions_of(quick)
-    rows: list[tuple[int, float, Shares, Shares]] = []
-    for repeats in REPEATS:
-        questions = tasks.reasoning(count, STEPS, repeats)
-        progress.step(f"MemShare: steps told {repeats} times")
-        plain = tasks.accuracy(questions, programs.generate(tasks.prompts(questions), "--max-tokens", "8"))
-        ours = with_daemon(programs, questions, SETTINGS["serve"])
-        progress.step(f"MemShare: random sharing, steps told {repeats} times")
-        rows.append((repeats, plain, ours, at_random(programs, questions, ours.blocks)))
-    table = Table(f"{count} prompts of {STEPS} steps of {tasks.STEP_TOKENS} tokens, each told several times with "
-                  f"{tasks.CHANGED:.0%} of the filler sentences changed (serve profile)",
-                  ["told", "recall, unshared", "recall, MemShare", "recall, random", "affected tokens", "blocks shared",
-                   "... at random", "change, MemShare", "change, random", "saved KiB", "empty slots"])
-    for repeats, plain, ours, chance in rows:
-        table.rows.append([f"{repeats} x", plain, ours.accuracy, chance.accuracy, f"{ours.affected:.1%}",
-                           f"{ours.blocks:.1%}", f"{chance.blocks:.1%}", ours.divergence, chance.divergence,
-                           ours.saved_kib, f"{ours.empty:.1%}"])
-    findings = Findings("memshare", "MemShare: similar reasoning steps share blocks",
-                        "Prompts whose steps repeat; each request's blocks are a sequence of the pool, the worker "
-                        "compares steps by their words and blocks by their keys and values, and kvlm takes over what is "
-                        "proposed, turning queries by the distance between the two places. The change is the mean KL "
-                        "divergence of next-token distributions from those of the unshared cache, in nats.")
-    settings = settings_table(programs, progress, count)
-    findings.tables = [table, settings]
-    findings.plots = [
-        Plot("Change of the next token's distribution", "times a step is told", "KL, nats",
-             {"MemShare": [(r, o.divergence) for r, _, o, _ in rows],
-              "random sharing": [(r, c.divergence) for r, _, _, c in rows]}),
-        Plot("Tokens that share another's block", "times a step is told", "% of all tokens",
-             {"affected": [(r, 100 * o.affected) for r, _, o, _ in rows]})]
-    findings.claims = claims(rows, settings, count)
-    return findings
+    rows = [measure(programs, baselines, progress, f"told {n} x, {tasks.LENGTHS[0]}",
+                    tasks.reasoning(count, STEPS, n, TOKENS)) for n in REPEATS]
+    other = [measure(programs, baselines, progress, f"told {REPEATS[-1]} x, {lengths}",
+                     tasks.reasoning(count, STEPS, REPEATS[-1], TOKENS, lengths=lengths)) for lengths in tasks.LENGTHS[1:]]
+    questions = tasks.reasoning(count, STEPS, REPEATS[-1], TOKENS)
+    return findings(count, rows, other, forms(programs, baselines, progress, questions))
 
 
-def settings_table(programs: Programs, progress: Progress, count: int) -> Table:
-    table = Table(f"Settings, steps told {REPEATS[-1]} times",
-                  ["settings", "recall", "affected tokens", "change", "saved KiB"])
-    questions = tasks.reasoning(count, STEPS, REPEATS[-1])
-    for name, values in SETTINGS.items():
+def forms(programs: Programs, baselines: ask.Baselines, progress: Progress, questions: list[tasks.Question]) -> Table:
+    """Other settings, and the paper's form with its own threshold and with one that this model's keys give."""
+    table = Table(f"Other forms, steps told {REPEATS[-1]} x, {tasks.LENGTHS[0]}", ["form", "recall", "tokens shared"])
+    for name, settings in SETTINGS.items():
         progress.step(f"MemShare: {name}")
-        s = with_daemon(programs, questions, values)
-        table.rows.append([name, s.accuracy, f"{s.affected:.1%}", s.divergence, s.saved_kib])
+        served = serve(programs, questions, *settings)
+        table.rows.append([f"kvd, {name}", str(served.recall), f"{share_of(served):.1%}"])
+    progress.step("MemShare: the paper's threshold, calibrated")
+    distances = sorted(d for part in baselines.each(ask.pairs_apart, [tasks.ids_of(q) for q in questions[:8]], 100)
+                       for d in part)
+    least = round(0.75 * distances[len(distances) // 100], 2)
+    for rule, tau in ((PUBLISHED, TAU_PAPER), (PUBLISHED, least), (SERVE_FORM, TAU_SERVE)):
+        progress.step(f"MemShare: {rule}, threshold {tau}")
+        recall, share = told(baselines, questions, rule, [tau] * len(questions))
+        table.rows.append([f"{rule}, threshold {tau} (numpy)", str(recall), f"{share:.1%}"])
+    table.note = (f"{least} is three quarters of the distance below which one random pair of blocks in a hundred lies "
+                  f"({distances[len(distances) // 100]:.2f}).")
     return table
 
 
-def claims(rows: list[tuple[int, float, Shares, Shares]], settings: Table, count: int) -> list[Claim]:
-    plain, ours = mean([r[1] for r in rows]), mean([r[2].accuracy for r in rows])
-    paper = next(row[2] for row in settings.rows if row[0] == "paper")
-    form = f"in the serve form; the paper's form shares {paper} of the tokens"
-    most = max(r[2].affected for r in rows)
+def findings(count: int, rows: list[Row], other: list[Row], settings: Table) -> Findings:
+    table = Table(f"{count} prompts of {STEPS} steps of about {TOKENS} tokens, each telling with two facts of its own and "
+                  f"{tasks.CHANGED:.0%} of the other sentences changed",
+                  ["steps", "recall, unshared", "recall, MemShare", "recall, as many blocks at random", "tokens shared",
+                   "saved KiB", "empty slots", "saved, net KiB", "labels KiB"],
+                  [[r.name, str(r.plain), str(r.shared.recall), str(r.chance), f"{r.affected:.1%}",
+                    r.shared.of_table("bytes_saved") / 1024, r.shared.of_table("empty_slots"), net_kib(r.shared),
+                    r.shared.of_table("label_bytes") / 1024] for r in rows + other])
+    found = Findings("memshare", "MemShare: similar reasoning steps share blocks",
+                     "Each request's blocks are a sequence of the pool; the worker compares steps by their words and blocks "
+                     "by their keys and values, and kvlm takes over what is proposed, turning queries by the distance "
+                     "between the two places. Every fact is told once, and the question asks for any of them, so that "
+                     "sharing the wrong block gives a wrong answer.",
+                     "memshare=on, for long texts that say the same again in the same words: drafts that are revised, plans "
+                     "that are repeated. What is said again with a word more or less does not lie alike in its blocks and is "
+                     "not found; then steps that begin in fresh blocks only cost their empty slots.")
+    found.tables = [table, settings]
+    found.plots = [Plot("Tokens that share another's block", "times a step is told", "% of all tokens",
+                        {"MemShare": [(n, 100 * r.affected) for n, r in zip(REPEATS, rows)]})]
+    found.claims, found.aims = claims(rows, settings), aims(rows)
+    return found
+
+
+def claims(rows: list[Row], settings: Table) -> list[Claim]:
+    repeated = rows[1:]
+    plain, ours, chance = (together([getattr(r, n) if n != "shared" else r.shared.recall for r in repeated])
+                           for n in ("plain", "shared", "chance"))
+    most = max(r.affected for r in repeated)
+    published = next(row for row in settings.rows if row[0].startswith(PUBLISHED))
     return [
         Claim("97.5 % of the dense model's accuracy is kept (0.872 of 0.894)",
-              f"recall {ours:.2f} shared, {plain:.2f} unshared, {form}",
-              None if paper == "0.0%" and ours >= 0.975 * plain else ours >= 0.975 * plain,
-              "kept, but not by the paper's form, which finds nothing to share" if paper == "0.0%" else ""),
+              f"{compared(ours, plain)} against unshared", HOLDS if kept(ours, plain) else NOT_SHOWN,
+              "" if kept(ours, plain) else "so many questions cannot exclude a loss of 0.05"),
         Claim("8 to 39 % of the tokens are affected, in sequences whose steps repeat",
-              f"up to {most:.0%} of the tokens where steps repeat, {rows[0][2].affected:.1%} where they do not, {form}",
-              None if paper == "0.0%" and most >= 0.08 else most >= 0.08,
-              "only in the serve form" if paper == "0.0%" else ""),
-        claim_of_similarity([r for r in rows if r[2].blocks > 0], count),
+              f"{most:.0%} in the serve form; the paper's form and threshold: {published[2]}, recall {published[1]}",
+              HOLDS if most >= 0.08 else NOT_REACHED),
+        claim_of_similarity(ours, chance, repeated),
     ]
 
 
-def claim_of_similarity(shared: list[tuple[int, float, Shares, Shares]], count: int) -> Claim:
-    ours, chance = [r[2] for r in shared], [r[3] for r in shared]
-    recall, lost = mean([s.accuracy for s in ours]), mean([s.accuracy for s in chance])
-    ratio, random = mean([s.blocks for s in ours]), mean([s.blocks for s in chance])
-    better = above(recall, lost, count * len(shared)) if shared and comparable(ratio, random) else None
-    why = {True: "", False: "random sharing answers better",
-           None: "no recall is lost by either that so many questions could tell" if shared and comparable(ratio, random)
-                 else "the ratios are not the same"}[better]
-    return Claim("Similarity matters: random sharing at the same ratio loses accuracy (Table 5)",
-                 f"recall {lost:.2f} at random ({random:.1%} of the blocks), {recall:.2f} with MemShare ({ratio:.1%}); "
-                 f"distributions move by {mean([s.divergence for s in chance]):.4f} nats at random, "
-                 f"{mean([s.divergence for s in ours]):.4f} with MemShare", better, why)
+def claim_of_similarity(ours: Recall, chance: Recall, repeated: list[Row]) -> Claim:
+    shares = mean([r.affected for r in repeated])
+    return claim_better("Similarity matters: random sharing at the same ratio loses accuracy (Table 5)",
+                        f"MemShare against as many blocks at random ({shares:.0%} of the tokens)", ours, chance,
+                        {NOT_SHOWN: "neither loses answers that so many questions could tell"})
+
+
+def aims(rows: list[Row]) -> list[Aim]:
+    last = rows[-1]
+    ratio = last.shared.recall.value / (last.plain.value or 1)
+    reached = last.affected >= 0.25 and ratio >= 0.98
+    certain = reached and reaches(last.shared.recall, 0.98 * last.plain.value)
+    return [Aim("a quarter of the tokens shared at 0.98 of the recall", f"{last.affected:.0%} shared at recall "
+                f"{last.shared.recall} of {last.plain}, n = {last.plain.n}; net of empty slots {net_kib(last.shared):.0f} "
+                f"KiB of {last.shared.memory().full / 1024:.0f} are saved. Before ({before.COMMIT}, another task): "
+                f"{before.MEMSHARE[0]:.0%} at {before.MEMSHARE[1]:.2f}",
+                "reached" if certain else "reached, within chance" if reached else "missed",
+                "" if reached else "blocks that are shared differ by more than the answers bear")]

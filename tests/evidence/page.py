@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from html import escape
 
-from findings import Findings, Table
+from findings import FAILS, HOLDS, Findings, Table
 from svg import draw
 
 STYLE = """
@@ -16,7 +16,7 @@ th, td { border: 1px solid #cbd5e1; padding: 3px 9px; text-align: right } th { b
 td:first-child, th:first-child { text-align: left } .claims td { text-align: left; vertical-align: top }
 .plots { display: flex; flex-wrap: wrap; gap: 12px } svg { background: #fff; border: 1px solid #e2e8f0 }
 svg text { font: 11px system-ui, sans-serif; fill: #334155 } svg .title { font-weight: 600; font-size: 12px }
-.grid { stroke: #e2e8f0 } .holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
+.note { font-size: 13px; color: #475569; max-width: 900px } .grid { stroke: #e2e8f0 } .holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
 nav a { margin-right: 1.2em }
 """
 
@@ -30,21 +30,30 @@ def cell(value: object) -> str:
 def table(t: Table) -> str:
     head = "".join(f"<th>{escape(c)}</th>" for c in t.columns)
     rows = "".join("<tr>" + "".join(f"<td>{cell(v)}</td>" for v in row) + "</tr>" for row in t.rows)
-    return f"<h3>{escape(t.title)}</h3><table><tr>{head}</tr>{rows}</table>"
+    note = f"<p class='note'>{escape(t.note)}</p>" if t.note else ""
+    return f"<h3>{escape(t.title)}</h3><table><tr>{head}</tr>{rows}</table>{note}"
 
 
-def claims(f: Findings) -> str:
-    kinds = {True: "holds", False: "fails", None: "open"}
-    rows = "".join(
-        f"<tr><td>{escape(c.paper)}</td><td>{escape(c.measured)}</td><td class='{kinds[c.holds]}'><b>"
-        f"{c.verdict()}</b>{': ' + escape(c.why) if c.why else ''}</td></tr>" for c in f.claims)
-    return ("<table class='claims'><tr><th>The paper says</th><th>Here</th><th>At our scale</th></tr>"
-            f"{rows}</table>") if rows else ""
+def colour(verdict: str) -> str:
+    if verdict in (HOLDS, "reached", "stated"):
+        return "holds"
+    return "fails" if verdict in (FAILS, "missed") else "open"
+
+
+def judged(title: str, rows: list[tuple[str, str, str, str]]) -> str:
+    """What was said, what was measured, and what comes of it."""
+    body = "".join(f"<tr><td>{escape(said)}</td><td>{escape(measured)}</td><td class='{colour(verdict)}'><b>{verdict}</b>"
+                   f"{': ' + escape(why) if why else ''}</td></tr>" for said, measured, verdict, why in rows)
+    return (f"<table class='claims'><tr><th>{title}</th><th>Here</th><th>At our scale</th></tr>{body}</table>"
+            if rows else "")
 
 
 def section(f: Findings) -> str:
     plots = "".join(draw(p) for p in f.plots)
-    return (f"<h2 id='{f.method}'>{escape(f.title)}</h2><p>{escape(f.summary)}</p>{claims(f)}"
+    claims = judged("The paper says", [(c.paper, c.measured, c.verdict, c.why) for c in f.claims])
+    aims = judged("kvd's aim", [(a.text, a.measured, a.verdict, a.why) for a in f.aims])
+    return (f"<h2 id='{f.method}'>{escape(f.title)}</h2><p>{escape(f.summary)}</p>"
+            f"<p><b>When to use it.</b> {escape(f.use)}</p>{claims}{aims}"
             f"<div class='plots'>{plots}</div>{''.join(table(t) for t in f.tables)}")
 
 
@@ -56,6 +65,12 @@ def page(findings: list[Findings], about: dict) -> str:
     return ("<!doctype html><html lang='en'><meta charset='utf-8'><title>kvd: evidence</title>"
             f"<style>{STYLE}</style><h1>kvd: the five methods, measured</h1>"
             "<p>Every number on this page was measured by <code>sh tools/evidence</code> with the small models of the "
-            "repository (1.5 million parameters, trained on synthetic text), on the machine below. Each claim of a "
-            "paper stands beside the same quantity here; where it does not hold at this scale, the page says so.</p>"
+            "repository (1.5 and 1.9 million parameters, trained on synthetic text), on the machine below. The methods run "
+            "as they ship: in a daemon, switched on by <code>kvctl space set</code>, used by kvlm through the public calls. "
+            "Rows marked (numpy), and all that is not called kvd, are independent programs on the same weights.</p>"
+            "<p>A recall stands with its interval of 95 % (Wilson); differences are of the same questions, with Newcombe's "
+            "paired interval and McNemar's exact test; times are medians of seven rounds in which the contenders take "
+            "turns, with the least and the greatest. A claim <i>holds</i> only if direction and size are outside of these. "
+            "One look-up task and small models say how the methods compare and whether the machinery works, not what a "
+            "large model loses on your data.</p>"
             f"<table>{facts}</table><nav>{links}</nav>{''.join(section(f) for f in findings)}</html>\n")

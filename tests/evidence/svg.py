@@ -63,14 +63,17 @@ def axes(plot: Plot, frame: Frame) -> list[str]:
     return out
 
 
-def line(frame: Frame, index: int, name: str, points: list[tuple[float, float]]) -> list[str]:
+def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]]) -> list[str]:
     colour = COLOURS[index % len(COLOURS)]
-    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+    path = " ".join(f"{frame.x(p[0]):.1f},{frame.y(p[1]):.1f}" for p in points)
     y = TOP + 14 * index + 8
     out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
            f'<line x1="{WIDTH - RIGHT + 10}" x2="{WIDTH - RIGHT + 28}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" '
            f'stroke-width="2"/><text x="{WIDTH - RIGHT + 33}" y="{y}">{escape(name)}</text>']
-    for px, py in points:
+    for px, *span in (p for p in points if len(p) > 2):
+        out.append(f'<line x1="{frame.x(px):.1f}" x2="{frame.x(px):.1f}" y1="{frame.y(span[1]):.1f}" '
+                   f'y2="{frame.y(span[2]):.1f}" stroke="{colour}" stroke-opacity="0.35"/>')
+    for px, py, *_ in points:
         out.append(f'<circle cx="{frame.x(px):.1f}" cy="{frame.y(py):.1f}" r="3" fill="{colour}">'
                    f"<title>{escape(name)}: {number(px)}, {number(py)}</title></circle>")
     return out

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine import ROOT
 
 sys.path.insert(0, str(ROOT / "tools/kvlm/train"))
 
-from cases import recall_case           # noqa: E402  (needs the path above)
-from corpus import TOKENS, Writer       # noqa: E402
+from cases import find, recall_case             # noqa: E402  (needs the path above)
+from corpus import BLANK, TOKENS, Fact, Writer  # noqa: E402
 
 
 @dataclass
@@ -47,13 +47,20 @@ def accuracy(questions: list[Question], reports: list[dict]) -> float:
 
 # ---- reasoning that repeats itself -----------------------------------------------------------------------------------
 
-STEP_TOKENS = 60
 CHANGED = 0.15      # share of a repeated step's fillers that are other sentences than before
 
 
-def step(writer: Writer, facts: list, length: int) -> list[tuple[int, ...]]:
-    """Sentences of one step, of about `length` tokens."""
-    return writer.body(facts, length, repeats=0.0)
+def step(writer: Writer, told: list[Fact], length: int) -> list[tuple[int, ...]]:
+    """Facts at random places among fillers, of exactly `length` tokens with the empty line behind it."""
+    while True:
+        sentences = writer.body(told, length, repeats=0.0)
+        missing = length - 1 - sum(map(len, sentences))
+        for _ in range(50):
+            filler = writer.filler()
+            if len(filler) == missing:
+                return [*sentences, filler]
+            if missing == 0:
+                return sentences
 
 
 def filler_like(writer: Writer, sentence: tuple[int, ...]) -> tuple[int, ...]:
@@ -64,55 +71,56 @@ def filler_like(writer: Writer, sentence: tuple[int, ...]) -> tuple[int, ...]:
             return other
 
 
-def again(writer: Writer, sentences: list[tuple[int, ...]], facts: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The step once more: facts stay, a few of the other sentences are replaced."""
-    return [s if s in facts or writer.rng.random() >= CHANGED else filler_like(writer, s) for s in sentences]
+def again(writer: Writer, sentences: list[tuple[int, ...]], facts: dict[tuple[int, ...], tuple[int, ...]],
+          shifted: bool) -> list[tuple[int, ...]]:
+    """The step once more: each fact becomes another one, a few of the other sentences are replaced."""
+    told = []
+    for sentence in sentences:
+        if sentence in facts:
+            told.append(facts[sentence])
+        elif writer.rng.random() >= CHANGED:
+            told.append(sentence)
+        else:
+            told.append(writer.filler() if shifted else filler_like(writer, sentence))
+    return told
 
 
-def reasoning(count: int, steps: int, repeats: int, seed: str = "evidence-steps") -> list[Question]:
-    """`steps` different steps, each told `repeats` times in rounds, and a question about a fact of one of them."""
+def plain_facts(writer: Writer, count: int) -> list[Fact]:
+    """Of equally many tokens each, about distinct names."""
+    return [replace(fact, lead=" The") for fact in writer.facts(count, 0.0)]
+
+
+LENGTHS = ("of whole blocks", "of any length", "of changing length")
+
+
+def reasoning(count: int, steps: int, repeats: int, tokens: int = 128, facts: int = 2, lengths: str = LENGTHS[0],
+              seed: str = "evidence-steps") -> list[Question]:
+    """`steps` different steps, each told `repeats` times in rounds, always with facts of its own.
+
+    Every fact is told once, in the place where the other tellings of its step have theirs: who takes another block
+    for the one with the fact reads a fact about something else. Steps are of `tokens` tokens, or of any number near
+    it, or of any number that also changes with each sentence that is replaced.
+    """
     questions = []
-    writer = Writer(seed, held_out=True)
+    writer = Writer(f"{seed}-{steps}-{repeats}-{tokens}-{lengths}", held_out=True)
     for _ in range(count):
-        facts = writer.facts(2 * steps, 0.0)
-        told = [step(writer, facts[2 * i:2 * i + 2], STEP_TOKENS) for i in range(steps)]
-        keep = {f.sentence() for f in facts}
-        paragraphs = list(told)
-        for _ in range(repeats - 1):
-            paragraphs += [again(writer, s, keep) for s in told]
+        pool = plain_facts(writer, steps * repeats * facts)
+        rounds = [[pool[(r * steps + i) * facts:][:facts] for i in range(steps)] for r in range(repeats)]
+        sizes = [tokens if lengths == LENGTHS[0] else tokens + writer.rng.randrange(-24, 25) for _ in range(steps)]
+        first = [step(writer, told, size) for told, size in zip(rounds[0], sizes)]
         ids = [1]
-        for sentences in paragraphs:
-            ids += [token for s in sentences for token in s] + list(TOKENS.encode("\n\n"))
-        asked = writer.rng.choice(facts)
-        questions.append(Question(TOKENS.decode(ids + list(asked.question())), TOKENS.decode(asked.answer()), 0.5))
+        for told in rounds:
+            for i, sentences in enumerate(first):
+                renewed = {old.sentence(): new.sentence() for old, new in zip(rounds[0][i], told[i])}
+                if told is not rounds[0]:
+                    sentences = again(writer, sentences, renewed, lengths == LENGTHS[2])
+                ids += [token for s in sentences for token in s] + [BLANK]
+        asked = writer.rng.choice(pool)
+        depth = find(ids, asked.core()) / len(ids)
+        questions.append(Question(TOKENS.decode(ids + list(asked.question())), TOKENS.decode(asked.answer()), depth))
     return questions
 
 
-def exact_step(writer: Writer, facts: list, tokens: int) -> list[tuple[int, ...]]:
-    """As `step`, of exactly so many tokens with the empty line behind it: repeated, it lies alike in its blocks."""
-    while True:
-        sentences = step(writer, facts, tokens)
-        missing = tokens - 1 - sum(map(len, sentences))
-        for _ in range(50):
-            filler = writer.filler()
-            if len(filler) == missing:
-                return [*sentences, filler]
-            if missing == 0:
-                return sentences
-
-
-def long_reasoning(count: int, steps: int, repeats: int, tokens: int, seed: str = "evidence-long") -> list[Question]:
-    """As `reasoning`, with steps of a multiple of the block's tokens."""
-    questions = []
-    writer = Writer(seed, held_out=True)
-    for _ in range(count):
-        facts = writer.facts(2 * steps, 0.0)
-        told = [exact_step(writer, facts[2 * i:2 * i + 2], tokens) for i in range(steps)]
-        keep = {f.sentence() for f in facts}
-        paragraphs = told + [again(writer, s, keep) for _ in range(repeats - 1) for s in told]
-        ids = [1]
-        for sentences in paragraphs:
-            ids += [token for s in sentences for token in s] + list(TOKENS.encode("\n\n"))
-        asked = writer.rng.choice(facts)
-        questions.append(Question(TOKENS.decode(ids + list(asked.question())), TOKENS.decode(asked.answer()), 0.5))
-    return questions
+def ids_of(question: Question) -> list[int]:
+    """The prompt's tokens, as kvlm makes them."""
+    return [1, *TOKENS.encode(question.prompt)]

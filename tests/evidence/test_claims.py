@@ -4,54 +4,94 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 
-from findings import above
+try:
+    import numpy  # noqa: F401
+except ImportError:
+    print("skipped: no numpy")
+    sys.exit(77)
+
+from certainty import Recall, Times, better, chance, difference, kept, reaches, wilson
+from findings import FAILS, HOLDS, NOT_REACHED, NOT_SHOWN, aim_recall
 from hshare import claim_of_speed
-from keydiff import claim_of_comparison, claim_of_small_budgets
+from keydiff import PAPER, RIVALS, claim_of_comparison, claim_of_no_loss
 from memshare import claim_of_similarity
 
 
-def shares(recall: float, blocks: float, moved: float) -> SimpleNamespace:
-    return SimpleNamespace(accuracy=recall, blocks=blocks, divergence=moved)
+def recall(right: int, n: int) -> Recall:
+    """The first `right` questions answered."""
+    return Recall(tuple(i < right for i in range(n)))
 
 
-def similarity(ours: SimpleNamespace, chance: SimpleNamespace, count: int = 30) -> bool | None:
-    return claim_of_similarity([(4, 1.0, ours, chance)], count).holds
+def near(a: float, b: float) -> bool:
+    return abs(a - b) < 5e-4
+
+
+def test_intervals_are_those_of_the_literature() -> None:
+    """Newcombe 1998: 81 of 263, 15 of 148, 0 of 20; McNemar exact: 1 against 9."""
+    for right, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
+        assert all(map(near, wilson(right, n), (low, high)))
+    a, b = Recall((True,) * 9 + (False,) * 11), Recall((False,) * 9 + (True,) + (False,) * 10)
+    assert near(chance(a, b), 2 * 11 / 2 ** 10)
+
+
+def test_a_paired_difference_has_its_value_inside() -> None:
+    """Newcombe's own example (1998, method 10): 36, 12, 2, 0 pairs give 0.2 (0.0569 to 0.3404)."""
+    a = Recall((True,) * 48 + (False,) * 2)
+    b = Recall((True,) * 36 + (False,) * 12 + (True,) * 2)
+    low, high = difference(a, b)
+    assert near(a.value - b.value, 0.2) and abs(low - 0.0569) < 0.003 and abs(high - 0.3404) < 0.003
 
 
 def test_a_few_answers_tell_nothing() -> None:
-    assert above(1.0, 0.9, 20) is None and above(1.0, 0.8, 20) is True and above(0.8, 1.0, 20) is False
+    assert better(recall(20, 20), recall(18, 20)) is None
+    assert better(recall(20, 20), recall(12, 20)) is True and better(recall(12, 20), recall(20, 20)) is False
+    assert reaches(recall(40, 40), 0.98) is None and reaches(recall(400, 400), 0.98) is True
+    assert not kept(recall(20, 20), recall(20, 20)) and kept(recall(80, 80), recall(80, 80))
 
 
-def test_ratios_must_be_equal() -> None:
-    """Half of the blocks at random, and the same recall: moved distributions are no lost accuracy."""
-    assert similarity(shares(1.0, 0.181, 0.0002), shares(1.0, 0.098, 0.0053)) is None
-    assert similarity(shares(1.0, 0.2, 0.0002), shares(1.0, 0.2, 0.0053)) is None
-    assert similarity(shares(1.0, 0.2, 0.0002), shares(0.5, 0.2, 0.0053)) is True
-    assert similarity(shares(1.0, 0.2, 0.0002), shares(0.5, 0.4, 0.0053)) is None
+def test_an_aim_within_chance_says_so() -> None:
+    assert aim_recall("", recall(28, 40), 0.65).verdict == "reached, within chance"
+    assert aim_recall("", recall(40, 40), 0.65).verdict == "reached"
+    assert aim_recall("", recall(20, 40), 0.65, "since").why == "since"
+
+
+def test_moved_distributions_are_no_lost_accuracy() -> None:
+    """1.00 against 1.00 was once called a loss."""
+    assert claim_of_similarity(recall(30, 30), recall(30, 30), []).verdict == NOT_SHOWN
+    assert claim_of_similarity(recall(30, 30), recall(20, 30), []).verdict == HOLDS
+    assert claim_of_similarity(recall(20, 30), recall(30, 30), []).verdict == FAILS
+
+
+def speed_claim(kept_at_eighth: int, eighth: float, all_selecting: float) -> str:
+    recalls = {"1": recall(80, 80), "1/8": recall(kept_at_eighth, 80)}
+    times = {"dense": Times((1.0,) * 7), "1": Times((all_selecting,) * 7), "1/8": Times((eighth,) * 7)}
+    return claim_of_speed(recalls, times, recall(80, 80), 1600).verdict
 
 
 def test_wrong_answers_are_not_fast() -> None:
-    recall, ms = {1.0: 1.0, 1 / 8: 0.38}, {1.0: 0.46, 1 / 8: 0.05}
-    assert claim_of_speed(recall, ms, 1.0, 0.46, 1600).holds is False
-    assert claim_of_speed(recall, {1.0: 0.27, 1 / 8: 0.05}, 1.0, 0.46, 1600).holds is None
-    assert claim_of_speed(recall, {1.0: 0.05, 1 / 8: 0.01}, 1.0, 0.46, 1600).holds is True
-    assert claim_of_speed({1.0: 0.1, 1 / 8: 0.1}, ms, 1.0, 0.46, 1600).holds is None
+    assert speed_claim(30, 0.05, 0.5) == NOT_REACHED
+    assert speed_claim(80, 0.05, 0.5) == HOLDS
+    assert speed_claim(30, 0.05, 0.1) == HOLDS
+
+
+def test_speed_must_be_there_in_every_round() -> None:
+    assert Times((9.0, 9.0, 8.0)).at_least(8.6) is None and Times((2.0, 3.0)).at_least(8.6) is False
+    assert Times((2.0, 3.0)).over(Times((1.0, 2.0))).rounds == (2.0, 1.5)
 
 
 def test_a_loss_can_be_seen_and_none_cannot() -> None:
-    assert claim_of_small_budgets(1.0, {75: 1.0, 50: 1.0, 25: 0.8}, 16, 600).holds is None
-    assert claim_of_small_budgets(1.0, {75: 0.5, 50: 0.4, 25: 0.3}, 16, 600).holds is False
+    assert claim_of_no_loss(recall(16, 16), {0.5: recall(16, 16)}, 600).verdict == NOT_SHOWN
+    assert claim_of_no_loss(recall(16, 16), {0.5: recall(8, 16)}, 600).verdict == FAILS
 
 
-def test_better_means_by_more_than_chance() -> None:
-    def compare(ours: float, others: float) -> bool | None:
-        curves = {name: dict.fromkeys((12.5, 25, 50, 75), value) for name, value in (
-            ("KeyDiff", ours), ("recent window", others), ("random", others), ("attention mass (H2O)", others))}
-        return claim_of_comparison(curves, 16).holds
+def test_better_means_than_the_best_of_the_others() -> None:
+    def compare(ours: int, best: int) -> str:
+        curves = {name: {0.25: recall(0, 40)} for name in RIVALS}
+        curves[RIVALS[2]] = {0.25: recall(best, 40)}
+        return claim_of_comparison({**curves, PAPER: {0.25: recall(ours, 40)}}, PAPER, "").verdict
 
-    assert compare(0.8, 0.4) is True and compare(0.4, 0.8) is False and compare(0.80, 0.79) is None
+    assert compare(36, 20) == HOLDS and compare(20, 36) == FAILS and compare(36, 35) == NOT_SHOWN
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
     KVLM=build/tools/kvlm/kvlm python tests/python/recall.py [--questions N] [--length TOKENS] [--at-least SHARE]
 
-Needs no torch. Further arguments after `--` go to kvlm, to measure with another cache policy.
+Needs no torch, no daemon, and no method: it is the model that answers. What methods leave of it, `sh tools/evidence` says.
 Exit status 77 means skipped: no KVLM.
 """
 
@@ -25,14 +25,14 @@ from corpus import TOKENS, Writer           # noqa: E402
 SKIPPED = 77
 
 
-def ask(program: str, model: Path, cases: list[Case], extra: list[str]) -> list[str]:
+def ask(program: str, model: Path, cases: list[Case]) -> list[str]:
     """The text generated after each prompt."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         for case in cases:
             file.write(json.dumps({"prompt": TOKENS.decode(case.prompt)}) + "\n")
         file.flush()
         done = subprocess.run([program, "--model", str(model), "--no-share", "--prompts", file.name,
-                               "--max-tokens", "8", "--json", *extra], stdout=subprocess.PIPE, check=True)
+                               "--max-tokens", "8", "--json"], stdout=subprocess.PIPE, check=True)
     texts = [json.loads(line)["text"] for line in done.stdout.splitlines() if line.startswith(b"{")]
     if len(texts) != len(cases):
         raise RuntimeError(f"{len(cases)} prompts gave {len(texts)} answers")
@@ -46,14 +46,13 @@ def main() -> int:
     parser.add_argument("--length", type=int, default=2000)
     parser.add_argument("--seed", default="recall")
     parser.add_argument("--at-least", type=float, default=0.95)
-    parser.add_argument("extra", nargs="*", help="arguments for kvlm, after --")
     options = parser.parse_args()
     if "KVLM" not in os.environ:
         print("skipped: KVLM does not name the program")
         return SKIPPED
     writer = Writer(options.seed, held_out=True)
     cases = [recall_case(writer, options.length, terse=i % 4 == 3) for i in range(options.questions)]
-    texts = ask(os.environ["KVLM"], options.model, cases, options.extra)
+    texts = ask(os.environ["KVLM"], options.model, cases)
     right = [text.split("\n")[0] == TOKENS.decode(case.answer) for text, case in zip(texts, cases)]
     for half in ("first", "second"):
         part = [ok for ok, case in zip(right, cases) if (case.depth < 0.5) == (half == "first")]

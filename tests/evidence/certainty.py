@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How certain a measured number is: intervals of 95 %, paired tests, and times in rounds. Needs no library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb, sqrt
+from statistics import median
+
+Z = 1.959964        # of 95 %
+MARGIN = 0.05       # a recall is kept if it can have lost no more than this
+
+
+def wilson(right: int, n: int) -> tuple[float, float]:
+    """Interval of a share (Wilson's score interval)."""
+    if n == 0:
+        return 0.0, 1.0
+    p, z2 = right / n, Z * Z
+    centre, half = p + z2 / (2 * n), Z * sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    return max(0.0, (centre - half) / (1 + z2 / n)), min(1.0, (centre + half) / (1 + z2 / n))
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Which questions were answered, in their order."""
+
+    answers: tuple[bool, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.answers)
+
+    @property
+    def value(self) -> float:
+        return sum(self.answers) / self.n if self.n else 0.0
+
+    def interval(self) -> tuple[float, float]:
+        return wilson(sum(self.answers), self.n)
+
+    def first(self, n: int) -> "Recall":
+        """Of the first n questions: what others were asked, too."""
+        return Recall(self.answers[:n])
+
+    def __str__(self) -> str:
+        low, high = self.interval()
+        return f"{self.value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def together(recalls: list[Recall]) -> Recall:
+    """Of several sets of questions."""
+    return Recall(tuple(answer for recall in recalls for answer in recall.answers))
+
+
+def paired(a: Recall, b: Recall) -> tuple[int, int, int, int]:
+    """Answered by both, by a only, by b only, by neither."""
+    if a.n != b.n:
+        raise ValueError(f"{a.n} questions cannot be compared with {b.n}")
+    pairs = list(zip(a.answers, b.answers))
+    return tuple(pairs.count(kind) for kind in ((True, True), (True, False), (False, True), (False, False)))
+
+
+def chance(a: Recall, b: Recall) -> float:
+    """McNemar's exact test: the probability that such a difference, either way, is luck."""
+    _, only_a, only_b, _ = paired(a, b)
+    n, few = only_a + only_b, min(only_a, only_b)
+    return min(1.0, 2 * sum(comb(n, i) for i in range(few + 1)) / 2 ** n) if n else 1.0
+
+
+def difference(a: Recall, b: Recall) -> tuple[float, float]:
+    """Interval of a - b on the same questions (Newcombe's, by scores of the paired shares)."""
+    both, only_a, only_b, neither = paired(a, b)
+    (low_a, high_a), (low_b, high_b) = a.interval(), b.interval()
+    scale = sqrt((both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither))
+    phi = (both * neither - only_a * only_b) / scale if scale else 0.0
+    down, up = (a.value - low_a, high_b - b.value), (high_a - a.value, b.value - low_b)
+    reach = [sqrt(max(0.0, x * x - 2 * phi * x * y + y * y)) for x, y in (down, up)]
+    return a.value - b.value - reach[0], a.value - b.value + reach[1]
+
+
+def better(a: Recall, b: Recall) -> bool | None:
+    """Is a's recall above b's? None: chance may have made the difference."""
+    return None if chance(a, b) >= 0.05 else a.value > b.value
+
+
+def kept(a: Recall, full: Recall, margin: float = MARGIN) -> bool:
+    """Has a lost no more than the margin, beyond doubt?"""
+    return difference(a, full)[0] >= -margin
+
+
+def reaches(a: Recall, least: float) -> bool | None:
+    """Is it so much, beyond doubt? None: the interval has the number inside."""
+    low, high = a.interval()
+    return True if low >= least else False if high < least else None
+
+
+@dataclass(frozen=True)
+class Times:
+    """One measurement per round, of contenders that take turns."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.rounds)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({min(self.rounds):.3g} to {max(self.rounds):.3g})"
+
+    def over(self, other: "Times") -> "Times":
+        """Ratios, round by round."""
+        return Times(tuple(a / b for a, b in zip(self.rounds, other.rounds)))
+
+    def at_least(self, least: float) -> bool | None:
+        """Of seven rounds, least and greatest hold the median in 98 % of cases."""
+        return True if min(self.rounds) >= least else False if max(self.rounds) < least else None

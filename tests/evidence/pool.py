@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions through the pool: a daemon, a space whose settings turn methods on, and kvlm as the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tasks
+from certainty import Recall
+from engine import Daemon, Programs, mean
+
+SPACE = "model"
+BLOCK = 16
+TOKEN_BYTES = 8 * 2 * 32 * 2 * 4        # layers, KV heads, width, keys and values, float32
+OPTIONS = ("--own-prompt", "yes", "--max-tokens", "8")
+
+
+@dataclass
+class Run:
+    """Answers to the questions, kvlm's reports, and the space's counters behind them."""
+
+    recall: Recall
+    reports: list[dict]
+    counters: dict[str, int]
+
+    def of_table(self, name: str) -> float:
+        """Mean over the requests of a figure of their sequences."""
+        return mean([r.get("sequence", {}).get(name, 0) for r in self.reports])
+
+    def report(self, name: str) -> float:
+        return mean([r[name] for r in self.reports])
+
+    def memory(self) -> "Memory":
+        full = mean([-(-r["prompt_tokens"] // BLOCK) * BLOCK * TOKEN_BYTES for r in self.reports])
+        return Memory(full, *(self.of_table(f"{name}_bytes") for name in ("resident", "label", "copy", "sketch")))
+
+
+@dataclass
+class Memory:
+    """Bytes that one request takes when its answer is ready, and what the full cache would take."""
+
+    full: float
+    cache: float
+    labels: float
+    copies: float
+    sketch: float
+
+    @property
+    def total(self) -> float:
+        return self.cache + self.labels + self.copies + self.sketch
+
+    def share(self, part: float) -> str:
+        return f"{part / self.full:.0%}"
+
+    def columns(self) -> list:
+        """As COLUMNS names them."""
+        kib = [round(part / 1024) for part in (self.cache, self.labels, self.copies, self.sketch, self.total)]
+        return [*kib, self.share(self.total)]
+
+
+COLUMNS = ["cache KiB", "labels KiB", "copies KiB", "sketch KiB", "total KiB", "of the full cache"]
+
+
+def recall_of(questions: list[tasks.Question], reports: list[dict]) -> Recall:
+    return Recall(tuple(q.right(r["text"]) for q, r in zip(questions, reports)))
+
+
+def recall_of_tokens(questions: list[tasks.Question], answers: list[list[int]]) -> Recall:
+    """As `recall_of`, of the baselines."""
+    return Recall(tuple(q.right(tasks.TOKENS.decode(ids)) for q, ids in zip(questions, answers)))
+
+
+def space(daemon: Daemon, settings: list[str]) -> None:
+    """A space comes with its first request; then its switches are set."""
+    daemon.programs.generate([{"prompt": "The code of alder is 4 7."}], "--max-tokens", "1", socket=daemon.socket)
+    if settings:
+        daemon.kvctl("space", "set", SPACE, *settings)
+
+
+def serve(programs: Programs, questions: list[tasks.Question], settings: list[str], *options: str,
+          pool: str = "128M", more: tuple[str, ...] = ()) -> Run:
+    """One request after the other through a daemon of its own."""
+    with Daemon(programs, "--pool", pool, *more) as daemon:
+        space(daemon, settings)
+        reports = programs.generate(tasks.prompts(questions), *OPTIONS, *options, socket=daemon.socket)
+        return Run(recall_of(questions, reports), reports, daemon.counters(SPACE))
+
+
+def plain(programs: Programs, questions: list[tasks.Question], *options: str) -> Recall:
+    """kvlm without a daemon: the full cache."""
+    return recall_of(questions, programs.generate(tasks.prompts(questions), "--max-tokens", "8", *options))
