@@ -26,17 +26,8 @@ static void products_case(uint32_t dim, uint32_t n, enum kvd_number type) {
                 b = buffer(count_b * size);
                 kvd_ops_pick("scalar")->narrow(a, wide_a, count_a, type);
                 kvd_ops_pick("scalar")->narrow(b, wide_b, count_b, type);
-                kvd_ops_pick("scalar")->widen(wide_a, a, count_a, type);
-                kvd_ops_pick("scalar")->widen(wide_b, b, count_b, type);
         }
         kvd_ops_pick("scalar")->bicache->products(expected, a, stride_a, b, stride_b, type, n, dim);
-        for (uint32_t i = 0; i < n; i++) {
-                double ab = 0.0;
-
-                for (uint32_t d = 0; d < dim; d++)
-                        ab += (double)wide_a[i * stride_a + d] * (double)wide_b[i * stride_b + d];
-                ck_assert(isnan(ab) ? isnan(expected[i].ab) : fabs(expected[i].ab - ab) <= 2e-6 * sqrt(dim));
-        }
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
                 struct kvd_products *got = buffer(n * sizeof *got);
 
@@ -58,17 +49,6 @@ START_TEST(products_are_the_same_in_every_variant) {
 }
 END_TEST
 
-START_TEST(products_add_up) {
-        float a[] = {3.0f, 4.0f}, b[] = {4.0f, 3.0f};
-        struct kvd_products p = {.ab = 1.0}, zero = {.ab = 0.0, .bb = 4.0};
-
-        kvd_ops_pick(NULL)->bicache->products(&p, a, 2, b, 2, KVD_NUMBER_F32, 1, 2);
-        ck_assert(p.ab == 25.0 && p.aa == 25.0 && p.bb == 25.0);
-        ck_assert(kvd_cosine(&p) == 1.0 && kvd_cosine(&zero) == 0.0);
-        ck_assert(kvd_similarity_token_mean(&p, &zero, 1) == 0.5);
-}
-END_TEST
-
 START_TEST(a_table_is_for_one_kind_of_ratio) {
         struct kvd_btable table = {.ratio = KVD_RATIO_INCLUDE_GEN, .n = 2, .steps = {{40, 3}, {70, 9}}};
 
@@ -76,19 +56,6 @@ START_TEST(a_table_is_for_one_kind_of_ratio) {
         ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_INCLUDE_GEN, 39), 1);
         ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_INCLUDE_GEN, 40), 3);
         ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_INCLUDE_GEN, 100), 9);
-}
-END_TEST
-
-START_TEST(a_profile_takes_only_numbers) {
-        double sum[KVD_BTABLE_STEPS * 2] = {0};
-        struct kvd_bprofile profile = {.n_layers = 2, .tau = 0.5f, .sum = sum};
-        float good[] = {0.9f, 0.8f}, bad[] = {0.9f, NAN};
-
-        ck_assert_int_eq(kvd_bprofile_add(&profile, 101, good), -EINVAL);
-        ck_assert_int_eq(kvd_bprofile_add(&profile, 3, bad), -EINVAL);
-        ck_assert(sum[6] == 0.0 && profile.requests[3] == 0);
-        ck_assert_int_eq(kvd_bprofile_add(&profile, 100, good), 0);
-        ck_assert(profile.sum_b[100] == 2 && profile.requests[100] == 1);
 }
 END_TEST
 
@@ -100,9 +67,7 @@ int main(void) {
 
         tcase_set_timeout(tests, 120);
         tcase_add_test(tests, products_are_the_same_in_every_variant);
-        tcase_add_test(tests, products_add_up);
         tcase_add_test(tests, a_table_is_for_one_kind_of_ratio);
-        tcase_add_test(tests, a_profile_takes_only_numbers);
         suite_add_tcase(suite, tests);
         srunner_run_all(runner, CK_ENV);
         failed = srunner_ntests_failed(runner);

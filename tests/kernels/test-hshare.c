@@ -100,17 +100,6 @@ START_TEST(labels_of_32_channels_are_the_same_for_any_number_of_keys) {
 }
 END_TEST
 
-START_TEST(a_label_is_laid_out_as_the_header_says) {
-        float k[] = {-1.0f, 0.0f, 14.0f, 3.4f, 2.6f};
-        static const uint16_t channels[] = {0, 1, 2, 3, 4};
-        uint8_t label[7];
-        static const uint8_t expected[] = {0x10, 0x4f, 0x04, 0x00, 0xbc, 0x00, 0x3c}; /* -1 and 1 as f16 */
-
-        scalar()->label(label, k, 5, KVD_NUMBER_F32, 1, channels, 5);
-        assert_same_bytes(expected, label, sizeof label, "label");
-}
-END_TEST
-
 /* ---- scores ---- */
 
 struct labelled { /* positions of one head in blocks, some of which have no labels */
@@ -151,18 +140,6 @@ static void score_case(uint32_t n, uint32_t block_tokens, uint32_t n_channels, u
                 scalar()->query(queries + g, q + (size_t)g * n_channels, l.channels, n_channels);
         expected = buffer(count * sizeof *expected);
         scalar()->scores(expected, ld, l.blocks, 8, block_tokens, n_channels, queries, n_queries, first, n - first);
-        for (uint32_t g = 0; g < n_queries; g++)
-                for (uint32_t i = first; i < n; i++) {
-                        double dot = 0.0;
-
-                        for (uint32_t d = 0; d < n_channels; d++)
-                                dot += (double)q[g * n_channels + d] * (double)l.k[(size_t)i * n_channels + d];
-                        if (!l.blocks[i / block_tokens])
-                                ck_assert(expected[g * ld + i - first] == -INFINITY);
-                        else
-                                ck_assert_double_le(fabs(dot - (double)expected[g * ld + i - first]),
-                                                    0.03 + 0.1 * n_channels);
-                }
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
                 float *got = buffer(count * sizeof *got);
 
@@ -215,28 +192,10 @@ END_TEST
 
 /* ---- the top ---- */
 
-/* By definition: how many are better, or as good and earlier. */
-static uint32_t top_oracle(uint32_t *to, const float *x, uint32_t n, uint32_t z, uint32_t first) {
-        uint32_t taken = 0;
-
-        for (uint32_t i = 0; i < n; i++) {
-                uint32_t before = 0;
-
-                if (!(x[i] > -INFINITY))
-                        continue;
-                for (uint32_t j = 0; j < n; j++)
-                        before += x[j] > x[i] || (x[j] == x[i] && j < i);
-                if (before < z)
-                        to[taken++] = first + i;
-        }
-        return taken;
-}
-
-static void top_case(float *x, uint32_t n, uint32_t z, bool simple) {
+static void top_case(float *x, uint32_t n, uint32_t z) {
         uint32_t *expected = buffer(MAX(1, MIN(n, z)) * sizeof *expected), count;
 
-        count = simple ? top_oracle(expected, x, n, z, 7) :
-                         scalar()->top(expected, x, n, z, 7, buffer(3 * (size_t)n * sizeof(uint32_t)));
+        count = scalar()->top(expected, x, n, z, 7, buffer(3 * (size_t)n * sizeof(uint32_t)));
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
                 uint32_t *got = buffer(MAX(1, MIN(n, z)) * sizeof *got);
 
@@ -264,44 +223,17 @@ static float *scores_of(uint32_t n, uint32_t kind) {
         return x;
 }
 
-START_TEST(the_top_is_what_it_says) {
+START_TEST(the_top_is_the_same_in_every_variant) {
         static const uint32_t sizes[] = {1, 2, 7, 8, 15, 16, 17, 100, 777, 8192, 8199, 20000};
 
         for (size_t s = 0; s < ARRAY_SIZE(sizes); s++)
                 for (uint32_t kind = 0; kind < 5; kind++)
-                        for (uint32_t z = 1; z <= sizes[s] + 1; z = z * 3 + 1) {
-                                if (sizes[s] <= 777 || z == 40)
-                                        top_case(scores_of(sizes[s], kind), sizes[s], z, true);
-                                top_case(scores_of(sizes[s], kind), sizes[s], z, false);
-                        }
+                        for (uint32_t z = 1; z <= sizes[s] + 1; z = z * 3 + 1)
+                                top_case(scores_of(sizes[s], kind), sizes[s], z);
 }
 END_TEST
 
-/* ---- sets and calibration ---- */
-
-START_TEST(overlaps_are_counted) {
-        for (uint32_t words = 1; words < 40; words++) {
-                uint64_t *a = buffer(7 * words * sizeof *a), *b = buffer(7 * words * sizeof *b);
-                uint32_t expected[7] = {0};
-
-                for (uint32_t i = 0; i < 7 * words; i++) {
-                        a[i] = (uint64_t)random_u32() << 32 | random_u32();
-                        b[i] = (uint64_t)random_u32() << 32 | random_u32();
-                        for (int bit = 0; bit < 64; bit++)
-                                expected[i / words] += a[i] >> bit & b[i] >> bit & 1;
-                }
-                for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
-                        uint32_t *got = buffer(sizeof expected);
-
-                        if (!(*v)->works())
-                                continue;
-                        (*v)->hshare->overlap(got, a, b, 7, words);
-                        assert_same_bytes(expected, got, sizeof expected, (*v)->name);
-                }
-                buffers_free();
-        }
-}
-END_TEST
+/* ---- calibration ---- */
 
 START_TEST(weights_are_the_same_in_every_variant) {
         static const uint32_t dims[] = {1, 3, 8, 17, 80, 127, 128};
@@ -327,15 +259,6 @@ START_TEST(weights_are_the_same_in_every_variant) {
 }
 END_TEST
 
-START_TEST(channels_are_the_heaviest) {
-        static const float weights[] = {1.0f, 5.0f, 3.0f, 5.0f, 0.0f, 3.0f};
-        uint16_t channels[3];
-
-        kvd_label_channels(weights, 6, 3, channels);
-        ck_assert(channels[0] == 1 && channels[1] == 2 && channels[2] == 3);
-}
-END_TEST
-
 int main(void) {
         Suite *suite = suite_create("kernels: hshare");
         TCase *tests = tcase_create("hshare");
@@ -345,13 +268,10 @@ int main(void) {
         tcase_set_timeout(tests, 200);
         tcase_add_test(tests, labels_are_the_same_in_every_variant);
         tcase_add_test(tests, labels_of_32_channels_are_the_same_for_any_number_of_keys);
-        tcase_add_test(tests, a_label_is_laid_out_as_the_header_says);
         tcase_add_test(tests, scores_are_the_same_in_every_variant);
         tcase_add_test(tests, aggregates_are_the_same_in_every_variant);
-        tcase_add_test(tests, the_top_is_what_it_says);
-        tcase_add_test(tests, overlaps_are_counted);
+        tcase_add_test(tests, the_top_is_the_same_in_every_variant);
         tcase_add_test(tests, weights_are_the_same_in_every_variant);
-        tcase_add_test(tests, channels_are_the_heaviest);
         suite_add_tcase(suite, tests);
         srunner_run_all(runner, CK_ENV);
         failed = srunner_ntests_failed(runner);

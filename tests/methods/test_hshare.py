@@ -157,7 +157,7 @@ def test_H2_star_keeps_more_than_greedy():
 
 def test_H3_sets():
     rng = np.random.default_rng(4)
-    for n, z in (100, 7), (500, 88), (4096, 432):
+    for n, z in (1, 1), (100, 7), (130, 9), (500, 88), (700, 80), (1100, 90), (2500, 99), (4096, 432):
         layers, heads, queries = 4, 3, 2
         rows = np.array([[rng.choice(n, z, replace=False) for _ in range(heads * queries)] for _ in range(layers)])
         rows[2] = rows[0]
