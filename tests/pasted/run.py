@@ -43,7 +43,8 @@ class Pasted:
             os.environ, HOME=str(scratch), KVD_SOCKET=str(scratch / "d/kvd.sock"), NO_COLOR="", LC_ALL="C.UTF-8",
             PATH=":".join([*map(str, tools), os.environ["PATH"]]), LD_LIBRARY_PATH=str(build / "client"),
             PKG_CONFIG_PATH=str(build / "meson-uninstalled"), PYTHONPATH=str(root / "client/python"),
-            KVD_LIBRARY=str(build / "client/libkvd.so.0"), PYTHONDONTWRITEBYTECODE="1")
+            KVD_LIBRARY=str(build / "client/libkvd.so.0"),
+            KVD_KERNELS_LIBRARY=str(build / "kernels/libkvd_kernels.so.0"), PYTHONDONTWRITEBYTECODE="1")
         self.processes: list[subprocess.Popen] = []
 
     # ---- what the blocks find ----------------------------------------------------------------------------------
