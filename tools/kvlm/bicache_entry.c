@@ -107,18 +107,21 @@ static bool find_layers(struct entry *e, uint32_t need) {
 
 /* Rows as they are before the next layer. */
 static void rewind_rows(struct entry *e) {
+        struct view view = context_view(&e->context, true);
+
         if (e->n_layers == 0)
                 pass_embed(e->maker->pass, e->tokens, 0, e->context.n_tokens);
         else
-                pass_restore(e->maker->pass, &e->context, e->n_layers - 1);
+                pass_restore(e->maker->pass, &view, e->n_layers - 1, e->context.n_tokens);
 }
 
 static int compute_next(struct entry *e) {
-        struct band band = {e->n_layers, e->n_layers + 1, 0, e->context.n_tokens, true, true};
+        struct view view = context_view(&e->context, true);
         int r = take(e, e->n_layers);
 
+        view.keep_states = true;
         if (r == 0)
-                r = pass_run(e->maker->pass, &e->context, &band);
+                r = pass_run(e->maker->pass, &view, e->n_layers, e->n_layers + 1, 0, e->context.n_tokens);
         if (r < 0)
                 return r;
         e->n_layers++;
@@ -162,7 +165,7 @@ static void seal(struct entry *e, uint32_t layer) {
 
 /* What gets lost on the way is computed again, in private memory: we are refused then. */
 static int make(struct entry *e, uint32_t end_layer) {
-        int r = pass_room(e->maker->pass, e->context.n_tokens);
+        int r = pass_rows(e->maker->pass, 0, e->context.n_tokens);
 
         while (r == 0 && e->n_layers < end_layer) {
                 uint32_t layer = e->n_layers;

@@ -10,11 +10,11 @@
  */
 
 #include "tools/kvlm/cache.h"
-#include "tools/kvlm/diffuse_pass.h"
+#include "tools/kvlm/context.h"
 
 struct entry_maker {
         const struct config *config;
-        const struct plane_shape *shape;
+        const struct block_shape *shape;
         struct pass *pass; /* its rows are overwritten by making an entry */
         struct cache *cache;
 };

@@ -52,15 +52,15 @@ int profile_close(struct profile *p) {
 static int compute_whole(struct whole *w) {
         const struct diffuser *d = w->diffuser;
         uint32_t layers = d->model->config.layers, n = w->context.n_tokens;
-        struct band band = {.end_layer = layers, .to = n};
-        int r = pass_room(d->pass, n);
+        const struct view view = context_view(&w->context, false);
+        int r = pass_rows(d->pass, 0, n);
 
         for (size_t i = 0; i < (size_t)layers * w->context.n_blocks; i++)
                 w->context.blocks[i] = w->memory + i * d->shape.plain_bytes;
         if (r < 0)
                 return r;
         pass_embed(d->pass, w->tokens, 0, n);
-        return pass_run(d->pass, &w->context, &band);
+        return pass_run(d->pass, &view, 0, layers, 0, n);
 }
 
 static int open_whole(struct whole *w) {
@@ -96,7 +96,7 @@ static const uint8_t *whole_block(const struct whole *w, uint32_t layer, uint32_
 
 static void add_block(const struct whole *w, const struct alike *to, const uint8_t *alone, const uint8_t *whole,
                       uint32_t first, uint32_t n) {
-        const struct plane_shape *s = &w->diffuser->shape;
+        const struct block_shape *s = &w->diffuser->shape;
         const struct kvd_bicache_ops *ops = w->diffuser->ops->bicache;
         uint32_t dim = w->diffuser->model->config.head_dim;
 

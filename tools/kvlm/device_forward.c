@@ -118,7 +118,7 @@ static int rotate(struct device_forward *f, uint32_t layer) {
                 .slot_stride = s->head_bytes / s->tokens,
                 .n = f->step->n,
                 .first = f->step->first,
-                .stored = f->step->stored,
+                .stored = f->step->view.stored,
                 .heads = c->heads,
                 .kv_heads = c->kv_heads,
                 .half = c->head_dim / 2,

@@ -23,7 +23,7 @@ int device_forward_new(struct device *, const struct device_model *, const struc
                        struct device_forward **ret);
 struct device_forward *device_forward_free(struct device_forward *);
 
-/* As forward_step, of what step has: blocks, tokens, first, n, decoding, stored, logits, all_logits. */
+/* As forward_step, of what step has, and of its view blocks and stored. */
 int device_forward_step(struct device_forward *, const struct step *);
 
 #endif

@@ -72,7 +72,7 @@ int device_inputs_send(struct device_inputs *in, const struct step *step, struct
         int r = check(in, in->device->gpu.cuda->cuEventSynchronize(in->copied), "cuEventSynchronize");
 
         if (r == 0)
-                r = stage_ids(in, step->blocks, n_blocks, ret);
+                r = stage_ids(in, step->view.blocks, n_blocks, ret);
         if (r < 0)
                 return r;
         memcpy(staged(in, in->tokens), step->tokens, step->n * sizeof *step->tokens);

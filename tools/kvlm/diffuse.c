@@ -181,7 +181,7 @@ static int prepare(struct run *run) {
                 run->tokens[i] = c->mask_token;
         run->n_masks = length;
         r = lay_out(run);
-        return r < 0 ? r : pass_room(run->diffuser->pass, n);
+        return r < 0 ? r : pass_rows(run->diffuser->pass, 0, n);
 }
 
 static void clean_up(struct run *run) {
@@ -197,9 +197,9 @@ static void clean_up(struct run *run) {
 /* ---- one step ---- */
 
 static int pass(const struct run *run, uint32_t layer, uint32_t end_layer, uint32_t from) {
-        struct band band = {.layer = layer, .end_layer = end_layer, .from = from, .to = run->context.n_tokens};
+        const struct view view = context_view(&run->context, false);
 
-        return pass_run(run->diffuser->pass, &run->context, &band);
+        return pass_run(run->diffuser->pass, &view, layer, end_layer, from, run->context.n_tokens);
 }
 
 /* t from 1, as the paper counts. */
@@ -214,16 +214,17 @@ static int compute(const struct run *run, uint32_t t) {
         struct pass *p = run->diffuser->pass;
         uint32_t layers = run->diffuser->model->config.layers, b = run->result->depth;
         uint32_t from = b > 0 ? run->context.n_prefix : 0;
+        const struct view view = context_view(&run->context, false);
         int r;
 
-        pass_embed(p, run->tokens, from, run->context.n_tokens);
+        pass_embed(p, run->tokens + from, from, run->context.n_tokens);
         if (b == 0 || b == layers || !is_refreshed(run, t))
                 return pass(run, 0, layers, from);
         run->result->refreshes++;
         r = pass(run, 0, b, from);
         if (r < 0)
                 return r;
-        pass_restore(p, &run->context, b - 1);
+        pass_restore(p, &view, b - 1, run->context.n_prefix);
         return pass(run, b, layers, 0);
 }
 
@@ -242,7 +243,7 @@ static void fix_tokens(struct run *run, uint32_t t) {
         uint32_t n = pick_count(run->result->length, run->result->steps, t);
 
         list_masks(run);
-        pass_logits(run->diffuser->pass, run->positions, run->n_masks, run->logits);
+        pass_logits_at(run->diffuser->pass, run->positions, run->n_masks, run->logits);
         for (uint32_t i = 0; i < run->n_masks; i++)
                 run->guesses[i] = guess_token(run->logits + (size_t)i * c->vocab, c->vocab, c->mask_token,
                                               run->positions[i]);
@@ -256,7 +257,7 @@ static int dump_logits(struct run *run) {
 
         for (uint32_t i = 0; i < run->result->length; i++)
                 run->positions[i] = run->request->n_tokens + i;
-        pass_logits(run->diffuser->pass, run->positions, run->result->length, run->logits);
+        pass_logits_at(run->diffuser->pass, run->positions, run->result->length, run->logits);
         if (fwrite(run->logits, sizeof *run->logits, n, run->request->logits) != n)
                 return note(-EIO, "cannot write the logits: %s", strerror(errno));
         return 0;

@@ -33,7 +33,7 @@ struct diffuser {
         const struct kvd_ops *ops;
         struct pass *pass;
         struct cache *cache;
-        struct plane_shape shape;
+        struct block_shape shape;
         struct diffuse_options options;
         const struct kvd_btable *table; /* NULL: none */
         const char *stop;               /* ends the text and is not part of it; "": nothing does */

@@ -54,7 +54,7 @@ static int open_session(struct session *s) {
                 .model = p->model,
                 .tokenizer = p->tokenizer,
                 .ops = p->ops,
-                .shape = plane_shape(&p->model->config, DIFFUSE_BLOCK_TOKENS, o->kv_type),
+                .shape = block_shape_of_layer(&p->model->config, DIFFUSE_BLOCK_TOKENS, o->kv_type),
                 .options = o->diffuse,
                 .stop = o->stop,
                 .interrupted = p->interrupted,

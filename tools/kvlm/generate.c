@@ -37,11 +37,11 @@ static int compute(const struct run *run, const struct step *step) {
         if (*run->engine->interrupted)
                 return -EINTR;
         return run->engine->device ? device_forward_step(run->engine->device_forward, step)
-                                   : forward_step(run->engine->forward, step);
+                                   : forward_step(run->engine->pass, run->engine->model->config.layers, step);
 }
 
 static double attention_ms(const struct engine *e) {
-        return e->forward ? forward_attention_ms(e->forward) : 0;
+        return e->pass ? pass_attention_ms(e->pass) : 0;
 }
 
 /* Is attention of generated tokens another than a prompt's? Then they are computed one by one, whenever it is. */
@@ -60,7 +60,7 @@ static struct step next_step(const struct run *run, uint32_t first) {
         const struct sequence *s = run->sequence;
         uint32_t prompt = run->result->prompt_tokens;
         struct step step = {
-                .blocks = s->blocks,
+                .view = {.blocks = s->blocks},
                 .tokens = s->tokens + first,
                 .first = first,
                 .n = MIN(run->engine->chunk, s->n_tokens - first),
@@ -125,7 +125,7 @@ static int catch_up(const struct run *run) {
                 end = step.first + step.n;
                 step.logits = end == s->n_tokens || run->dump ? run->logits : NULL;
                 step.all_logits = run->dump;
-                r = run->pooled ? pooled_prepare(run->pooled, &step) : sequence_extend(s, end - step.gone);
+                r = run->pooled ? pooled_prepare(run->pooled, &step) : sequence_extend(s, end);
                 if (r > 0)
                         continue;
                 if (r == 0)
@@ -152,7 +152,7 @@ static int dump_logits(const struct run *run) {
                 struct step step = next_step(run, first);
                 int r;
 
-                step.stored = s->n_tokens;
+                step.view.stored = s->n_tokens;
                 step.logits = run->logits;
                 step.all_logits = true;
                 r = compute(run, &step);
@@ -311,7 +311,7 @@ static int prepare_pooled(struct run *run, const struct request *request, uint32
                 .options = e->pooled,
                 .tokenizer = e->tokenizer,
                 .ops = e->ops,
-                .frequencies = forward_frequencies(e->forward),
+                .frequencies = pass_frequencies(e->pass),
                 .layers = c->layers,
                 .kv_heads = c->kv_heads,
                 .group = c->heads / c->kv_heads,

@@ -18,7 +18,7 @@ struct engine {
         const struct model *model;
         const struct kvd_ops *ops;
         const struct tokenizer *tokenizer;
-        struct forward *forward; /* NULL: the device computes */
+        struct pass *pass; /* NULL: the device computes */
         struct device *device;   /* NULL: there is none, and blocks are in host memory */
         struct device_forward *device_forward;
         struct cache *cache;

@@ -33,7 +33,7 @@ struct parts {
         const struct kvd_ops *ops;
         struct tokenizer *tokenizer;
         struct model *model;
-        struct forward *forward; /* NULL: a device computes, and what it needs is next */
+        struct pass *pass; /* NULL: a device computes, and what it needs is next */
         struct device *device;
         struct device_model *device_model;
         struct device_forward *device_forward;
@@ -160,7 +160,7 @@ static int open_forward(struct parts *p, const struct block_shape *shape) {
         int r;
 
         if (!p->device)
-                return forward_new(p->model, p->ops, shape, o->chunk, o->threads, &p->forward);
+                return pass_new(p->model, p->ops, shape, o->threads, &p->pass);
         r = device_model_new(p->device, p->model, &p->device_model);
         if (r < 0)
                 return r;
@@ -185,7 +185,7 @@ static int open_engine(struct parts *p) {
                 .model = p->model,
                 .ops = p->ops,
                 .tokenizer = p->tokenizer,
-                .forward = p->forward,
+                .pass = p->pass,
                 .device = p->device,
                 .device_forward = p->device_forward,
                 .cache = p->cache,
@@ -314,7 +314,7 @@ static void take_apart(struct parts *p) {
         prompts_close(p->prompts);
         sampler_free(p->sampler);
         cache_free(p->cache);
-        forward_free(p->forward);
+        pass_free(p->pass);
         device_forward_free(p->device_forward);
         device_model_free(p->device, p->device_model);
         device_free(p->device);

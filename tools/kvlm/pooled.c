@@ -346,15 +346,17 @@ int pooled_prepare(struct pooled *p, struct step *step) {
         r = sequence_extend(p->s, p->n_slots + step->n);
         for (uint32_t i = p->n_entries; i < p->s->n_blocks; i++)
                 p->blocks[i] = p->s->blocks[i];
-        step->blocks = p->blocks;
-        step->gone = step->first - p->n_slots;
-        step->turn = p->turned || step->n == 1 ? p->turn : NULL; /* which turns there are may change in a token's pass */
-        step->turns = p->turns;
-        step->chosen = p->gaps ? p->used : NULL;
-        step->n_chosen = p->n_used + step->n;
-        step->block_mass = p->table && step->n == 1 && p->decoded % USE_EVERY == 0 ? p->mass : NULL;
-        step->pooled = p->selection ? p : NULL;
-        if (step->block_mass)
+        step->view = (struct view){
+                .blocks = p->blocks,
+                .gone = step->first - p->n_slots,
+                .chosen = p->gaps ? p->used : NULL,
+                .n_chosen = p->n_used + step->n,
+                .turn = p->turned || step->n == 1 ? p->turn : NULL, /* a token's pass may begin with none */
+                .turns = p->turns,
+                .block_mass = p->table && step->n == 1 && p->decoded % USE_EVERY == 0 ? p->mass : NULL,
+                .pooled = p->selection ? p : NULL,
+        };
+        if (step->view.block_mass)
                 memset(p->mass, 0, p->room * sizeof *p->mass);
         selection_refresh(p, false);
         return r;
