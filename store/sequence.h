@@ -178,7 +178,7 @@ void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 void sketches_free(struct sequence *sequence);
 bool sketches_bury(struct space *space);   /* idle: a piece of those that are gone. True: there may be more */
 void entry_free_spill(struct sequence *sequence, struct entry *entry);
-void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again: out of the sketch; no copy */
+void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again; its copy stays */
 
 /* cool.c */
 bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
