@@ -253,7 +253,9 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
                                     "were proposed", a->space->name, n_taken, q->n_sent);
         for (uint32_t i = 0; i < n_taken; i++)
                 settle(q, list_pop(q, &q->changes), taken[i] == 1);
-        for (uint32_t slot = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES) && fits(&q->entries[slot], n); n++) {
+        for (uint32_t slot = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES); n++) {
+                if (!fits(&q->entries[slot], n))
+                        break;
                 ret[n] = describe(q, slot);
                 slot = q->entries[slot].next;
         }

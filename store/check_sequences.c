@@ -140,6 +140,11 @@ static void check_reviving(struct walk *w) {
 
 #define GONE (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED)
 
+static bool has_tokens_of(const struct sequence *q, const struct entry *e, const struct kvd_desc *desc) {
+        return e->slots == e->n_tokens &&
+               memcmp(desc->tokens, q->tokens + e->position, e->n_tokens * sizeof *q->tokens) == 0;
+}
+
 static void check_block_of(struct walk *w, const struct sequence *q, uint32_t slot) {
         const struct space *s = w->space;
         const struct entry *e = &q->entries[slot];
@@ -152,8 +157,7 @@ static void check_block_of(struct walk *w, const struct sequence *q, uint32_t sl
         expect(w, !(desc->flags & KVD_DESC_COMPACT) == !(e->flags & KVD_ENTRY_COMPACT) && desc->n_tokens == e->slots,
                "Q23 entry %u of sequence %u has a packed block and does not know, or the other way round", slot,
                q->number);
-        expect(w, desc->depth == e->position && (e->flags & KVD_ENTRY_COMPACT ||
-               (e->slots == e->n_tokens && memcmp(desc->tokens, q->tokens + e->position, e->n_tokens * sizeof *q->tokens) == 0)),
+        expect(w, desc->depth == e->position && (e->flags & KVD_ENTRY_COMPACT || has_tokens_of(q, e, desc)),
                "Q10 entry %u of sequence %u has other tokens than its block", slot, q->number);
         expect(w, !(desc->flags & KVD_DESC_APPROX) == !(e->flags & KVD_ENTRY_APPROX),
                "Q11 entry %u of sequence %u passes an approximation for exact", slot, q->number);
@@ -193,7 +197,8 @@ static void check_entries(struct walk *w, struct sequence *q) {
                 if (e->ref)
                         check_block_of(w, q, i);
         }
-        expect(w, at == q->n_tokens && own == q->n_own && copies == q->n_copies, "Q15 sequence %u miscounts", q->number);
+        expect(w, at == q->n_tokens && own == q->n_own && copies == q->n_copies, "Q15 sequence %u miscounts",
+               q->number);
 }
 
 /* ---- lists ------------------------------------------------------------------------------------------------------ */

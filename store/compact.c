@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction: of the tokens in a range of entries, each layer and KV head keeps those of highest score, packed
- * into as few blocks as they fill. A worker fills the new blocks, which no client has seen yet; then the client is asked
- * to take all of them at once: the first entries of the range get the new blocks, the others are dropped. Until it has
- * taken them everything is as it was, and if it does not, or anything goes wrong, it stays so.
+ * KeyDiff's compaction: of the tokens in a range of entries, each layer and KV head keeps those of highest score,
+ * packed into as few blocks as they fill. A worker fills the new blocks, which no client has seen yet; then the
+ * client is asked to take all of them at once: the first entries of the range get the new blocks, the others are
+ * dropped. Until it has taken them everything is as it was, and if it does not, or anything goes wrong, it stays
+ * so.
  *
- * Room for the new blocks is taken when the request comes, so that a pool that is too full refuses it in words. An entry
- * that waits (COMPACT_WANTED) has its new block in `other`; from when the job is written, the job has it.
+ * Room for the new blocks is taken when the request comes, so that a pool that is too full refuses it in words. An
+ * entry that waits (COMPACT_WANTED) has its new block in `other`; from when the job is written, the job has it.
  */
 
 #include <errno.h>

@@ -77,9 +77,9 @@ static bool is_target(const struct sequence *q, uint32_t slot) {
         const struct entry *e = &q->entries[slot];
         bool paper = setting(q->space, KVD_memshare_profile) == KVD_PAPER;
 
-        return (slot > 0 || paper) && slot + setting(q->space, KVD_memshare_recent_guard) < q->n_entries && e->busy == IDLE && entry_is_own(e) &&
-               !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) && is_full(q->space, e) &&
-               q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
+        return (slot > 0 || paper) && slot + setting(q->space, KVD_memshare_recent_guard) < q->n_entries &&
+               e->busy == IDLE && entry_is_own(e) && !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
+               is_full(q->space, e) && q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }
 
 static bool is_source(const struct sequence *q, const struct sequence *of, const struct entry *e) {

@@ -14,9 +14,9 @@
  *      6  ... without anything, if kvreviver.drop allows it and there is no sketch
  *      7  allocations are refused
  *
- * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy is as near. Who wants
- * it asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for jobs, and clients take what comes of them when they
- * can.
+ * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy is as near. Who
+ * wants it asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for jobs, and clients take what comes of them
+ * when they can.
  */
 
 #include <string.h>

@@ -19,9 +19,19 @@ static bool summaries_pending(const struct sequence *q) {
         return false;
 }
 
+static bool waits_for_worker(const struct sequence *q) {
+        const struct ticket *const tickets[] = {&q->cooling, &q->reviving, &q->forgetting, &q->rebuilding,
+                                                &q->comparing, &q->compacting};
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(tickets); i++)
+                if (job_pending(tickets[i]))
+                        return true;
+        return critical_pending(q) || summaries_pending(q);
+}
+
+/* Entries may wait for room, or for a sketch to be made anew, while no job is asked for. */
 static bool is_pending(const struct sequence *q) {
-        return q->changes.n || q->cool.n || q->revive.n || q->compact.n || job_pending(&q->cooling) || job_pending(&q->reviving) || job_pending(&q->forgetting) ||
-               job_pending(&q->rebuilding) || job_pending(&q->comparing) || job_pending(&q->compacting) || critical_pending(q) || summaries_pending(q);
+        return q->changes.n || q->cool.n || q->revive.n || q->compact.n || waits_for_worker(q);
 }
 
 void sequence_report(struct attachment *a, uint32_t number, struct sequence_report *ret) {

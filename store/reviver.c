@@ -174,8 +174,9 @@ static void arrived(struct sequence *q, const struct job_item *item) {
         struct entry *e = &q->entries[item->slot];
         bool approx = item->flags & KVD_ENTRY_APPROX;
         struct offer offer = {.kind = KVD_CHANGE_ARRIVE, .block = item->held,
-                              .flags = KVD_ENTRY_OWN | (e->flags & KVD_ENTRY_COMPACT) | (approx ? KVD_ENTRY_APPROX : 0)};
+                              .flags = KVD_ENTRY_OWN | (e->flags & KVD_ENTRY_COMPACT)};
 
+        offer.flags |= approx ? KVD_ENTRY_APPROX : 0;
         if (e->flags & KVD_ENTRY_COMPACT)
                 compact_seal(q, item->held, item->slot, e->slots);
         else

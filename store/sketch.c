@@ -4,13 +4,14 @@
  * Sketches of sequences (KVReviver): what an entry has in one, how it gets out again, and what happens
  * when a worker dies with one half written.
  *
- * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence ever
- * gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its exact
- * copy (job FORGET); without one its ordinals stay behind as noise, which the load guard counts.
+ * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence
+ * ever gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its
+ * exact copy (job FORGET); without one its ordinals stay behind as noise, which the load guard counts.
  *
- * A sketch takes no more tokens than kvreviver.max_load lets it answer for: what is over that leaves with its exact copy
- * alone, and one that nothing gets into is not kept. A sequence has a sketch for each epoch of its tokens, no more; so
- * sketches cost what kvreviver.vague and kvreviver.budget say, and every cell is one that somebody may ask.
+ * A sketch takes no more tokens than kvreviver.max_load lets it answer for: what is over that leaves with its exact
+ * copy alone, and one that nothing gets into is not kept. A sequence has a sketch for each epoch of its tokens, no
+ * more; so sketches cost what kvreviver.vague and kvreviver.budget say, and every cell is one that somebody may
+ * ask.
  */
 
 #include <errno.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction: each layer and KV head chooses, among the tokens of the source blocks, those of highest score
- * (job_score.c has the anchor: of the sources and the rest of the sequence) and moves their keys and values into the
- * destination blocks, packed, in order of position. What is left of the last one, and the state plane, is zeros. A layer
- * is a piece of work of its own.
+ * KeyDiff's compaction: each layer and KV head chooses, among the tokens of the source blocks, those of highest
+ * score (job_score.c has the anchor: of the sources and the rest of the sequence) and moves their keys and values
+ * into the destination blocks, packed, in order of position. What is left of the last one, and the state plane, is
+ * zeros. A layer is a piece of work of its own.
  */
 
 #include <errno.h>

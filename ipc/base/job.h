@@ -28,8 +28,8 @@ enum kvd_job_kind {
         KVD_JOB_FORGET = 6,    /* items: takes their exact copies out of the sketch. Result: u32 each */
         KVD_JOB_REBUILD = 7,   /* the sketch, anew from the exact copies of all items. Result: u32 each */
         KVD_JOB_CONFIG = 8,    /* HShare: items: blocks that hold selection bitsets. Result: bytes, see critical */
-        KVD_JOB_COMPACT = 10,  /* KeyDiff: items: what is packed (SOURCE), where to (DEST), and the rest of the sequence for
-                                  the anchor. Result: one u32, 0 or errno */
+        KVD_JOB_COMPACT = 10,  /* KeyDiff: items: what is packed (SOURCE), where to (DEST), and the rest of the sequence,
+                                  for the anchor. Result: one u32, 0 or errno */
         KVD_JOB_CALIBRATE = 11, /* MemShare: items: pairs. Result: float each, their distance by the space's metric */
         KVD_JOB_PROFILE = 9,   /* BiCache: items: pairs of blocks, layer group by layer group. Result: 2 floats each layer */
 };

@@ -168,7 +168,7 @@ static void compact_and_check(uint32_t first, uint32_t end, uint32_t keep) {
         user_check(&u);
 }
 
-/* ---- tests -------------------------------------------------------------------------------------------------------- */
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
 
 START_TEST(each_head_has_its_own_tokens) {
         struct kvd_sequence_stats stats;
@@ -252,7 +252,7 @@ START_TEST(keys_that_are_not_rotated_yet_are_refused) {
 }
 END_TEST
 
-/* ---- deaths -------------------------------------------------------------------------------------------------------- */
+/* ---- deaths ------------------------------------------------------------------------------------------------------ */
 
 static pid_t stopped_worker(void) {
         pid_t worker = user_worker(&u);

@@ -197,7 +197,8 @@ static void report(const struct soak *s) {
                 {"operations", t->operations}, {"bytes_checked", t->bytes_checked}, {"wrong_bytes", t->bytes_wrong},
                 {"unmarked", t->unmarked}, {"appended", t->appended}, {"changes", t->changes},
                 {"shared_seen", t->shared_seen}, {"approx_seen", t->approx_seen}, {"absent_seen", t->absent_seen},
-                {"packed_seen", t->packed_seen}, {"cooled", t->cooled}, {"revived", t->revived}, {"labels", t->labels}, {"sharings", t->sharings},
+                {"packed_seen", t->packed_seen},
+                {"cooled", t->cooled}, {"revived", t->revived}, {"labels", t->labels}, {"sharings", t->sharings},
                 {"samples", t->samples}, {"refusals", t->refusals}, {"suicides", t->deaths}, {"workers", s->started},
                 {"kernel_workers_killed", s->kernels_killed}, {"lost", t->lost}, {"seed", s->o.seed},
         };
@@ -211,8 +212,8 @@ static void report(const struct soak *s) {
 static void expect_used(const struct soak *s) {
         const struct methods_tally *t = s->tally;
 
-        if (!t->shared_seen || !t->approx_seen || !t->packed_seen || !t->absent_seen || !t->revived || !t->labels || !t->sharings ||
-            !t->samples)
+        if (!t->shared_seen || !t->approx_seen || !t->packed_seen || !t->absent_seen || !t->revived || !t->labels ||
+            !t->sharings || !t->samples)
                 die("FAILED: some method was never at work (seed %llu)", (unsigned long long)s->o.seed);
 }
 

@@ -142,7 +142,7 @@ START_TEST(parts_of_blocks_are_brought_together) {
 }
 END_TEST
 
-/* ---- not taken, not possible, lost -------------------------------------------------------------------------------- */
+/* ---- not taken, not possible, lost ------------------------------------------------------------------------------- */
 
 START_TEST(what_is_not_taken_leaves_nothing) {
         append(6 * BT);
@@ -306,7 +306,7 @@ START_TEST(a_sequence_that_ends_meanwhile_leaves_nothing) {
 }
 END_TEST
 
-/* ---- and the others ------------------------------------------------------------------------------------------------ */
+/* ---- and the others ---------------------------------------------------------------------------------------------- */
 
 START_TEST(a_packed_block_is_copied_and_comes_back_exactly) {
         static const uint32_t slots[] = {0, 1};

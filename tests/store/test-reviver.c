@@ -57,7 +57,7 @@ static void revive(enum kvd_revive how, uint32_t n, uint32_t want_exact, uint32_
         ck_assert_uint_eq(approx, want_approx);
 }
 
-/* ---- exactly ---------------------------------------------------------------------------------------------------- */
+/* ---- exactly ----------------------------------------------------------------------------------------------------- */
 
 START_TEST(what_left_comes_back_byte_by_byte) {
         uint64_t before;
@@ -201,7 +201,7 @@ START_TEST(copies_take_no_more_than_their_share) {
 }
 END_TEST
 
-/* ---- approximately ---------------------------------------------------------------------------------------------- */
+/* ---- approximately ----------------------------------------------------------------------------------------------- */
 
 /* Collisions are certain not to matter only with one token a cell: with few tokens the median is right or is not. */
 START_TEST(first_approximately_then_exactly) {
@@ -390,7 +390,7 @@ START_TEST(kept_copies_give_way_to_others) {
 }
 END_TEST
 
-/* ---- changing places ---------------------------------------------------------------------------------------------- */
+/* ---- changing places --------------------------------------------------------------------------------------------- */
 
 static void attend(uint32_t slot, uint16_t mass) {
         uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
@@ -527,7 +527,7 @@ START_TEST(K16_isolation) {
 }
 END_TEST
 
-/* ---- workers that are lost -------------------------------------------------------------------------------------- */
+/* ---- workers that are lost --------------------------------------------------------------------------------------- */
 
 START_TEST(a_lost_worker_loses_nothing) {
         ck_assert_int_eq(table_append(&t, 6 * BT, 10), 0);
@@ -646,7 +646,7 @@ START_TEST(a_sketch_that_cannot_be_made_anew_is_dropped) {
 }
 END_TEST
 
-/* ---- ends at every stage ---------------------------------------------------------------------------------------- */
+/* ---- ends at every stage ----------------------------------------------------------------------------------------- */
 
 /* stage: what was done before the client is gone. */
 START_TEST(a_client_may_go_at_any_stage) {
@@ -692,7 +692,7 @@ START_TEST(a_client_may_go_at_any_stage) {
 }
 END_TEST
 
-/* ---- failing calls ---------------------------------------------------------------------------------------------- */
+/* ---- failing calls ----------------------------------------------------------------------------------------------- */
 
 static int calls_left;
 
@@ -789,7 +789,7 @@ START_TEST(every_failing_call_is_survived) {
 }
 END_TEST
 
-/* ---- K14 -------------------------------------------------------------------------------------------------------- */
+/* ---- K14 --------------------------------------------------------------------------------------------------------- */
 
 static struct random rnd;
 static uint32_t refusals;
@@ -831,8 +831,8 @@ static void one_step(void) {
         case 6:
                 n = random_below(&rnd, t.n); /* now and then: what was packed is packed for good */
                 if (random_below(&rnd, 12) == 0)
-                        ck_assert_int_ge(sequence_compact(a, t.number, n, MIN(t.n - n, 4), 1 + random_below(&rnd, 3 * BT)),
-                                         -EBUSY);
+                        ck_assert_int_ge(sequence_compact(a, t.number, n, MIN(t.n - n, 4),
+                                                          1 + random_below(&rnd, 3 * BT)), -EBUSY);
                 break;
         case 7:
         case 8:

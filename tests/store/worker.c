@@ -361,8 +361,8 @@ void worker_die(void) {
         uint32_t kind = worker_job->kind, n = worker_job->n_items;
 
         ck_assert(has_job);
-        if (n > 1 && (kind == KVD_JOB_COMPACT || kind == KVD_JOB_SPILL || kind == KVD_JOB_REVIVE || kind == KVD_JOB_FORGET ||
-                      kind == KVD_JOB_REBUILD))
+        if (n > 1 && (kind == KVD_JOB_COMPACT || kind == KVD_JOB_SPILL || kind == KVD_JOB_REVIVE ||
+                      kind == KVD_JOB_FORGET || kind == KVD_JOB_REBUILD))
                 do_it(n / 2);
         has_job = false;
         store_job_lost(store, taken.id);
