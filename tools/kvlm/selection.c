@@ -6,6 +6,9 @@
  * use one selection, and who resembles whom the worker says, from what the prompt's last queries would have selected.
  * KVReviver: labels stay when a block leaves, so they tell which of the missing ones a query needs.
  *
+ * Labels of a block lie in the daemon's memory for all layers and heads together; a query wants those of one head, of all
+ * blocks: kept here once more, in that order, they are read at twice the speed.
+ *
  * Places are counted in columns: column c is the slot p->used[c]. Tokens whose block has no labels yet are attended to
  * as the newest are.
  */
@@ -48,10 +51,12 @@ struct selection {
         uint32_t dim, slots;
         const struct kvd_hshare_ops *ops;
         struct kvd_label_shape shape;
-        const uint8_t **rows; /* [blocks] labels; NULL: none */
+        const uint8_t **rows; /* [blocks] labels in the daemon's memory; NULL: none */
+        uint8_t *labels;      /* [layer][head][slot], of labelled entries */
         uint32_t complete;    /* entries before it have labels, or never will */
         uint32_t labelled;    /* behind the last entry that has some */
         bool holes;           /* some entry before that has none yet */
+        bool absent;          /* ... or has none at all */
         uint32_t *layers, *heads; /* whose selection is used: [layers], [layers][kv_heads] */
         float *queries;       /* [layer][head][CALIBRATION][group * dim]: position p is at p % CALIBRATION */
         struct choice *choices; /* [layer][head] */
@@ -86,6 +91,7 @@ void selection_free(struct pooled *p) {
         free(s->queries);
         free(s->heads);
         free(s->layers);
+        free(s->labels);
         free(s->rows);
         free(s);
         p->selection = NULL;
@@ -156,6 +162,35 @@ int selection_new(struct pooled *p, bool hshare) {
 
 /* ---- labels ------------------------------------------------------------------------------------------------------ */
 
+static uint8_t *labels_of(const struct pooled *p, uint32_t layer, uint32_t head) {
+        const struct selection *s = p->selection;
+
+        return s->labels + index_of(p, layer, head) * s->slots * s->shape.label_bytes;
+}
+
+/* How many channels there are is known with the first label. */
+static bool copy_labels(struct pooled *p, uint32_t block) {
+        struct selection *s = p->selection;
+        size_t bytes = (size_t)p->bt * s->shape.label_bytes;
+
+        if (!s->labels)
+                s->labels = calloc(index_of(p, p->setup.layers, 0) * s->slots, s->shape.label_bytes);
+        for (uint32_t l = 0; s->labels && l < p->setup.layers; l++)
+                for (uint32_t h = 0; h < p->setup.kv_heads; h++)
+                        memcpy(labels_of(p, l, h) + block * bytes, s->rows[block] + l * (size_t)s->shape.layer_stride +
+                               h * (size_t)s->shape.head_stride, bytes);
+        return s->labels;
+}
+
+static void take_labels(struct pooled *p, uint32_t block) {
+        struct selection *s = p->selection;
+        const uint8_t *before = s->rows[block];
+
+        s->rows[block] = kvd_sequence_labels(p->table, block, &s->shape);
+        if (s->rows[block] && s->rows[block] != before && !copy_labels(p, block))
+                s->rows[block] = NULL;
+}
+
 void selection_refresh(struct pooled *p, bool all) {
         struct selection *s = p->selection;
         bool complete = true;
@@ -166,13 +201,19 @@ void selection_refresh(struct pooled *p, bool all) {
         for (uint32_t i = s->complete; i < p->n_entries; i++) {
                 bool none = p->flags[i] & KVD_ENTRY_DROPPED || p->fill[i] == 0;
 
-                s->rows[i] = none ? NULL : kvd_sequence_labels(p->table, i, &s->shape);
+                if (none)
+                        s->rows[i] = NULL;
+                else
+                        take_labels(p, i);
                 complete &= s->rows[i] || none;
                 s->complete = complete ? i + 1 : s->complete;
         }
         for (s->labelled = p->n_entries; s->labelled > 0 && !s->rows[s->labelled - 1];)
                 s->labelled--;
         s->holes = s->complete < s->labelled;
+        s->absent = false;
+        for (uint32_t i = 0; i < s->labelled; i++)
+                s->absent |= !s->rows[i];
 }
 
 static void label_queries(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
@@ -184,8 +225,9 @@ static void label_queries(struct pooled *p, uint32_t layer, uint32_t head, const
 }
 
 /* Keys of a block that stands in for another one are those of another place: queries are turned for them. */
-static void score_turned(struct pooled *p, uint32_t layer, uint32_t head, const float *q, size_t offset) {
+static void score_turned(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
         const struct selection *s = p->selection;
+        const uint8_t *labels = labels_of(p, layer, head);
         struct desk *d = s->desks + head;
         const struct kvd_attention a = {.ops = p->setup.ops, .dim = s->dim, .turns = p->turns};
         uint32_t ready = 0;
@@ -198,17 +240,17 @@ static void score_turned(struct pooled *p, uint32_t layer, uint32_t head, const 
                         label_queries(p, layer, head, d->turned);
                         ready = p->turn[i];
                 }
-                s->ops->scores(d->scores + i * p->bt, s->slots, s->rows, offset, p->bt, s->shape.channels, d->query,
+                s->ops->scores(d->scores + i * p->bt, s->slots, &labels, 0, s->slots, s->shape.channels, d->query,
                                p->setup.group, i * p->bt, p->bt);
         }
 }
 
-/* Labels of slots that hold nothing are none. */
+/* Slots that hold nothing, and those without labels, are not to be found. */
 static void forget_empty(const struct pooled *p, struct desk *d) {
         const struct selection *s = p->selection;
 
         for (uint32_t i = 0; i < s->labelled; i++)
-                for (uint32_t j = p->fill[i]; j < p->bt; j++)
+                for (uint32_t j = s->rows[i] ? p->fill[i] : 0; j < p->bt; j++)
                         for (uint32_t g = 0; g < p->setup.group; g++)
                                 d->scores[g * s->slots + i * p->bt + j] = -INFINITY;
 }
@@ -217,14 +259,14 @@ static void forget_empty(const struct pooled *p, struct desk *d) {
 static void score(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
         const struct selection *s = p->selection;
         struct desk *d = s->desks + head;
-        size_t offset = layer * (size_t)s->shape.layer_stride + head * (size_t)s->shape.head_stride;
+        const uint8_t *labels = labels_of(p, layer, head);
         uint32_t n = s->labelled * p->bt;
 
         label_queries(p, layer, head, q);
-        s->ops->scores(d->scores, s->slots, s->rows, offset, p->bt, s->shape.channels, d->query, p->setup.group, 0, n);
+        s->ops->scores(d->scores, s->slots, &labels, 0, s->slots, s->shape.channels, d->query, p->setup.group, 0, n);
         if (p->turned)
-                score_turned(p, layer, head, q, offset);
-        if (p->gaps)
+                score_turned(p, layer, head, q);
+        if (p->gaps || s->absent)
                 forget_empty(p, d);
         s->ops->aggregate(d->total, d->scores, s->slots, n, p->setup.group, 1 / sqrtf((float)s->dim),
                           KVD_AGGREGATE_SUM);
