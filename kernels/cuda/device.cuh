@@ -66,17 +66,6 @@ static __device__ __forceinline__ uint4 load_16(const void *at) {
         return v;
 }
 
-/* The same, but of memory that this launch also writes. */
-static __device__ __forceinline__ uint4 load_16_written(const void *at) {
-        return *reinterpret_cast<const uint4 *>(at);
-}
-
-/* Written once, not read again soon. */
-static __device__ __forceinline__ void store_16(void *at, uint4 v) {
-        asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1,%2,%3,%4};"
-                     :: "l"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
 /* 16 bytes from global to shared memory, without a register; there after copy_wait and a barrier. */
 static __device__ __forceinline__ void copy_16(void *shared, const void *global) {
         uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
@@ -146,12 +135,6 @@ static __device__ __forceinline__ uint16_t float_to_bf16(float x) { /* nearest e
 static __device__ __forceinline__ float warp_sum(float x) {
         for (int mask = 16; mask; mask /= 2)
                 x += warp_xor(x, mask);
-        return x;
-}
-
-static __device__ __forceinline__ float warp_max(float x) {
-        for (int mask = 16; mask; mask /= 2)
-                x = fmaxf(x, warp_xor(x, mask));
         return x;
 }
 

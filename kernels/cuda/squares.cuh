@@ -19,7 +19,7 @@
 
 enum square_form { FLAT, ROWS, TURNED };
 
-/* Two blocks, or what is like them. */
+/* Two blocks, or one. */
 struct squares_of {
         const uint8_t *x, *y;         /* plane 0; planes lie one behind the other */
         uint64_t elements;            /* of a plane */

@@ -147,16 +147,6 @@ static inline uint4 load_16(const void *from) {
         return *static_cast<const uint4 *>(from);
 }
 
-static inline uint4 load_16_written(const void *from) {
-        emulate_aligned(from, 16, "load_16_written");
-        return *static_cast<const uint4 *>(from);
-}
-
-static inline void store_16(void *to, uint4 v) {
-        emulate_aligned(to, 16, "store_16");
-        *static_cast<uint4 *>(to) = v;
-}
-
 static inline void copy_16(void *shared, const void *global) { emulate_copy(shared, global); }
 static inline void copy_16_or_zeros(void *shared, const void *global, bool there) {
         static const uint4 zeros = {0, 0, 0, 0};

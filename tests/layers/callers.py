@@ -44,7 +44,7 @@ def unused(root):
         if re.fullmatch(r"kernels/\w+\.h", path):
             own.update(MEMBER.findall(text))
         uses.subtract(own)
-        if path.endswith(".h"):
+        if path.endswith((".h", ".cuh")):
             declared |= {name: path for name in own}
         elif re.fullmatch(r"kernels/\w+\.c", path):    # a table's row .run = run is no use
             uses.subtract(re.findall(r"^\s+\.(\w+) = ", text, re.M))

@@ -134,7 +134,7 @@ KVD_KERNEL(probe_wrong, struct probe, 64) {
                 __syncthreads();
         }
         if (a.kind == WRONG_ALIGNMENT)
-                store_16(a.to + 1, load_16(a.to + 1));
+                a.to[0] = load_16(a.to + 1).x;
         if (a.kind == WRONG_SHARED_END)
                 shared[i] = i; /* half as much was asked for */
 }
