@@ -13,4 +13,4 @@ KVREVIVER = {0.1: 1.0, 0.25: 1.0, 0.5: 1.0}                 # with exact copies 
 HSHARE = {"1": 1.0, "9/16": 1.0, "9/32": 0.325, "1/8": 0.15, "as shipped": 1.0, "paper's profile": 0.3}
 TOGETHER = {16: 1.0, 8: 0.9, 6: 0.5, 4: 0.45}               # MiB: recall, the old task with four processes
 MEMSHARE = (0.346, 1.0)                                     # share of the tokens, recall, steps told four times
-BICACHE = 3.2                                               # times the tokens a second, as README had it; a check found 2.8
+BICACHE = 3.2                                               # times the tokens a second, by README; a check found 2.8

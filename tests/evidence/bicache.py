@@ -145,7 +145,8 @@ def gather(programs: Programs, progress: Progress, early: bool, quick: bool) -> 
 def findings(count: int, rows: list[dict], tables: dict, results: dict[str, dict], times: dict[str, Times],
              gathered: dict[str, dict], early: dict[str, dict]) -> Findings:
     sims = similarity(rows)
-    table = Table(f"{count} requests, one token a step, refresh every 16 steps; the table of depths is fitted on others. "
+    table = Table(f"{count} requests, one token a step, refresh every 16 steps; "
+                  "the table of depths is fitted on others. "
                   f"Times: one request of each prefix ratio, {ROUNDS} rounds taking turns",
                   ["mode", "statements right", "ms a token", "times no reuse's speed", "layers reused", "refreshes",
                    "shared KiB a request"])
@@ -157,17 +158,22 @@ def findings(count: int, rows: list[dict], tables: dict, results: dict[str, dict
                    ["mode", "answers right", "layers reused", "... if the first layer marks", "layers reused"],
                    [[name, str(r["recall"]), f"{r['depth']:.1f} of {r['layers']}", str(early[name]["recall"]),
                      f"{early[name]['depth']:.1f} of {early[name]['layers']}"] for name, r in gathered.items()],
-                   "The trained model writes down in the prefix all that is asked, so that nothing is lost with it. The "
-                   "one made by hand marks in the prefix what the request says again, and copies what is marked. If the "
-                   "first layer marks, BiCache loses as much: its deep layers start from what the last shared layer made "
+                   "The trained model writes down in the prefix all that is asked, so that nothing is lost with it. "
+                   "The "
+                   "one made by hand marks in the prefix what the request says again, and copies what is marked. If "
+                   "the "
+                   "first layer marks, BiCache loses as much: its deep layers start from what the last shared layer "
+                   "made "
                    "of the prefix alone, and similar keys and values say nothing about that layer's own output.")
     depth = Table("Layers reused by prefix ratio", ["profile", *(f"{r} %" for r in RATIOS)],
                   [[name, *(t.get(r, 0) for r in RATIOS)] for name, t in tables.items()])
     found = Findings("bicache", "BiCache: shared prefixes of bidirectional models",
-                     "A masked-diffusion model of 12 layers. A prefix's keys and values computed alone are compared with "
+                     "A masked-diffusion model of 12 layers. A prefix's keys and values computed alone are compared "
+                     "with "
                      "those computed with the whole request; shallow layers, where they are alike, are shared in the "
                      "pool, deep ones are recomputed every 16 steps from the boundary state that is stored with them.",
-                     "bicache=on and a profile run on requests like yours, for bidirectional models only. The larger the "
+                     "bicache=on and a profile run on requests like yours, for bidirectional models only. The larger "
+                     "the "
                      "prefix's share of a request and the more steps a request has, the more it gains.")
     found.tables = [table, second, depth]
     found.plots = [Plot("Similarity of the prefix alone to the whole input (per token, keys and values)", "layer",
@@ -185,7 +191,7 @@ def aim(results: dict[str, dict], times: dict[str, Times]) -> Aim:
     return Aim("three times the speed at equal accuracy", f"{speed} x; statements right "
                f"{compared(results[OURS]['recall'], results[OFF]['recall'])}; README had {before.BICACHE} x",
                "reached" if reached and speed.at_least(3.0) else "reached, within chance" if reached else "missed",
-               "" if reached else f"{mean([100 * (1 - r['depth'] / r['layers']) for r in [results[OURS]]]):.0f} % of the layers "
+               "" if reached else f"{100 - 100 * results[OURS]['depth'] / results[OURS]['layers']:.0f} % of the layers "
                f"are refreshed, and what is not prefix is computed in every step; naive reuse, which does neither, is "
                f"{times[OFF].over(times[NAIVE])} x as fast as none")
 
@@ -205,12 +211,14 @@ def claims(sims: dict[int, list[float]], results: dict[str, dict], times: dict[s
               f"{mean(high[half:]):.3f} at r = {max(sims)} %; at r = {min(sims)} %: {mean(low[:half]):.3f} and "
               f"{mean(low[half:]):.3f}", verdict(falls)),
         Claim("Reusing everything without recomputation collapses accuracy (Section 3): the trained model",
-              f"naive {compared(recall[NAIVE], recall[OFF])} against no reuse", verdict(better(recall[OFF], recall[NAIVE])),
+              f"naive {compared(recall[NAIVE], recall[OFF])} against no "
+              f"reuse", verdict(better(recall[OFF], recall[NAIVE])),
               "what is asked is written in the prefix and does not depend on what follows"
               if better(recall[OFF], recall[NAIVE]) is None else ""),
         claim_better("Reusing everything without recomputation collapses accuracy (Section 3): where answers need the "
                      "prefix to have seen what follows", "no reuse against naive", made[OFF], made[NAIVE], {}),
-        claim_better("BiCache avoids the collapse, on the same task", "BiCache against naive", made[OURS], made[NAIVE], {}),
+        claim_better("BiCache avoids the collapse, on the same task", "BiCache against naive", made[OURS],
+                     made[NAIVE], {}),
         claim_better("(ours) BiCache avoids it wherever the change begins", "the same, if the first layer marks",
                      early[OURS]["recall"], early[NAIVE]["recall"],
                      {NOT_SHOWN: "the last shared layer's output comes from the prefix alone"}),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bidirectional model made by hand, whose answers need the prefix to have seen what follows it.
 
-A prefix lists names; a request goes on with other names, of which one is the twin of a name in the prefix; the answer is
-that name. In one layer a name of the prefix looks for its twin and is marked if it is there; in the layers behind it the
-answer's place reads the marked name. Who takes the prefix as it is alone finds no mark. Before, all tokens learn whether
-anything follows, so that keys and values differ from the second layer on, as they do in trained models.
+A prefix lists names; a request goes on with other names, of which one is the twin of a name in the prefix; the answer
+is that name. In one layer a name of the prefix looks for its twin and is marked if it is there; in the layers behind
+it the answer's place reads the marked name. Who takes the prefix as it is alone finds no mark. Before, all tokens learn
+whether anything follows, so that keys and values differ from the second layer on, as they do in trained models.
 
 `early` leaves that out: then the layer that marks is the last one whose keys and values are the same, which is where
 BiCache begins to recompute, from what that layer made of the prefix alone.
@@ -50,7 +50,8 @@ def zeros() -> dict[str, np.ndarray]:
               "self_attn.v_proj": (HEADS * WIDTH, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * WIDTH),
               "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN)}
     layer = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-    return {**layer, "input_layernorm": np.ones(HIDDEN, np.float32), "post_attention_layernorm": np.ones(HIDDEN, np.float32)}
+    norms = {f"{place}_layernorm": np.ones(HIDDEN, np.float32) for place in ("input", "post_attention")}
+    return {**layer, **norms}
 
 
 def following() -> dict[str, np.ndarray]:
@@ -106,8 +107,8 @@ def write(folder: Path, early: bool) -> Path:
         for value in tensors.values():
             file.write(value.tobytes())
     config = json.loads((DIFFUSION / "config.json").read_text())
-    config.update(hidden_size=HIDDEN, num_hidden_layers=len(layers), num_attention_heads=HEADS, num_key_value_heads=HEADS,
-                  head_dim=WIDTH, intermediate_size=FFN, rope_theta=THETA)
+    config.update(hidden_size=HIDDEN, num_hidden_layers=len(layers), num_attention_heads=HEADS,
+                  num_key_value_heads=HEADS, head_dim=WIDTH, intermediate_size=FFN, rope_theta=THETA)
     (folder / "config.json").write_text(json.dumps(config))
     shutil.copy(DIFFUSION / "vocab.txt", folder)
     return folder

@@ -130,7 +130,8 @@ def crossover(by_length: dict[int, dict[str, Times]]) -> str:
 def findings(count: int, length: int, runs: dict[str, pool.Run], beside: dict[str, Recall], times: dict[str, Times],
              by_length: dict[int, dict[str, Times]], long: tuple[Recall, Recall]) -> Findings:
     dense = beside["dense"]
-    table = Table(f"{count} facts in documents of {length} tokens, a quarter of which is attended to while the question and "
+    table = Table(f"{count} facts in documents of {length} tokens, "
+                  "a quarter of which is attended to while the question and "
                   f"the answer are decoded; ms in attention and selection per token, {ROUNDS} rounds taking turns",
                   ["form", "recall", "ms a token", "dense takes", "selections a token", "labels, % of the full cache"])
     for name, r in runs.items():
@@ -150,17 +151,24 @@ def findings(count: int, length: int, runs: dict[str, pool.Run], beside: dict[st
                 [[name, r.recall.value, before.HSHARE.get(name)] for name, r in runs.items()])
     found = Findings("hshare", "HShare: critical tokens shared by layers, heads and queries",
                      "The question and the answer are decoded with sparse attention over a quarter of the tokens; "
-                     "the daemon's 4-bit labels of the keys select them, and only a share of layers, heads and steps selects.",
-                     "hshare=on as shipped, for documents of several thousand tokens that are decoded from for long; every "
-                     "step selects for itself. Sharing among steps (hshare.query_ratio below 1) is faster and forgets: only "
+                     "the daemon's 4-bit labels of the keys select them, and only a share of layers, heads and steps "
+                     "selects.",
+                     "hshare=on as shipped, for documents of several thousand tokens that are decoded from for long; "
+                     "every "
+                     "step selects for itself. Sharing among steps (hshare.query_ratio below 1) is faster and "
+                     "forgets: only "
                      "where neighbouring tokens attend to the same places.")
     found.tables = [table, reach, old]
     found.plots = [Plot("Dense attention's time over HShare's", "tokens", "x",
-                        {name: [(n, t["dense"].over(t[name]).median, *sorted(t["dense"].over(t[name]).rounds)[::ROUNDS - 1])
-                                for n, t in by_length.items()] for name in (DEFAULT, "1/8")})]
+                        {name: [(n, *spread(t["dense"].over(t[name]))) for n, t in by_length.items()]
+                         for name in (DEFAULT, "1/8")})]
     found.claims = claims(runs, dense, times, length)
     found.aims = aims(runs[DEFAULT].recall, by_length)
     return found
+
+
+def spread(times: Times) -> tuple[float, float, float]:
+    return times.median, min(times.rounds), max(times.rounds)
 
 
 def aims(shipped: Recall, by_length: dict[int, dict[str, Times]]) -> list[Aim]:
@@ -197,8 +205,10 @@ def claim_of_speed(recall: dict[str, Recall], times: dict[str, Times], dense: Re
     best, fastest = (max(names, key=lambda n: speed[n].median, default=None) for names in (keeping, named))
     words = f"fastest: {fastest}, {speed[fastest]} x dense's speed at recall {recall[fastest]}"
     if best is None:
-        return Claim(SPEED, words, NOT_REACHED, f"no setting is shown to keep the recall of dense ({dense}) by so many questions")
+        return Claim(SPEED, words, NOT_REACHED,
+                     f"so many questions show of no setting that it keeps the recall of dense ({dense})")
     words = f"{best}: {speed[best]} x dense's speed at recall {recall[best]} (dense {dense}); {words}"
     reached = speed[best].at_least(8.6)
     return Claim(SPEED, words, {True: HOLDS, False: NOT_REACHED, None: NOT_SHOWN}[reached],
-                 "" if reached else f"{length} tokens of 2 heads of 32 numbers are read quickly: selecting costs nearly as much")
+                 "" if reached else f"{length} tokens of 2 heads of 32 numbers are read quickly: "
+                 "selecting costs nearly as much")

@@ -21,7 +21,7 @@ POOL, PAPER = "kvd, keydiff=on", "kvd, keydiff.profile=paper"
 
 def sizes(quick: bool) -> tuple[int, int]:
     """Questions, and tokens of their documents."""
-    return (20, 600) if quick else (80, 1000)
+    return (20, 600) if quick else (60, 1000)
 
 
 def steps(quick: bool) -> int:
@@ -59,7 +59,8 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                   ["what is kept", *(f"{b:.1%} of the tokens" for b in BUDGETS)],
                   [[name, *map(str, curve.values())] for name, curve in curves.items()] + [["everything", str(full)]],
                   "All work in chunks of 128 prompt tokens and evict after each, before the question is known. "
-                  "\"SnapKV, knowing the question\" is SnapKV as published: it keeps everything until the prompt, which "
+                  "\"SnapKV, knowing the question\" is SnapKV as published: it keeps everything until the prompt, "
+                  "which "
                   "ends in the question, has been read. int4 has as many bytes as the budget's tokens take in float32, "
                   "the model's own type; of 16-bit types it would have half as many tokens.")
     old = Table("The pool, and kvlm's private form that it replaced", ["form", *(f"{b:.1%}" for b in BUDGETS)],
@@ -70,8 +71,10 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                      "Each layer and KV head keeps its own tokens. The daemon's worker scores the keys and packs what "
                      "stays into fewer blocks; the others go back to the pool.",
                      "keydiff=on, keydiff.budget=N, if a request's cache must fit a budget and its questions are not "
-                     "known while its document is read. N of half of the tokens costs nothing that this task shows. If the "
-                     "question ends the prompt and the full cache fits for as long as the prompt is read, attention from "
+                     "known while its document is read. N of half of the tokens costs nothing that this task shows. "
+                     "If the "
+                     "question ends the prompt and the full cache fits for as long as the prompt is read, attention "
+                     "from "
                      "the question (SnapKV) chooses better; if 16 bits may become 4, int4 loses less.")
     found.tables = [table, memory, old]
     found.plots = [Plot("Recall against the budget", "tokens kept, % of the prompt", "recall",

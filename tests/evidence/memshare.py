@@ -17,8 +17,9 @@ from progress import Progress
 REPEATS = [1, 2, 4]
 STEPS, TOKENS = 3, 128
 PUBLISHED, SERVE_FORM = "MemShare, as published", "MemShare, serve form"
-TAU_PAPER, TAU_SERVE = 0.8, 0.35
-SETTINGS = {"keys not aligned": ["memshare.align=none"], "paper's profile": ["memshare.profile=paper"],
+TAU_PAPER, TAU_SERVE = 0.8, 0.27
+SETTINGS = {"memshare.tau_block=0.35": ["memshare.tau_block=0.35"], "keys not aligned": ["memshare.align=none"],
+            "paper's profile": ["memshare.profile=paper"],
             "paper's profile, memshare.calibrate=0.01": ["memshare.profile=paper", "memshare.calibrate=0.01"]}
 
 
@@ -59,7 +60,8 @@ def serve(programs: Programs, questions: list[tasks.Question], *settings: str) -
     return pool.serve(programs, questions, ["memshare=on", *settings])
 
 
-def told(baselines: ask.Baselines, questions: list[tasks.Question], rule: str, values: list[float]) -> tuple[Recall, float]:
+def told(baselines: ask.Baselines, questions: list[tasks.Question], rule: str,
+         values: list[float]) -> tuple[Recall, float]:
     """A baseline's recall, and its share of the tokens."""
     ids = [tasks.ids_of(q) for q in questions]
     answers = baselines.pairs(ask.told, ids, values, tasks.BLANK, rule)
@@ -83,7 +85,8 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
     rows = [measure(programs, baselines, progress, f"told {n} x, {tasks.LENGTHS[0]}",
                     tasks.reasoning(count, STEPS, n, TOKENS)) for n in REPEATS]
     other = [measure(programs, baselines, progress, f"told {REPEATS[-1]} x, {lengths}",
-                     tasks.reasoning(count, STEPS, REPEATS[-1], TOKENS, lengths=lengths)) for lengths in tasks.LENGTHS[1:]]
+                     tasks.reasoning(count, STEPS, REPEATS[-1], TOKENS, lengths=lengths))
+             for lengths in tasks.LENGTHS[1:]]
     questions = tasks.reasoning(count, STEPS, REPEATS[-1], TOKENS)
     return findings(count, rows, other, forms(programs, baselines, progress, questions))
 
@@ -109,7 +112,8 @@ def forms(programs: Programs, baselines: ask.Baselines, progress: Progress, ques
 
 
 def findings(count: int, rows: list[Row], other: list[Row], settings: Table) -> Findings:
-    table = Table(f"{count} prompts of {STEPS} steps of about {TOKENS} tokens, each telling with two facts of its own and "
+    table = Table(f"{count} prompts of {STEPS} steps of about {TOKENS} tokens, "
+                  f"each telling with two facts of its own and "
                   f"{tasks.CHANGED:.0%} of the other sentences changed",
                   ["steps", "recall, unshared", "recall, MemShare", "recall, as many blocks at random", "tokens shared",
                    "saved KiB", "empty slots", "saved, net KiB", "labels KiB"],
@@ -117,12 +121,15 @@ def findings(count: int, rows: list[Row], other: list[Row], settings: Table) -> 
                     r.shared.of_table("bytes_saved") / 1024, r.shared.of_table("empty_slots"), net_kib(r.shared),
                     r.shared.of_table("label_bytes") / 1024] for r in rows + other])
     found = Findings("memshare", "MemShare: similar reasoning steps share blocks",
-                     "Each request's blocks are a sequence of the pool; the worker compares steps by their words and blocks "
+                     "Each request's blocks are a sequence of the pool; the worker compares steps by their words and "
+                     "blocks "
                      "by their keys and values, and kvlm takes over what is proposed, turning queries by the distance "
                      "between the two places. Every fact is told once, and the question asks for any of them, so that "
                      "sharing the wrong block gives a wrong answer.",
-                     "memshare=on, for long texts that say the same again in the same words: drafts that are revised, plans "
-                     "that are repeated. What is said again with a word more or less does not lie alike in its blocks and is "
+                     "memshare=on, for long texts that say the same again in the same words: drafts that are "
+                     "revised, plans "
+                     "that are repeated. What is said again with a word more or less does not lie alike in its "
+                     "blocks and is "
                      "not found; then steps that begin in fresh blocks only cost their empty slots.")
     found.tables = [table, settings]
     found.plots = [Plot("Tokens that share another's block", "times a step is told", "% of all tokens",
@@ -161,7 +168,8 @@ def aims(rows: list[Row]) -> list[Aim]:
     reached = last.affected >= 0.25 and ratio >= 0.98
     certain = reached and reaches(last.shared.recall, 0.98 * last.plain.value)
     return [Aim("a quarter of the tokens shared at 0.98 of the recall", f"{last.affected:.0%} shared at recall "
-                f"{last.shared.recall} of {last.plain}, n = {last.plain.n}; net of empty slots {net_kib(last.shared):.0f} "
+                f"{last.shared.recall} of {last.plain}, n = {last.plain.n}; net of empty slots "
+                f"{net_kib(last.shared):.0f} "
                 f"KiB of {last.shared.memory().full / 1024:.0f} are saved. Before ({before.COMMIT}, another task): "
                 f"{before.MEMSHARE[0]:.0%} at {before.MEMSHARE[1]:.2f}",
                 "reached" if certain else "reached, within chance" if reached else "missed",

@@ -16,7 +16,8 @@ th, td { border: 1px solid #cbd5e1; padding: 3px 9px; text-align: right } th { b
 td:first-child, th:first-child { text-align: left } .claims td { text-align: left; vertical-align: top }
 .plots { display: flex; flex-wrap: wrap; gap: 12px } svg { background: #fff; border: 1px solid #e2e8f0 }
 svg text { font: 11px system-ui, sans-serif; fill: #334155 } svg .title { font-weight: 600; font-size: 12px }
-.note { font-size: 13px; color: #475569; max-width: 900px } .grid { stroke: #e2e8f0 } .holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
+.note { font-size: 13px; color: #475569; max-width: 900px } .grid { stroke: #e2e8f0 }
+.holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
 nav a { margin-right: 1.2em }
 """
 
@@ -42,8 +43,9 @@ def colour(verdict: str) -> str:
 
 def judged(title: str, rows: list[tuple[str, str, str, str]]) -> str:
     """What was said, what was measured, and what comes of it."""
-    body = "".join(f"<tr><td>{escape(said)}</td><td>{escape(measured)}</td><td class='{colour(verdict)}'><b>{verdict}</b>"
-                   f"{': ' + escape(why) if why else ''}</td></tr>" for said, measured, verdict, why in rows)
+    body = "".join(f"<tr><td>{escape(said)}</td><td>{escape(measured)}</td><td class='{colour(verdict)}'>"
+                   f"<b>{verdict}</b>{': ' + escape(why) if why else ''}</td></tr>"
+                   for said, measured, verdict, why in rows)
     return (f"<table class='claims'><tr><th>{title}</th><th>Here</th><th>At our scale</th></tr>{body}</table>"
             if rows else "")
 
@@ -65,12 +67,16 @@ def page(findings: list[Findings], about: dict) -> str:
     return ("<!doctype html><html lang='en'><meta charset='utf-8'><title>kvd: evidence</title>"
             f"<style>{STYLE}</style><h1>kvd: the five methods, measured</h1>"
             "<p>Every number on this page was measured by <code>sh tools/evidence</code> with the small models of the "
-            "repository (1.5 and 1.9 million parameters, trained on synthetic text), on the machine below. The methods run "
-            "as they ship: in a daemon, switched on by <code>kvctl space set</code>, used by kvlm through the public calls. "
+            "repository (1.5 and 1.9 million parameters, trained on synthetic text), on the machine below. The "
+            "methods run "
+            "as they ship: in a daemon, switched on by <code>kvctl space set</code>, used by kvlm through the public "
+            "calls. "
             "Rows marked (numpy), and all that is not called kvd, are independent programs on the same weights.</p>"
-            "<p>A recall stands with its interval of 95 % (Wilson); differences are of the same questions, with Newcombe's "
+            "<p>A recall stands with its interval of 95 % (Wilson); differences are of the same questions, with "
+            "Newcombe's "
             "paired interval and McNemar's exact test; times are medians of seven rounds in which the contenders take "
-            "turns, with the least and the greatest. A claim <i>holds</i> only if direction and size are outside of these. "
+            "turns, with the least and the greatest. A claim <i>holds</i> only if direction and size are outside of "
+            "these. "
             "One look-up task and small models say how the methods compare and whether the machinery works, not what a "
             "large model loses on your data.</p>"
             f"<table>{facts}</table><nav>{links}</nav>{''.join(section(f) for f in findings)}</html>\n")

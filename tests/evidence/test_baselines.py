@@ -38,7 +38,8 @@ def test_logits_are_kvlms() -> None:
 
 
 def test_the_answer_is_right_without_a_budget() -> None:
-    for policy in (Policy(), *(kind(len(IDS) + 64) for kind in (eviction.KeyDiff, eviction.H2O, eviction.StreamingLLM))):
+    kinds = (eviction.KeyDiff, eviction.H2O, eviction.StreamingLLM)
+    for policy in (Policy(), *(kind(len(IDS) + 64) for kind in kinds)):
         assert QUESTION.right(tasks.TOKENS.decode(LLAMA.answer(IDS, ask.ANSWER, policy)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the evidence may say of numbers: verdicts on numbers that are made up here, each as wrong as the rule it is for."""
+"""What the evidence may say of numbers: verdicts on made-up numbers, each as wrong as the rule it is for."""
 
 from __future__ import annotations
 

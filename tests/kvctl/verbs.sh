@@ -44,7 +44,7 @@ fits 100
 kvctl 0 methods
 says '^METHOD  *ON  *PROFILE  *CHANGED$' '^memshare  *off  *serve  *-$' '^pressure  *on '
 kvctl 0 methods llama --settings
-says '^memshare.tau_block  *0.35  *0.8  *0.35  *0 to 1e+09  *stage 2' '^hshare.algo  *star  *greedy_root  *star  *greedy_root star '
+says '^memshare.tau_block  *0.27  *0.8  *0.27  *0 to 1e+09  *stage 2' '^hshare.algo  *star  *greedy_root  *star  *greedy_root star '
 kvctl 0 profile show
 says '^llama: 0 samples, no table yet'
 kvctl 0 proto

@@ -165,7 +165,7 @@ START_TEST(nonsense_is_no_threshold) {
         while (worker_take() && worker_job->kind != KVD_JOB_CALIBRATE)
                 worker_do();
         worker_answer(nonsense, worker_job->n_items / 2 * sizeof *nonsense);
-        ck_assert(memshare_tau(space) == 0.35f);
+        ck_assert(memshare_tau(space) == 0.27f);
         ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 0);
         work();
         table_close(&t);

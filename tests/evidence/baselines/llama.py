@@ -25,7 +25,7 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 class Layer:
-    """Keys (rotated), values and positions of one layer's cache, [KV heads, tokens, ...]; heads may keep other tokens."""
+    """Keys (rotated), values and positions of one layer's cache, [KV heads, tokens, ...]."""
 
     def __init__(self, heads: int, width: int) -> None:
         self.k = np.empty((heads, 0, width), np.float32)
@@ -123,7 +123,8 @@ class Llama:
         policy.after(index, layer, weights if policy.watches else None, n)
         return mixed.swapaxes(0, 1).reshape(n, -1)
 
-    def fill(self, ids: list[int], cache: list[Layer], policy: Policy, first: int = 0, chunk: int = CHUNK) -> np.ndarray:
+    def fill(self, ids: list[int], cache: list[Layer], policy: Policy, first: int = 0,
+             chunk: int = CHUNK) -> np.ndarray:
         """Processes a prompt; the last token's logits."""
         for start in range(0, len(ids), chunk):
             logits = self.forward(ids[start:start + chunk], first + start, cache, policy)
@@ -152,7 +153,7 @@ class Llama:
 
 
 def causal_weights(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Softmax of q [KV heads, group, new, width] over k [KV heads, tokens, width]; the new tokens see backwards only."""
+    """Softmax of q [KV heads, group, new, width] over k [KV heads, tokens, width]; new tokens see backwards."""
     heads, group, new, width = q.shape
     scores = q.reshape(heads, group * new, width) @ k.swapaxes(1, 2)
     scores = scores.reshape(heads, group, new, -1) * np.float32(1 / np.sqrt(width))

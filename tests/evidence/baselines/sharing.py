@@ -71,7 +71,7 @@ def bag_cosine(a: list[int], b: list[int]) -> float:
 
 
 def mean_difference(a: np.ndarray, b: np.ndarray) -> float:
-    """The paper's distance: Frobenius norms of keys' and values' differences, over 2 x tokens x heads, mean of layers."""
+    """The paper's distance: Frobenius norms of keys' and values' differences, over 2 x tokens x heads, layers' mean."""
     norms = np.sqrt(((a - b) ** 2).sum((-3, -2, -1)))
     return float(norms.sum(0).mean() / (2 * a.shape[-2] * a.shape[-3]))
 
@@ -85,7 +85,8 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 class Similar(Rule):
     """Two stages: steps by their words, blocks by the metric. `align` is not in the paper."""
 
-    def __init__(self, tau_step: float = 0.9, tau_block: float = 0.8, metric=mean_difference, align: bool = False) -> None:
+    def __init__(self, tau_step: float = 0.9, tau_block: float = 0.8, metric=mean_difference,
+                 align: bool = False) -> None:
         self.tau_step, self.tau_block, self.metric, self.align = tau_step, tau_block, metric, align
         self.steps: list[tuple[int, int]] = []
 

@@ -50,7 +50,8 @@ class Reviver(Policy):
         self.columns = max(1, int(vague * budget) // ROWS)
 
     def begin(self, model: Llama, prompt_tokens: int) -> None:
-        rng, size = np.random.default_rng(prompt_tokens), (model.kv_heads, self.columns, model.width, prompt_tokens + 64)
+        rng = np.random.default_rng(prompt_tokens)
+        size = (model.kv_heads, self.columns, model.width, prompt_tokens + 64)
         self.keys = [Sketch(*size, rng) for _ in range(model.layers)]
         self.values = [Sketch(*size, rng) for _ in range(model.layers)]
         for keys, values in zip(self.keys, self.values):

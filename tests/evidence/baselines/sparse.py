@@ -130,7 +130,7 @@ def greedy_root(similarity: np.ndarray, shared: int) -> list[int]:
 
 
 class HShare(DoubleSparse):
-    """As published: sinks, recent and selected tokens, shared by layers, query heads and steps (Wu et al., ICLR 2025)."""
+    """As published: sinks, recent and selected tokens; layers, query heads and steps share (Wu et al., ICLR 2025)."""
 
     DENSE_LAYERS, SINKS, RECENT = 0, 16, 32
 
