@@ -4,8 +4,8 @@
 
     tests/bench/hshare.py BUILD [--lengths 4000,8000,16000] [--rounds 7]
 
-kvlm with a random model of a large model's heads (4 layers, 4 KV heads of 128 dimensions with 4 query heads each, bf16),
-a daemon that has the prompt, and rounds in which the settings take turns. The prompt is computed once a length.
+kvlm with a random model of a large model's heads (4 layers, 4 KV heads of 128 dimensions with 4 query heads each,
+bf16), a daemon that has the prompt, and rounds in which the settings take turns. The prompt is computed once a length.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def shapes(vocabulary: int) -> dict[str, tuple[int, ...]]:
                 "mlp.gate_proj": HIDDEN, "mlp.up_proj": HIDDEN, "mlp.down_proj": HIDDEN}
         all_ |= {f"model.layers.{i}.{name}.weight": (n, HIDDEN) for name, n in rows.items()}
         all_[f"model.layers.{i}.self_attn.o_proj.weight"] = (HIDDEN, HEADS * DIM)
-        all_ |= {f"model.layers.{i}.{name}.weight": (HIDDEN,) for name in ("input_layernorm", "post_attention_layernorm")}
+        all_ |= {f"model.layers.{i}.{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
     return all_
 
 
@@ -53,7 +53,8 @@ def make_model(folder: Path) -> None:
     header, data, rng = {}, bytearray(), random.Random(1)
     for name, shape in shapes(config["vocab_size"]).items():
         scale = 2.5 / shape[-1] ** 0.5
-        values = [1.0] * shape[0] if len(shape) == 1 else [rng.uniform(-scale, scale) for _ in range(shape[0] * shape[1])]
+        n = shape[0] * shape[-1]
+        values = [1.0] * shape[0] if len(shape) == 1 else [rng.uniform(-scale, scale) for _ in range(n)]
         raw = array("f", values).tobytes()
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
@@ -71,16 +72,16 @@ class Bench:
 
     def ask(self, prompt: str, tokens: int, *options: str) -> dict:
         (self.folder / "prompt").write_text(prompt)
-        done = subprocess.run([self.kvlm, "--model", self.folder / "model", "--text", self.folder / "prompt", "--socket",
-                               self.socket, "--json", "--kv-type", "bf16", "--stop", "", "--max-tokens", str(tokens),
-                               *options], check=True, stdout=subprocess.PIPE)
+        done = subprocess.run([self.kvlm, "--model", self.folder / "model", "--text", self.folder / "prompt",
+                               "--socket", self.socket, "--json", "--kv-type", "bf16", "--stop", "",
+                               "--max-tokens", str(tokens), *options], check=True, stdout=subprocess.PIPE)
         return json.loads(done.stdout)
 
     def measure(self, prompt: str, n_tokens: int, setting: tuple[int, float] | None) -> tuple[float, float]:
         """Milliseconds a token, and of these in selection."""
         if setting:
             part, ratio = setting
-            values = {"hshare": "on", "dense_layers": 0, "sinks": 16, "recent": 64, "top": n_tokens // part - 80,
+            values = {"hshare": "on", "dense_layers": 0, "sinks": 16, "recent": 64, "top": max(n_tokens // part - 80, 1),
                       "layer_ratio": ratio, "head_ratio": ratio}
             words = [f"hshare.{k}={v}" if k != "hshare" else f"hshare={v}" for k, v in values.items()]
             subprocess.run([self.kvctl, "--socket", self.socket, "space", "set", "model", *words], check=True,

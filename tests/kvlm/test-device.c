@@ -163,8 +163,8 @@ START_TEST(errors_are_one_line) {
         const char *model = folder_path("model"), *ids = folder_path("ids");
 
         scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda:63", NULL), "");
-        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda", "--sequence", "on",
-                                  NULL), "methods run on the processor");
+        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda", "--sequence",
+                                  "on", NULL), "methods run on the processor");
         ck_assert_int_eq(kvlm("--model", model, "--tokens", ids, "--device", "tpu", NULL).status, 2);
         if (!scene_stand_in())
                 return;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvlm with the committed model and methods that its space has on: what is asked for is still found, and the pool is sound.
+"""kvlm with the committed model and methods that its space has on: what is asked for is found, the pool is sound.
 
     KVD=build/daemon/kvd KVCTL=build/tools/kvctl/kvctl KVLM=build/tools/kvlm/kvlm python3 tests/kvlm/test_methods.py
 """
@@ -34,7 +34,8 @@ class Methods(unittest.TestCase):
         self.prompts.write_text("".join(json.dumps({"prompt": TOKENS.decode(c.prompt)}) + "\n" for c in CASES))
         ready, told = os.pipe()
         self.daemon = subprocess.Popen([os.environ["KVD"], "--private", self.folder.name, "--ready-fd", str(told),
-                                        "--backend", "host", "--pool", "64M"], pass_fds=[told], stderr=subprocess.DEVNULL)
+                                        "--backend", "host", "--pool", "64M"], pass_fds=[told],
+                                       stderr=subprocess.DEVNULL)
         os.close(told)
         self.assertEqual(os.read(ready, 1), b"\n")
         os.close(ready)
@@ -47,7 +48,8 @@ class Methods(unittest.TestCase):
         self.folder.cleanup()
 
     def kvctl(self, *arguments: str) -> None:
-        subprocess.run([os.environ["KVCTL"], "--socket", self.socket, *arguments], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([os.environ["KVCTL"], "--socket", self.socket, *arguments], check=True,
+                       stdout=subprocess.DEVNULL)
 
     def ask(self, *options: str) -> list[dict]:
         done = subprocess.run([os.environ["KVLM"], "--model", str(MODEL), "--socket", self.socket, "--prompts",

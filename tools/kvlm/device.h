@@ -19,8 +19,8 @@ enum device_products {
 struct device_options {
         cu_device ordinal; /* -1: where the pool is, or the first */
         enum device_products products;
-        enum { DECODE_FAST, DECODE_EXACT } decode; /* exact: what is generated is computed like a prompt: the same bits, one
-                                                      block of threads a head */
+        /* exact: what is generated is computed like a prompt: the same bits, one block of threads a head */
+        enum { DECODE_FAST, DECODE_EXACT } decode;
 };
 
 struct device {

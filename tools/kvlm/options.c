@@ -27,7 +27,7 @@ struct row {
         const char *help;
 };
 
-/* ---- values ------------------------------------------------------------------------------------------------------- */
+/* ---- values --------------------------------------------------------------------------------------------------- */
 
 static void *member(const struct row *row, struct options *o) {
         return (char *)o + row->at;
@@ -164,7 +164,7 @@ static int show_version(const struct row *row, const char *text, struct options 
         return 1;
 }
 
-/* ---- what there is ------------------------------------------------------------------------------------------------ */
+/* ---- what there is -------------------------------------------------------------------------------------------- */
 
 #define AT(member) offsetof(struct options, member)
 #define SECTION(title) {.help = title}
@@ -188,11 +188,13 @@ static const struct row rows[] = {
         TEXT("socket", socket, "PATH", "socket of the daemon (default: $KVD_SOCKET, or /run/kvd-0.sock)"),
         {"space", read_space, 0, 0, 0, NULL, "NAME", "space in the cache (default: the name of the model's directory)"},
         FLAG("no-share", share, 0, "use no daemon"),
-        WORD("kv-type", kv_type, KVD_NUMBER_F32, "f32 f16 bf16", "TYPE", "keys and values as f32 (default), f16 or bf16"),
+        WORD("kv-type", kv_type, KVD_NUMBER_F32, "f32 f16 bf16", "TYPE",
+             "keys and values as f32 (default), f16 or bf16"),
         FLAG("verify", verify, 1, "after each prompt, compute what was reused anew and compare every byte"),
         SECTION("Answers:"),
         U32("max-tokens", max_tokens, 0, 1 << 24, "length of an answer at most (default 64)"),
-        {"stop", read_stop, 0, 0, 0, NULL, "STRING", "end of an answer, \\n and \\t understood (default \\n; empty: none)"},
+        {"stop", read_stop, 0, 0, 0, NULL, "STRING",
+         "end of an answer, \\n and \\t understood (default \\n; empty: none)"},
         FLOAT("temperature", sampling.temperature, 100, "T", "0 takes the most likely token (default 0)"),
         U32("top-k", sampling.top_k, 0, 1 << 24, "draw from the N most likely tokens (default: all)"),
         FLOAT("top-p", sampling.top_p, 1, "P", "draw from the most likely tokens that make up P (default 1)"),
@@ -220,8 +222,9 @@ static const struct row rows[] = {
         U32("gen-length", diffuse.length, 1, 1 << 20, "length of the answer (default 64; a line of --prompts may have\n"
             "its \"gen_length\")"),
         U32("steps", diffuse.steps, 1, 1 << 20, "denoising steps (default: one a token; or a line's \"steps\")"),
-        WORD("bicache", diffuse.bicache, 0, "space off naive on", "MODE", "the document's keys and values: off computes "
-             "them in every step;\non shares those of shallow layers and refreshes those of deep ones;\nnaive shares "
+        WORD("bicache", diffuse.bicache, 0, "space off naive on", "MODE",
+             "the document's keys and values: off computes them in every step;\non shares those of shallow layers and "
+             "refreshes those of deep ones;\nnaive shares "
              "all; space is on or off, as \"kvctl space set\" says\n(default space)"),
         TEXT("bicache-table", bicache_table, "FILE", "how many layers are shallow, by the document's share of a "
              "request\n(default: the space's table)"),
@@ -230,17 +233,18 @@ static const struct row rows[] = {
         U32("refresh", diffuse.refresh, 1, 1 << 20, "steps between refreshes (default: as the space says, or 16)"),
         TEXT("profile-out", profile_out, "FILE", "generate nothing, but append to FILE how alike the document's keys\n"
              "and values are with and without the rest of the request, layer by\nlayer, a JSON line a request"),
-        U32("profile-step", diffuse.profile_step, 1, 100, "the same for the first N, 2 N, 3 N ... percent of each request"),
+        U32("profile-step", diffuse.profile_step, 1, 100,
+            "the same for the first N, 2 N, 3 N ... percent of each request"),
         SECTION("Output:"),
         FLAG("json", json, 1, "one JSON line a prompt"),
         FLAG("progress", progress, 1, "show how far a prompt is on standard error"),
-        TEXT("logits", logits, "FILE", "with --tokens: write the logits of every token as little-endian\nfloat32, row by "
-             "row"),
+        TEXT("logits", logits, "FILE",
+             "with --tokens: write the logits of every token as little-endian\nfloat32, row by row"),
         {"help", show_help, 0, 0, 0, NULL, NULL, ""},
         {"version", show_version, 0, 0, 0, NULL, NULL, ""},
 };
 
-/* ---- help --------------------------------------------------------------------------------------------------------- */
+/* ---- help ----------------------------------------------------------------------------------------------------- */
 
 enum { COLUMN = 23 };
 
@@ -264,16 +268,16 @@ static int show_help(const struct row *row, const char *text, struct options *o)
         puts("Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE | --tokenize FILE) [OPTION]...\n"
              "Runs a language model whose keys and values lie in the cache of a kvd daemon, used where they are.\n"
              "\n"
-             "A FILE of - is standard input. Without a daemon, and where the cache has no room, kvlm computes in memory\n"
-             "of its own; answers are the same to the last bit.");
+             "A FILE of - is standard input. Without a daemon, and where the cache has no room, kvlm computes in\n"
+             "memory of its own; answers are the same to the last bit.");
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
                 print_row(rows + i);
-        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with the model; 2 wrong usage;\n"
-             "130 interrupted.");
+        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with the model; 2 wrong\n"
+             "usage; 130 interrupted.");
         return 1;
 }
 
-/* ---- command line ------------------------------------------------------------------------------------------------- */
+/* ---- command line --------------------------------------------------------------------------------------------- */
 
 /* The directory's own name, with what a space's name cannot have replaced. */
 static void default_space(const char *directory, char *ret) {

@@ -135,8 +135,8 @@ static void rotate(struct pass *p, struct range rows) {
 
         for (uint32_t r = rows.from; r < rows.to; r++)
                 for (uint32_t h = 0; h < c->heads + c->kv_heads; h++)
-                        p->ops->rope(row_of(p, p->qkv, qkv_width(c), r) + h * c->head_dim, row_of(p, p->cosine, half, r),
-                                     row_of(p, p->sine, half, r), half);
+                        p->ops->rope(row_of(p, p->qkv, qkv_width(c), r) + h * c->head_dim,
+                                     row_of(p, p->cosine, half, r), row_of(p, p->sine, half, r), half);
 }
 
 static void store_keys_values(struct pass *p, uint32_t layer, struct range rows) {
@@ -197,7 +197,8 @@ static void norm(const struct pass *p, float *to, const float *weights, uint32_t
         const struct config *c = &p->model->config;
 
         for (size_t r = 0; r < n; r++)
-                p->ops->rmsnorm(to + r * c->hidden, row_of(p, p->x, c->hidden, row) + r * c->hidden, weights, c->hidden, c->norm_eps);
+                p->ops->rmsnorm(to + r * c->hidden, row_of(p, p->x, c->hidden, row) + r * c->hidden, weights,
+                                c->hidden, c->norm_eps);
 }
 
 static void project(struct pass *p, uint32_t layer, struct range rows, struct bench *b) {

@@ -34,7 +34,7 @@ struct pooled;
 struct view {
         uint8_t *const *blocks;
         uint32_t n_blocks; /* of a layer: those of layer l begin at l * n_blocks. 0: a block has all layers */
-        const uint32_t *slots; /* of each position; NULL: position - gone (modulo 2^32: slots may be more than tokens) */
+        const uint32_t *slots; /* of each position; NULL: position - gone, modulo 2^32 as slots may be more */
         uint32_t gone;
         uint32_t n_keys; /* bidirectional: every query sees so many slots */
         const uint32_t *chosen; /* of slots, only these; ascending */
@@ -56,7 +56,8 @@ struct pass *pass_free(struct pass *);
 /* Rows for positions [first, first + n); what others held is lost, if there are more rows than before. -ENOMEM */
 int pass_rows(struct pass *, uint32_t first, uint32_t n);
 void pass_embed(struct pass *, const uint32_t *tokens, uint32_t from, uint32_t to); /* [to - from] */
-void pass_restore(struct pass *, const struct view *, uint32_t layer, uint32_t to); /* rows [0, to), from state planes */
+/* Rows [0, to), from a layer's state planes. */
+void pass_restore(struct pass *, const struct view *, uint32_t layer, uint32_t to);
 int pass_run(struct pass *, const struct view *, uint32_t layer, uint32_t end_layer, uint32_t from, uint32_t to);
 
 /* [to - from][vocab]; or, of the rows at some positions, [n][vocab]. */

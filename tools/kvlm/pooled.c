@@ -76,7 +76,8 @@ static void make_turns(struct pooled *p) {
         if (!p->turned && !before)
                 return;
         memset(p->turn, 0, p->room * sizeof *p->turn);
-        while (kvd_turns(p->deltas, n_blocks, p->setup.frequencies, p->half, p->turn, p->turns, MAX_TURNS) == UINT32_MAX)
+        while (kvd_turns(p->deltas, n_blocks, p->setup.frequencies, p->half, p->turn, p->turns, MAX_TURNS) ==
+               UINT32_MAX)
                 for (uint32_t i = n_blocks; i-- > 0;)
                         if (p->deltas[i]) {
                                 p->blocks[i] = NULL;

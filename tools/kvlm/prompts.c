@@ -111,7 +111,8 @@ static int encode(struct prompts *p, const char *text, size_t size, uint32_t **i
 }
 
 /* -ENOENT if the line has no such member. */
-static int line_string(const struct prompts *p, const json_t *line, const char *member, const char **ret, size_t *ret_size) {
+static int line_string(const struct prompts *p, const json_t *line, const char *member, const char **ret,
+                       size_t *ret_size) {
         const json_t *value = json_object_get(line, member);
 
         if (!value)

@@ -107,7 +107,7 @@ int report_failure(const char *line) {
         return write_line(json_pack("{so}", "error", json_bytes(line, strlen(line))));
 }
 
-/* ---- diffusion ----------------------------------------------------------------------------------------------------- */
+/* ---- diffusion --------------------------------------------------------------------------------------------------- */
 
 /* Of the whole region, however much of it is text; all the request's time counts. */
 static double diffused_per_second(const struct diffuse_result *r) {

@@ -6,8 +6,8 @@
  * use one selection, and who resembles whom the worker says, from what the prompt's last queries would have selected.
  * KVReviver: labels stay when a block leaves, so they tell which of the missing ones a query needs.
  *
- * Labels of a block lie in the daemon's memory for all layers and heads together; a query wants those of one head, of all
- * blocks: kept here once more, in that order, they are read at twice the speed.
+ * Labels of a block lie in the daemon's memory for all layers and heads together; a query wants those of one head, of
+ * all blocks: kept here once more, in that order, they are read at twice the speed.
  *
  * Places are counted in columns: column c is the slot p->used[c]. Tokens whose block has no labels yet are attended to
  * as the newest are.
