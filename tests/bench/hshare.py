@@ -81,8 +81,8 @@ class Bench:
         """Milliseconds a token, and of these in selection."""
         if setting:
             part, ratio = setting
-            values = {"hshare": "on", "dense_layers": 0, "sinks": 16, "recent": 64, "top": max(n_tokens // part - 80, 1),
-                      "layer_ratio": ratio, "head_ratio": ratio}
+            values = {"hshare": "on", "dense_layers": 0, "sinks": 16, "recent": 64,
+                      "top": max(n_tokens // part - 80, 1), "layer_ratio": ratio, "head_ratio": ratio}
             words = [f"hshare.{k}={v}" if k != "hshare" else f"hshare={v}" for k, v in values.items()]
             subprocess.run([self.kvctl, "--socket", self.socket, "space", "set", "model", *words], check=True,
                            stdout=subprocess.DEVNULL)
