@@ -56,7 +56,7 @@ def aim_recall(text: str, recall: Recall, least: float, why: str = "") -> Aim:
     """A recall of at least so much."""
     beyond = reaches(recall, least)
     reached = recall.value >= least
-    result = "reached" if reached and beyond else "reached, within chance" if reached else "missed"
+    result = ("reached" if reached else "missed") + (", within chance" if beyond is None else "")
     return Aim(text, f"{recall}, n = {recall.n}", result, "" if reached else why)
 
 

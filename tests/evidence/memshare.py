@@ -166,11 +166,11 @@ def aims(rows: list[Row]) -> list[Aim]:
     last = rows[-1]
     ratio = last.shared.recall.value / (last.plain.value or 1)
     reached = last.affected >= 0.25 and ratio >= 0.98
-    certain = reached and reaches(last.shared.recall, 0.98 * last.plain.value)
+    certain = reaches(last.shared.recall, 0.98 * last.plain.value) is not None
     return [Aim("a quarter of the tokens shared at 0.98 of the recall", f"{last.affected:.0%} shared at recall "
                 f"{last.shared.recall} of {last.plain}, n = {last.plain.n}; net of empty slots "
                 f"{net_kib(last.shared):.0f} "
                 f"KiB of {last.shared.memory().full / 1024:.0f} are saved. Before ({before.COMMIT}, another task): "
                 f"{before.MEMSHARE[0]:.0%} at {before.MEMSHARE[1]:.2f}",
-                "reached" if certain else "reached, within chance" if reached else "missed",
+                ("reached" if reached else "missed") + ("" if certain else ", within chance"),
                 "" if reached else "blocks that are shared differ by more than the answers bear")]
