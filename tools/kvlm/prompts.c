@@ -138,8 +138,8 @@ static int line_number(const struct prompts *p, const json_t *line, const char *
 }
 
 static int encode_members(struct prompts *p, const json_t *line, uint32_t **ids, uint32_t *n) {
-        const char *text, *document;
-        size_t size, document_size;
+        const char *text = NULL, *document = NULL;
+        size_t size = 0, document_size = 0;
         int r = line_string(p, line, "prompt", &text, &size);
 
         if (r == -ENOENT)
