@@ -86,7 +86,10 @@ static bool is_clean(const struct entry *e) {
 #define RECLAIM_LOOKS 8192u /* entries of one call: about half a millisecond */
 #define RECLAIM_COPIES 64u
 
-/* Gives up copies of resident entries, from where it stopped the last time. A round in vain is the last one for now. */
+/*
+ * Gives up copies of entries that are resident again, a bounded number a call, and goes on where the last call stopped.
+ * A whole round that finds none clears has_clean, until spill_clean says that there may be some.
+ */
 static void reclaim(struct space *space) {
         uint32_t given = 0, looks;
 

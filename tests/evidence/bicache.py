@@ -163,8 +163,7 @@ def findings(count: int, rows: list[dict], tables: dict, results: dict[str, dict
                    "one made by hand marks in the prefix what the request says again, and copies what is marked. If "
                    "the "
                    "first layer marks, BiCache loses as much: its deep layers start from what the last shared layer "
-                   "made "
-                   "of the prefix alone, and similar keys and values say nothing about that layer's own output.")
+                   "made of the prefix alone, and similar keys and values say nothing about that layer's own output.")
     depth = Table("Layers reused by prefix ratio", ["profile", *(f"{r} %" for r in RATIOS)],
                   [[name, *(t.get(r, 0) for r in RATIOS)] for name, t in tables.items()])
     found = Findings("bicache", "BiCache: shared prefixes of bidirectional models",
@@ -173,8 +172,7 @@ def findings(count: int, rows: list[dict], tables: dict, results: dict[str, dict
                      "those computed with the whole request; shallow layers, where they are alike, are shared in the "
                      "pool, deep ones are recomputed every 16 steps from the boundary state that is stored with them.",
                      "bicache=on and a profile run on requests like yours, for bidirectional models only. The larger "
-                     "the "
-                     "prefix's share of a request and the more steps a request has, the more it gains.")
+                     "the prefix's share of a request and the more steps a request has, the more it gains.")
     found.tables = [table, second, depth]
     found.plots = [Plot("Similarity of the prefix alone to the whole input (per token, keys and values)", "layer",
                         "cosine", {f"r = {r} %": [(i + 1, s) for i, s in enumerate(layers)]

@@ -154,8 +154,7 @@ def findings(count: int, length: int, runs: dict[str, pool.Run], beside: dict[st
                      "the daemon's 4-bit labels of the keys select them, and only a share of layers, heads and steps "
                      "selects.",
                      "hshare=on as shipped, for documents of several thousand tokens that are decoded from for long; "
-                     "every "
-                     "step selects for itself. Sharing among steps (hshare.query_ratio below 1) is faster and "
+                     "every step selects for itself. Sharing among steps (hshare.query_ratio below 1) is faster and "
                      "forgets: only "
                      "where neighbouring tokens attend to the same places.")
     found.tables = [table, reach, old]

@@ -74,8 +74,7 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                      "known while its document is read. N of half of the tokens costs nothing that this task shows. "
                      "If the "
                      "question ends the prompt and the full cache fits for as long as the prompt is read, attention "
-                     "from "
-                     "the question (SnapKV) chooses better; if 16 bits may become 4, int4 loses less.")
+                     "from the question (SnapKV) chooses better; if 16 bits may become 4, int4 loses less.")
     found.tables = [table, memory, old]
     found.plots = [Plot("Recall against the budget", "tokens kept, % of the prompt", "recall",
                         {name: [*((100 * b, r.value, *r.interval()) for b, r in curve.items()), (100, full.value)]

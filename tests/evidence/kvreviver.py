@@ -83,8 +83,7 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                   "The daemon lets a block into the sketch only while the sketch can answer (kvreviver.max_load), so "
                   "that "
                   "without exact copies most stay where they are, and the budget is not met; the paper's profile has "
-                  "no "
-                  "such limit.")
+                  "no such limit.")
     old = Table("The pool, and kvlm's private form that it replaced", ["form", *(f"{b:.0%}" for b in BUDGETS)],
                 [[COPIES, *(curves[COPIES][b].value for b in BUDGETS)],
                  [f"private, at {before.COMMIT}, {before.KVREVIVER_N} questions",
@@ -93,13 +92,11 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                      "A share of a sequence's blocks stays in the pool; the others leave into exact copies in host "
                      "memory, "
                      "with a count sketch in front. Labels of all blocks tell which missing ones a query needs; they "
-                     "are "
-                     "asked for at the first miss, and the engine waits for them.",
+                     "are asked for at the first miss, and the engine waits for them.",
                      "kvreviver=on, if the pool's memory is scarcer than the memory of the copies: on a GPU, whose "
                      "blocks leave for the host's memory. In all, copies and labels take more than the full cache, so "
                      "that it saves nothing where both are the same memory. Without copies, use int4 or KeyDiff "
-                     "instead: "
-                     "the sketch does not answer.")
+                     "instead: the sketch does not answer.")
     found.tables = [table, *more, revivals(runs), old]
     found.plots = [Plot("Recall against the budget", "tokens in the cache, % of the prompt", "recall",
                         {name: [*((100 * b, r.value, *r.interval()) for b, r in curve.items()), (100, full.value)]

@@ -67,6 +67,7 @@ void table_forget(struct table *t); /* its process is gone */
 
 /* Syncs until there is nothing. which: does the client take a change? NULL: every one. Returns how many were. */
 uint32_t table_sync(struct table *t, bool (*takes)(const struct kvd_change *change));
+bool takes_nothing(const struct kvd_change *change);
 /* One answer, without taking or refusing anything: *ret has them. */
 uint32_t table_peek(struct table *t, struct kvd_change *ret);
 

@@ -28,10 +28,6 @@ static void teardown(void) {
         fixture_close();
 }
 
-static bool nothing(const struct kvd_change *c) {
-        return false;
-}
-
 static void append(uint32_t n_tokens) {
         ck_assert_msg(table_append(&t, n_tokens, 10 + t.n_tokens) == 0, "%s", store_why(store));
 }
@@ -148,7 +144,7 @@ START_TEST(what_is_not_taken_leaves_nothing) {
         append(6 * BT);
         ck_assert_int_eq(compact(0, 6, BT), 6);
         work();
-        ck_assert_uint_eq(table_sync(&t, nothing), 0);
+        ck_assert_uint_eq(table_sync(&t, takes_nothing), 0);
         idle();
         expect_whole();
         ck_assert_uint_eq(usage_of(space).private, 6);

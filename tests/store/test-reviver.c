@@ -33,10 +33,6 @@ static void teardown(void) {
         fixture_close();
 }
 
-static bool nothing(const struct kvd_change *c) {
-        return false;
-}
-
 /* Appends n blocks, has them summarised, lets them cool. */
 static void cooled(uint32_t n, enum kvd_cool how) {
         ck_assert_int_eq(table_append(&t, n * BT, 10), 0);
@@ -85,7 +81,7 @@ START_TEST(what_is_not_taken_is_undone) {
         ck_assert_int_eq(table_append(&t, 5 * BT, 10), 0);
         ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all, 5), 5);
         work();
-        ck_assert_uint_eq(table_sync(&t, nothing), 0);
+        ck_assert_uint_eq(table_sync(&t, takes_nothing), 0);
         check_clean(space);
         work(); /* out of the sketch again */
         check_clean(space);
@@ -97,7 +93,7 @@ START_TEST(what_is_not_taken_is_undone) {
         table_sync(&t, NULL);
         revive(KVD_REVIVE_EXACT, 5, 5, 0);
         work();
-        ck_assert_uint_eq(table_sync(&t, nothing), 0);
+        ck_assert_uint_eq(table_sync(&t, takes_nothing), 0);
         idle();
         check_clean(space);
         ck_assert_uint_eq(usage_of(space).private, 0);
@@ -460,9 +456,9 @@ START_TEST(who_does_not_make_way_is_not_asked_again) {
         fill_up(&u);
         revive(KVD_REVIVE_EXACT, 3, 3, 0);
         work();
-        ck_assert_uint_eq(table_sync(&t, nothing), 0);
+        ck_assert_uint_eq(table_sync(&t, takes_nothing), 0);
         for (int i = 0; i < 20 && work(); i++)
-                table_sync(&t, nothing);
+                table_sync(&t, takes_nothing);
         ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 3);
         idle();
         check_clean(space);
