@@ -2,7 +2,7 @@
 
 /*
  * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says which slot of the
- * order page must have which value before its data is there; see ipc/base/order.h, and store/order.c for why that is
+ * order page must have which value before its data is there; see ipc/base/order.h, and store/device/semaphore.c for why that is
  * enough, whoever dies.
  */
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "store/check.h"
-#include "store/memory.h"
+#include "store/cache/memory.h"
 
 #define PIECE 4096u
 

@@ -13,7 +13,7 @@ struct walk {
 /* Counts a broken invariant, and keeps the first one in words. */
 _printf_(3, 4) void expect(struct walk *w, bool holds, const char *format, ...);
 
-void check_order(struct walk *w);     /* order.c: O1 and following */
-void check_sequences(struct walk *w); /* check_sequences.c: Q1 and following */
+void check_order(struct walk *w);     /* semaphore.c: O1 and following */
+void check_sequences(struct walk *w); /* sequence/check.c: Q1 and following */
 
 #endif

@@ -59,7 +59,7 @@ struct store {
         uint64_t n_waiting, last_job;
         struct job *job;       /* owned; the one in flight */
         uint32_t *ranks;       /* owned; scratch, a count for each 16-bit value */
-        bool wakes;            /* somebody writes order slots by a stream when we ask (order.c) */
+        bool wakes;            /* somebody writes order slots by a stream when we ask (semaphore.c) */
         void (*on_job)(void *data);
         void *on_job_data;
         char why[256];
@@ -104,7 +104,7 @@ struct arena {
 /* ---- block -------------------------------------------------------------------------------------------------- */
 
 struct block {
-        uint32_t prev, next;   /* in its segment's free list, its attachment's filling list, or one of order.c's */
+        uint32_t prev, next;   /* in its segment's free list, its attachment's filling list, or one of semaphore.c's */
         uint32_t parent;       /* block before it, NONE for the first */
         uint32_t child;        /* first of its children */
         uint32_t sib_prev, sib_next;
@@ -122,7 +122,7 @@ struct block {
         bool private;          /* SEALED, belongs to sequences: in no table and no chain (private.c) */
         bool summarised;       /* its row of the summaries is made */
         bool reviving;         /* FILLING, by a worker: in nobody's list */
-        bool pending;          /* SEALED, its data is not known to be there (order.c) */
+        bool pending;          /* SEALED, its data is not known to be there (semaphore.c) */
         bool poisoned;         /* SEALED, it or a block before it never got its data */
 };
 
@@ -153,7 +153,7 @@ struct attachment {
         uint32_t n_sequences;
         uint32_t fold;         /* FOLDING: next block whose touch is taken over */
         struct arena *arena;   /* where its new blocks come from */
-        struct promises *promises; /* owned; spaces on a GPU (order.c) */
+        struct promises *promises; /* owned; spaces on a GPU (semaphore.c) */
         struct attachment_look look;
 };
 
@@ -235,11 +235,11 @@ struct space {
         struct ticket summarise, score, calibrate; /* score: of chains */
         float tau;                 /* MemShare's threshold as it was measured; 0: it was not */
         uint64_t calibrated;       /* n_steps then */
-        uint64_t random;           /* calibrate.c */
+        uint64_t random;           /* memshare_calibrate.c */
         int summary_fd, summary_fd_ro; /* owned; -1 until first used */
 
         int spill_fd;              /* owned; -1 until first used */
-        uint32_t *free_spills;     /* owned; stack of unused spill slots, see spill.c */
+        uint32_t *free_spills;     /* owned; stack of unused spill slots, see tier/memory.c */
         uint32_t n_free_spills;
         bool has_clean;            /* there may be copies of entries that are resident again */
         uint32_t clean_sequence, clean_entry; /* ... where they are looked for next */
@@ -251,7 +251,7 @@ struct space {
         bool starved;              /* an allocation found nothing to evict */
         bool relieving;            /* over the high watermark, and not yet under the low one */
         kvd_ref unscored;          /* leaf that wants a score */
-        struct profile *profile;   /* owned; BiCache's samples, see profile.c */
+        struct profile *profile;   /* owned; BiCache's samples, see bicache.c */
 };
 
 static inline struct store *space_store(const struct space *s) {
@@ -288,7 +288,7 @@ static inline void space_count(struct space *s, enum kvd_space_counter which, ui
         atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
-/* why.c */
+/* refuse.c */
 _printf_(3, 4) int store_refuse(struct store *store, int error, const char *format, ...); /* returns error */
 
 /* index.c: the shared side of a block */
@@ -358,7 +358,7 @@ bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t 
 
 void block_condemn(struct space *space, uint32_t id); /* to go before all others */
 
-/* order.c: blocks whose data is not there yet */
+/* semaphore.c: blocks whose data is not there yet */
 int order_new(struct space *space);
 void order_free(struct space *space);
 int order_enter(struct attachment *a);
@@ -381,7 +381,7 @@ bool attachment_fold(struct space *space);
 #define SETTING_LABEL_CHANNELS 32u /* of a key in its label, or head_dim if that is less: fixed when a space is made */
 void settings_init(struct kvd_index *ix); /* once its geometry is there */
 
-/* profile.c */
+/* bicache.c */
 void profile_free(struct space *space);
 void profile_leave(struct attachment *attachment); /* its blocks are no longer its own */
 

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 static const char *const policies[] = {[KVD_LRU] = "lru", [KVD_FIFO] = "fifo", [KVD_PRIORITY] = "priority"};
 

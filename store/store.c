@@ -6,7 +6,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/job.h"
-#include "store/memory.h"
+#include "store/cache/memory.h"
 
 /* ---- pages -------------------------------------------------------------------------------------------------- */
 

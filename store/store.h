@@ -192,7 +192,7 @@ struct seal_request {
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
 
-/* ---- order: spaces on a GPU, see order.c ---------------------------------------------------------------------- */
+/* ---- order: spaces on a GPU, see semaphore.c ---------------------------------------------------------------------- */
 
 int space_order_fd(const struct space *space); /* the order page; -1 in host memory */
 uint32_t attachment_order_row(const struct attachment *attachment);

@@ -244,7 +244,7 @@ struct kvd_pinpage {
         alignas(64) shm_u64 counters[16]; /* enum kvd_client_counter; for show only */
         alignas(64) shm_u64 held; /* blocks of the chains of this client's pins, once for each pin */
 
-        /* written by the daemon: what the client may expect of it, see store/available.c */
+        /* written by the daemon: what the client may expect of it, see store/cache/available.c */
         alignas(64) shm_u64 held_seen; /* held, when pins were last looked at */
         shm_u32 held_alone;            /* blocks that only this client held then */
         shm_u32 available;             /* blocks that it would be given now */

@@ -2,7 +2,7 @@
 
 /*
  * Order: blocks on a GPU are sealed before their data is there, and whoever reads one reads its data or is told that it
- * never came. The steps P1 to P3, R1 to R5 and O1 to O8 are named in store/order.c; they are the same here.
+ * never came. The steps P1 to P3, R1 to R5 and O1 to O8 are named in store/device/semaphore.c; they are the same here.
  *
  * One block, filled twice. Client A seals it, at any time before or after its stream has written data and slot, and may
  * be killed at any time; what it has queued on the GPU then goes on for a while, and stops anywhere. Client B fills the

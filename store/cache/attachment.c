@@ -17,8 +17,8 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
-#include "store/memory.h"
-#include "store/sequence.h"
+#include "store/cache/memory.h"
+#include "store/sequence/sequence.h"
 
 /* ---- arenas ------------------------------------------------------------------------------------------------- */
 

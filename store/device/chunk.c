@@ -2,7 +2,7 @@
 
 /* Chunks until somebody has them: made, cleared, made again. */
 
-#include "store/chunk.h"
+#include "store/device/chunk.h"
 
 #include <errno.h>
 #include <stdlib.h>

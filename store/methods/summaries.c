@@ -12,8 +12,8 @@
 
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
-#include "store/memory.h"
-#include "store/sequence.h"
+#include "store/cache/memory.h"
+#include "store/sequence/sequence.h"
 
 static bool wanted_by_any(const struct space *space) {
         const shm_u64 *s = space->ix->settings;

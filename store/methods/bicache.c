@@ -15,7 +15,7 @@
 
 #include "ipc/base/sys.h"
 #include "kernels/btable.h"
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 #define RATIOS KVD_BTABLE_STEPS
 #define FAILURES 64u /* tickets whose failure is remembered */

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 static void move(shm_u32 *epoch) {
         atomic_fetch_add_explicit(epoch, 1, memory_order_release);

@@ -8,8 +8,8 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
-#include "store/memory.h"
-#include "store/sequence.h"
+#include "store/cache/memory.h"
+#include "store/sequence/sequence.h"
 
 /* ---- finding and comparing ---------------------------------------------------------------------------------- */
 
@@ -220,7 +220,7 @@ bool store_bury(struct store *store) {
                         return true;
         if (spill_bury(space) || sequences_bury(space) || attachment_fold(space))
                 return true;
-        if (has_attachments(space)) /* streams that wait for them are to be woken first: order.c */
+        if (has_attachments(space)) /* streams that wait for them are to be woken first: semaphore.c */
                 return false;
         store->deleted = space->next;
         space_free(space);

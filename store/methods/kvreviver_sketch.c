@@ -20,7 +20,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
         return kvd_setting_get(space->ix->settings, which);
@@ -237,7 +237,7 @@ static bool deletes_estimates(const struct space *space) {
 
 /*
  * Resident, and exact: its tokens leave the sketch, if there is a way to take them out. Its copy stays, so that it may
- * leave again at once, until the room is wanted (spill.c).
+ * leave again at once, until the room is wanted (tier/memory.c).
  */
 void entry_forget_sketch(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];

@@ -16,7 +16,7 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
-#include "store/memory.h"
+#include "store/cache/memory.h"
 
 static uint32_t n_words(const struct space *space) {
         return DIV_UP(space->ix->max_segments, 64);

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 /* ---- budget ----------------------------------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
         return kvd_setting_get(space->ix->settings, which);

@@ -19,7 +19,7 @@
  */
 
 #include "ipc/base/device.h"
-#include "store/memory.h"
+#include "store/cache/memory.h"
 
 enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_STATES };
 

@@ -12,7 +12,7 @@
 
 #include <errno.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 /* ---- what is asked for ------------------------------------------------------------------------------------------- */
 

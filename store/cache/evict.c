@@ -24,7 +24,7 @@
 
 #include <errno.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 /* ---- pins --------------------------------------------------------------------------------------------------- */
 

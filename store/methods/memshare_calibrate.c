@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 #define PAIRS 128u
 #define PAIRS_LEAST 8u

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 struct critical {
         struct ticket ticket;

@@ -8,7 +8,7 @@
 
 #include <errno.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 static bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space->ix->settings, which);
@@ -150,7 +150,7 @@ static bool write_spill(struct ticket *t, struct job *job) {
                         list_push_first(q, &q->cool, slot);
                         break;
                 }
-        /* Those that wait for a sketch to be made anew are asked for when it is (sketch.c). */
+        /* Those that wait for a sketch to be made anew are asked for when it is (kvreviver_sketch.c). */
         if (q->cool.n && (job->n_items || !q->sketches || !q->sketches->broken))
                 job_ask(t);
         return job->n_items > 0;

@@ -5,7 +5,7 @@
  * copies and sketches cost. Scoring is left out: nobody asked for it, and nothing comes of it but an order.
  */
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 /* A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so they come first. */
 static bool summaries_pending(const struct sequence *q) {

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "store/check.h"
-#include "store/chunk.h"
+#include "store/device/chunk.h"
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
 

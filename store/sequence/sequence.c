@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "sequence in space '%s': %s", a->space->name, what);

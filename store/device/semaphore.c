@@ -43,7 +43,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/order.h"
 #include "store/check.h"
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 /*
  * One attachment's promises: a list of blocks for each slot, as they were sealed. That is by growing value but where

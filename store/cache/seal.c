@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 /* A chain as it grows during one seal. */
 struct growth {

@@ -11,8 +11,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/memory.h"
-#include "store/sequence.h"
+#include "store/cache/memory.h"
+#include "store/sequence/sequence.h"
 
 #define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */

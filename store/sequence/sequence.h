@@ -59,7 +59,7 @@ struct entry {
         int32_t new_delta;
         float distance;
         uint32_t next;         /* in one of the lists */
-        kvd_ref other;         /* OFFERED: the block that the change brings, held; 0: none. COMPACT_WANTED: compact.c */
+        kvd_ref other;         /* OFFERED: the block that the change brings, held; 0: none. COMPACT_WANTED: keydiff_compact.c */
 };
 
 struct list { /* of entries */
@@ -114,7 +114,7 @@ struct sequence {
         uint32_t spent;        /* ... and found nothing to let go when n_own was this; 0: did not look */
         uint32_t n_unscored;   /* entries that came since the last scoring */
         uint32_t cursor;       /* closed: next entry to let go */
-        struct critical *critical; /* owned; see critical.c */
+        struct critical *critical; /* owned; see hshare.c */
 };
 
 #define SEQUENCE_SLOT(number) ((number) % KVD_MAX_SEQUENCES)
@@ -152,11 +152,11 @@ void change_tell(struct sequence *sequence, uint32_t slot); /* offers what the c
 void sync_news(struct space *space); /* after offers: wakes who waits for them */
 void job_news(struct space *space);  /* after a job's end: wakes clients that wait until nothing is under way */
 
-/* summarise.c */
+/* summaries.c */
 void summarise_block(struct space *space, uint32_t id); /* if any method wants it; made when a worker is free */
 void methods_changed(struct space *space);              /* after a setting was changed */
 
-/* spill.c */
+/* tier/memory.c */
 bool spill_has_room(struct space *space); /* for one more block; gives up copies of resident ones for it */
 uint32_t spill_alloc(struct space *space); /* or NONE */
 void spill_clean(struct space *space); /* a copy is of a resident entry now: it may be given up */
@@ -167,7 +167,7 @@ void spill_discharge(struct space *space, uint64_t bytes);
 bool spill_bury(struct space *space);      /* frees a piece of a deleted space's. True: there is more */
 void spill_close(struct space *space);
 
-/* sketch.c */
+/* kvreviver_sketch.c */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
 struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* takes them; made if need be; NULL: none */
 void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch); /* if nothing is in it; NULL is fine */
@@ -180,26 +180,26 @@ bool sketches_bury(struct space *space);   /* idle: a piece of those that are go
 void entry_free_spill(struct sequence *sequence, struct entry *entry);
 void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again; its copy stays */
 
-/* cool.c */
+/* kvreviver_cool.c */
 bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
 
-/* reviver.c */
+/* kvreviver_revive.c */
 void revive_again(struct sequence *sequence); /* somebody has left, or stays: is there room for who wants to come? */
 kvd_ref revive_room(struct sequence *sequence); /* a block for a worker to fill: FILLING, in nobody's list; 0: none */
 
-/* compact.c */
+/* keydiff_compact.c */
 void compact_seal(struct sequence *sequence, kvd_ref block, uint32_t slot, uint32_t n_tokens);
 void compact_forget(struct sequence *sequence, struct entry *entry); /* the sequence closes: gives back what waits */
 
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);
 
-/* calibrate.c */
+/* memshare_calibrate.c */
 float memshare_tau(const struct space *space); /* the largest distance of two blocks that are alike */
 void calibrate_look(struct space *space);   /* a step has ended: is it time to measure? */
 void calibrate_forget(struct space *space); /* a setting has changed that distances depend on */
 
-/* priority.c */
+/* keydiff_priority.c */
 #define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
 void priority_rank(struct sequence *sequence);
 double priority_of_block(const struct space *space, uint32_t id);
@@ -209,7 +209,7 @@ void priority_look(struct space *space); /* idle */
 void space_relieve(struct space *space); /* idle; a bounded amount of work */
 uint32_t relief_swap(struct sequence *sequence, uint32_t n); /* up to n entries that are worth least leave: how many */
 
-/* critical.c */
+/* hshare.c */
 void critical_free(struct sequence *sequence);
 bool critical_pending(const struct sequence *sequence);
 

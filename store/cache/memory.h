@@ -6,8 +6,8 @@
  * Where a segment's memory comes from. segment.c decides who gets how much, by a budget of bytes; one of these tables
  * does it. The daemon maps none of it.
  *
- *      memory_host.c     memfds: pages come a few MiB at a time, and go by punching holes under whoever has it mapped
- *      memory_device.c   chunks of a GPU's memory, all made at the start; a client has to unmap one before another
+ *      cache/memory.c     memfds: pages come a few MiB at a time, and go by punching holes under whoever has it mapped
+ *      device/memory.c   chunks of a GPU's memory, all made at the start; a client has to unmap one before another
  *                        space can have it (drain.c)
  */
 
@@ -46,7 +46,7 @@ struct memory_ops {
 
 extern const struct memory_ops memory_host, memory_device;
 
-/* memory_device.c */
+/* device/memory.c */
 int device_open(struct store *store);
 void device_undrain(struct space *space, struct segment *segment); /* frees its chunk if nobody has it mapped */
 bool device_draining(const struct segment *segment);

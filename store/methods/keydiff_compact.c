@@ -13,7 +13,7 @@
 
 #include <errno.h>
 
-#include "store/sequence.h"
+#include "store/sequence/sequence.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "compacting in space '%s': %s", a->space->name, what);
