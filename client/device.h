@@ -13,7 +13,7 @@
 #include "client/internal.h"
 #include "client/kvd_cuda.h"
 #include "ipc/base/device.h"
-#include "ipc/base/order.h"
+#include "ipc/base/semaphore.h"
 
 /* What a slot promises: its value after everything that was put into the stream until now. */
 struct promise {
@@ -48,7 +48,7 @@ struct device {
         uint64_t page_bytes;
         cu_address page_at;        /* for the device */
         uint32_t row;              /* ours */
-        struct stream_slot slots[ORDER_SLOTS];
+        struct stream_slot slots[SEMAPHORES];
         struct deferred *deferred; /* owned */
         uint32_t room;
         _Atomic uint32_t n_deferred; /* changed under lock */
@@ -65,8 +65,8 @@ void order_close(struct view *view); /* waits likewise */
 /* Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for instead. */
 int order_promise(struct view *view, void *stream, struct promise *ret);
 void order_finish(struct view *view, void *stream); /* waits for it; if its context has failed, it is over as well */
-int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t value);
-uint64_t order_reached(const struct view *view, uint32_t order_slot); /* of any row, as in descriptors */
+int order_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value);
+uint64_t order_reached(const struct view *view, uint32_t semaphore); /* of any row, as in descriptors */
 bool order_passed(const struct view *view, struct promise until);
 void order_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
 uint32_t order_settle(struct view *view); /* lets go of what can be; how much still waits */

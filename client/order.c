@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This process' row of the order page (ipc/base/order.h): which stream writes which slot, how far it has come, and what
+ * This process' row of the order page (ipc/base/semaphore.h): which stream writes which slot, how far it has come, and what
  * waits for it. A stream gets a slot of its own, and keeps it until there are no more for others and nothing is
  * outstanding on it: values of a slot come from one stream at a time, so they only grow.
  *
@@ -17,26 +17,26 @@
 #include "client/device.h"
 #include "ipc/base/sys.h"
 
-#define PROBE_SLOT (ORDER_SLOTS - 1)
+#define PROBE_SLOT (SEMAPHORES - 1)
 #define WAIT_NS UINT64_C(60000000000) /* for a slot, where the driver cannot: the daemon ends what hangs long before */
 #define LOOK_NS 20000
 
 /* ---- values ----------------------------------------------------------------------------------------------------- */
 
-uint64_t order_reached(const struct view *view, uint32_t order_slot) {
+uint64_t order_reached(const struct view *view, uint32_t semaphore) {
         const struct device *d = view->device;
 
-        if (order_slot == 0 || order_slot > view->ix->order_rows * ORDER_SLOTS)
+        if (semaphore == 0 || semaphore > view->ix->semaphore_rows * SEMAPHORES)
                 return UINT64_MAX; /* a daemon's nonsense must not be an address */
-        return shm_load(&d->page[order_slot - 1]);
+        return shm_load(&d->page[semaphore - 1]);
 }
 
 bool order_passed(const struct view *view, struct promise until) {
-        return order_reached(view, order_slot_of(view->device->row, until.slot)) >= until.value;
+        return order_reached(view, semaphore_at(view->device->row, until.slot)) >= until.value;
 }
 
-static cu_address slot_address(const struct device *d, uint32_t order_slot) {
-        return d->page_at + (uint64_t)(order_slot - 1) * sizeof(uint64_t);
+static cu_address slot_address(const struct device *d, uint32_t semaphore) {
+        return d->page_at + (uint64_t)(semaphore - 1) * sizeof(uint64_t);
 }
 
 /* ---- with the driver -------------------------------------------------------------------------------------------- */
@@ -66,14 +66,14 @@ static int wait_for_stream(struct device *d, void *stream) {
 
 static bool probe_on(struct device *d, cu_stream stream) {
         struct stream_slot *slot = &d->slots[PROBE_SLOT];
-        uint32_t order_slot = order_slot_of(d->row, PROBE_SLOT);
+        uint32_t semaphore = semaphore_at(d->row, PROBE_SLOT);
         const struct kvd_cuda *cuda = d->gpu.cuda;
-        cu_address at = slot_address(d, order_slot);
+        cu_address at = slot_address(d, semaphore);
 
         slot->value++;
         return cuda->cuStreamWriteValue64(stream, at, slot->value, CU_WRITE_DEFAULT) == CU_OK &&
                cuda->cuStreamWaitValue64(stream, at, slot->value, CU_WAIT_GEQ) == CU_OK &&
-               cuda->cuStreamSynchronize(stream) == CU_OK && shm_load(&d->page[order_slot - 1]) == slot->value;
+               cuda->cuStreamSynchronize(stream) == CU_OK && shm_load(&d->page[semaphore - 1]) == slot->value;
 }
 
 void order_finish(struct view *view, void *stream) {
@@ -99,14 +99,14 @@ static bool probe(struct device *d) {
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
 int order_open(struct view *view, int fd, uint32_t row) {
-        uint64_t bytes = ALIGN_UP((uint64_t)view->ix->order_rows * ORDER_ROW_BYTES, 4096);
+        uint64_t bytes = ALIGN_UP((uint64_t)view->ix->semaphore_rows * SEMAPHORE_ROW_BYTES, 4096);
         struct device *d = view->device;
         void *at;
         int r;
 
-        if (row >= view->ix->order_rows)
+        if (row >= view->ix->semaphore_rows)
                 return client_fail(-EPROTO, "what the daemon sent cannot be used: row %u of an order page of %u", row,
-                                   view->ix->order_rows);
+                                   view->ix->semaphore_rows);
         r = view_map_file(fd, bytes, PROT_READ | PROT_WRITE, &at);
         if (r < 0)
                 return r;
@@ -114,8 +114,8 @@ int order_open(struct view *view, int fd, uint32_t row) {
         d->page = at;
         d->page_bytes = bytes;
         d->row = row;
-        for (uint32_t i = 0; i < ORDER_SLOTS; i++)
-                d->slots[i].value = shm_load(&d->page[row * ORDER_SLOTS + i]);
+        for (uint32_t i = 0; i < SEMAPHORES; i++)
+                d->slots[i].value = shm_load(&d->page[row * SEMAPHORES + i]);
         d->streams = kvd_device_register(&d->gpu, at, bytes, &d->page_at) == 0;
         if (d->streams && !probe(d)) {
                 kvd_device_unregister(&d->gpu, at);
@@ -129,7 +129,7 @@ static bool outstanding(const struct view *view) {
         bool passed = true;
 
         pthread_mutex_lock(&d->lock);
-        for (uint32_t i = 0; passed && i < ORDER_SLOTS; i++)
+        for (uint32_t i = 0; passed && i < SEMAPHORES; i++)
                 passed = order_passed(view, (struct promise){i, d->slots[i].value});
         pthread_mutex_unlock(&d->lock);
         return !passed;
@@ -172,24 +172,24 @@ void order_close(struct view *view) {
 
 /* ---- promises --------------------------------------------------------------------------------------------------- */
 
-/* The stream's slot, or one that it may have from now on; ORDER_SLOTS: others are busy in all. */
+/* The stream's slot, or one that it may have from now on; SEMAPHORES: others are busy in all. */
 static uint32_t find_slot(const struct view *view, uint64_t stream) {
         const struct device *d = view->device;
-        uint32_t unused = ORDER_SLOTS, passed = ORDER_SLOTS;
+        uint32_t unused = SEMAPHORES, passed = SEMAPHORES;
 
-        for (uint32_t i = ORDER_SLOTS; i-- > 0;) {
+        for (uint32_t i = SEMAPHORES; i-- > 0;) {
                 const struct stream_slot *slot = &d->slots[i];
 
                 if (slot->used && slot->stream == stream)
                         return i;
-                if (slot->value > ORDER_VALUE_MAX / 2)
+                if (slot->value > SEMAPHORE_VALUE_MAX / 2)
                         continue;
                 if (!slot->used)
                         unused = i;
                 else if (order_passed(view, (struct promise){i, slot->value}))
                         passed = i;
         }
-        return unused < ORDER_SLOTS ? unused : passed;
+        return unused < SEMAPHORES ? unused : passed;
 }
 
 /* Under d->lock and with the device entered: writes of a slot are put into its stream in the order of their values. */
@@ -202,9 +202,9 @@ static cu_result write_next(struct view *view, void *stream, struct promise *ret
         if (error)
                 return error;
         slot = find_slot(view, id);
-        if (slot == ORDER_SLOTS)
+        if (slot == SEMAPHORES)
                 return CU_NOT_SUPPORTED;
-        error = d->gpu.cuda->cuStreamWriteValue64(stream, slot_address(d, order_slot_of(d->row, slot)),
+        error = d->gpu.cuda->cuStreamWriteValue64(stream, slot_address(d, semaphore_at(d->row, slot)),
                                                   d->slots[slot].value + 1, CU_WRITE_DEFAULT);
         if (error)
                 return error;
@@ -234,11 +234,11 @@ int order_promise(struct view *view, void *stream, struct promise *ret) {
 
 /* ---- waits ------------------------------------------------------------------------------------------------------ */
 
-static int wait_here(const struct view *view, uint32_t order_slot, uint64_t value) {
+static int wait_here(const struct view *view, uint32_t semaphore, uint64_t value) {
         uint64_t end = sys_now_ns() + WAIT_NS;
         struct timespec pause = {0, LOOK_NS};
 
-        while (order_reached(view, order_slot) < value) {
+        while (order_reached(view, semaphore) < value) {
                 if (sys_now_ns() > end)
                         return client_fail(-ETIMEDOUT, "a block's data has not come for a minute");
                 nanosleep(&pause, NULL);
@@ -247,16 +247,16 @@ static int wait_here(const struct view *view, uint32_t order_slot, uint64_t valu
 }
 
 /* Of a slot of our own that this stream writes: it is behind that write already. With the device entered. */
-static bool is_own(struct view *view, cu_stream stream, uint32_t order_slot) {
+static bool is_own(struct view *view, cu_stream stream, uint32_t semaphore) {
         struct device *d = view->device;
-        uint32_t first = order_slot_of(d->row, 0);
+        uint32_t first = semaphore_at(d->row, 0);
         unsigned long long id;
         bool own = false;
 
-        if (order_slot < first || order_slot >= first + ORDER_SLOTS || d->gpu.cuda->cuStreamGetId(stream, &id))
+        if (semaphore < first || semaphore >= first + SEMAPHORES || d->gpu.cuda->cuStreamGetId(stream, &id))
                 return false;
         pthread_mutex_lock(&d->lock);
-        own = d->slots[order_slot - first].used && d->slots[order_slot - first].stream == id;
+        own = d->slots[semaphore - first].used && d->slots[semaphore - first].stream == id;
         pthread_mutex_unlock(&d->lock);
         return own;
 }
@@ -266,20 +266,20 @@ static bool released_by_nobody(const struct view *view) {
         return !view_is_current(view);
 }
 
-int order_wait(struct view *view, void *stream, uint32_t order_slot, uint64_t value) {
+int order_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value) {
         struct device *d = view->device;
         cu_result error = CU_OK;
         int r;
 
-        if (order_reached(view, order_slot) >= value)
+        if (order_reached(view, semaphore) >= value)
                 return 0;
         if (!d->streams || released_by_nobody(view))
-                return wait_here(view, order_slot, value);
+                return wait_here(view, semaphore, value);
         r = enter(d);
         if (r < 0)
                 return r;
-        if (!is_own(view, stream, order_slot))
-                error = d->gpu.cuda->cuStreamWaitValue64(stream, slot_address(d, order_slot), value, CU_WAIT_GEQ);
+        if (!is_own(view, stream, semaphore))
+                error = d->gpu.cuda->cuStreamWaitValue64(stream, slot_address(d, semaphore), value, CU_WAIT_GEQ);
         kvd_device_leave(&d->gpu);
         return error ? stream_fail(d, error, "the stream cannot wait") : 0;
 }

@@ -53,8 +53,8 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
         int r;
 
         if (p->until) {
-                request.order_slot = p->until->slot + 1;
-                request.order_value = p->until->value;
+                request.semaphore = p->until->slot + 1;
+                request.semaphore_value = p->until->value;
         }
         if (p->view->ix->kind == KVD_BIDIRECTIONAL)
                 request.prefix_key = (struct kvd_slice){&p->prefix, sizeof p->prefix};

@@ -2,7 +2,7 @@
 
 /*
  * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says which slot of the
- * order page must have which value before its data is there; see ipc/base/order.h, and store/device/semaphore.c for why that is
+ * order page must have which value before its data is there; see ipc/base/semaphore.h, and store/device/semaphore.c for why that is
  * enough, whoever dies.
  */
 
@@ -82,9 +82,9 @@ static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
 
 /* Slot before value: the daemon takes the slot back once the data is there. */
 static struct need need_of(const struct kvd_desc *desc) {
-        struct need need = {__atomic_load_n(&desc->order_slot, __ATOMIC_ACQUIRE), 0};
+        struct need need = {__atomic_load_n(&desc->semaphore, __ATOMIC_ACQUIRE), 0};
 
-        need.value = need.slot ? shm_get64(&desc->order_value) : 0;
+        need.value = need.slot ? shm_get64(&desc->semaphore_value) : 0;
         return need;
 }
 

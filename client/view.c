@@ -301,7 +301,7 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply, c
                 return r;
         view->memory = view->ix->backend == KVD_BACKEND_HOST ? &mapping_host : &mapping_device;
         r = view->memory->reserve(view);
-        return r == 0 && view->device ? order_open(view, fds->fd[2], reply->order_row) : r;
+        return r == 0 && view->device ? order_open(view, fds->fd[2], reply->semaphore_row) : r;
 }
 
 static struct view *view_new(struct kvd_space *space) {

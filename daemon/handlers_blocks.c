@@ -63,8 +63,8 @@ static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal
                 .blocks = s->blocks,
                 .n_tokens = (uint32_t)n_tokens,
                 .tokens = s->tokens,
-                .order_slot = m->order_slot,
-                .order_value = m->order_value,
+                .semaphore = m->semaphore,
+                .semaphore_value = m->semaphore_value,
         };
         return take_key(c, m->prefix_key, &ret->prefix_key);
 }
@@ -84,7 +84,7 @@ int handle_seal(struct client *c, const struct kvd_msg *request, struct reply *r
         r = space_seal(attachment, &seal, sealed);
         if (r < 0)
                 return client_store_failed(c, r);
-        if (seal.order_slot)
+        if (seal.semaphore)
                 server_watch_order(c->server);
         reply->msg.seal_reply.blocks = blocks_slice(sealed, seal.n_blocks);
         return 0;

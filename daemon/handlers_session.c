@@ -170,7 +170,7 @@ static int attach_space(struct client *c, struct space *space, struct reply *rep
         reply->fds.fd[1] = attachment_pin_fd(attachment);
         reply->fds.n = 2;
         if (space_order_fd(space) >= 0) {
-                m->order_row = attachment_order_row(attachment);
+                m->semaphore_row = attachment_order_row(attachment);
                 reply->fds.fd[reply->fds.n++] = space_order_fd(space);
         }
         return 0;

@@ -181,8 +181,8 @@ struct seal_request {
         const kvd_ref *blocks;
         uint32_t n_tokens;
         const uint32_t *tokens;
-        uint32_t order_slot;     /* as in message seal */
-        uint64_t order_value;
+        uint32_t semaphore;     /* as in message seal */
+        uint64_t semaphore_value;
 };
 
 /*

@@ -31,7 +31,7 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]);
 /* Fills whole descriptors' worth of memory with zeros, and has nothing mapped afterwards. */
 int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes);
 
-/* A stream writes each of n values, words[2 * i + 1], into slot words[2 * i] of an order page (ipc/base/order.h). */
+/* A stream writes each of n values, words[2 * i + 1], into slot words[2 * i] of an order page (ipc/base/semaphore.h). */
 int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t *words, uint32_t n);
 
 /* At least so much staging; what was in it is lost. NULL: there is none (why). */

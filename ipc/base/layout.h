@@ -113,8 +113,8 @@ struct kvd_desc {
         uint16_t group;         /* layer group */
         uint64_t root;          /* of its chain. Causal: the salt; bidirectional: tokens of the whole prefix */
         uint32_t flags;         /* enum kvd_desc_flags */
-        uint32_t order_slot;    /* device spaces, see order.h; 0: the data is there */
-        uint64_t order_value;
+        uint32_t semaphore;     /* device spaces, see semaphore.h; 0: the data is there */
+        uint64_t semaphore_value;
         uint32_t tokens[];      /* block_tokens, unused ones 0 */
 };
 static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
@@ -174,7 +174,7 @@ struct kvd_index {
         uint32_t table_slots, run_table_slots; /* powers of two */
         uint8_t secret[KVD_SECRET_BYTES];
         uint32_t backend;        /* enum kvd_backend (device.h) */
-        uint32_t order_rows;     /* of the order page (order.h); 0 in host spaces */
+        uint32_t semaphore_rows; /* of the semaphore page (semaphore.h); 0 in host spaces */
         uint8_t device[16];      /* UUID of the GPU that the pool is on; zeros in host spaces */
 
         alignas(64) shm_u32 n_segments; /* segments that exist; grows only */

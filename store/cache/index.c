@@ -214,7 +214,7 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .arena = space->domain->config.arena,
                 .block_bytes = block_bytes,
                 .backend = space_store(space)->config.backend,
-                .order_rows = space_store(space)->config.backend ? space_store(space)->config.max_attachments : 0,
+                .semaphore_rows = space_store(space)->config.backend ? space_store(space)->config.max_attachments : 0,
                 .spill_slots = opaque ? 0 : spill_slots(space, block_bytes, max_blocks),
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
@@ -310,8 +310,8 @@ static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, con
         __atomic_store_n(&desc->group, fields->group, __ATOMIC_RELAXED);
         shm_set64(&desc->root, fields->root);
         shm_set32(&desc->flags, fields->flags);
-        shm_set64(&desc->order_value, fields->order_value);
-        shm_set32(&desc->order_slot, fields->order_slot);
+        shm_set64(&desc->semaphore_value, fields->semaphore_value);
+        shm_set32(&desc->semaphore, fields->semaphore);
         shm_write_words(desc->tokens, tokens, fields->n_tokens);
         for (uint32_t i = fields->n_tokens; i < room; i++)
                 shm_set32(desc->tokens + i, 0);

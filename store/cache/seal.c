@@ -140,7 +140,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
         block_fill_end(space, id);
         space->blocks[id].parent = g->parent; /* the run looks back along it */
         index_write(space, id, &g->fields, tokens);
-        if (g->fields.order_slot)
+        if (g->fields.semaphore)
                 order_begin(a, id, &g->fields);
         block_set_state(space, id, KVD_SEALED, kvd_ref_generation(block));
         index_enter(space, id, g->root);
@@ -193,7 +193,7 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
                 r = find_parent(a, q, &growth);
         if (r == 0)
                 r = check_prefix_end(a, q, growth.fields.depth);
-        if (r == 0 && order_take(a, q->order_slot, q->order_value, &growth.fields, &why) < 0)
+        if (r == 0 && order_take(a, q->semaphore, q->semaphore_value, &growth.fields, &why) < 0)
                 r = refuse(a, -EINVAL, why);
         if (r < 0)
                 return r;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that are sealed before their data is there (ipc/base/order.h), and what becomes of them when their producer
+ * Blocks that are sealed before their data is there (ipc/base/semaphore.h), and what becomes of them when their producer
  * dies. A pending block is in the index like any other; it is not evicted and no worker reads it until the daemon has
  * seen that the slot reached its value.
  *
@@ -41,7 +41,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
-#include "ipc/base/order.h"
+#include "ipc/base/semaphore.h"
 #include "store/check.h"
 #include "store/sequence/sequence.h"
 
@@ -53,17 +53,17 @@ struct promises {
         uint64_t busy;                /* bit i: slot i has blocks that wait */
         uint64_t wakes;               /* bit i: slot i is to be written by a stream, too */
         bool asked;                   /* ... and somebody is at it */
-        uint64_t highest[ORDER_SLOTS]; /* value promised */
-        uint32_t first[ORDER_SLOTS], last[ORDER_SLOTS];
+        uint64_t highest[SEMAPHORES]; /* value promised */
+        uint32_t first[SEMAPHORES], last[SEMAPHORES];
         uint32_t n;                   /* blocks */
 };
 
 static uint64_t page_bytes(const struct space *space) {
-        return ALIGN_UP((uint64_t)space->ix->order_rows * ORDER_ROW_BYTES, 4096);
+        return ALIGN_UP((uint64_t)space->ix->semaphore_rows * SEMAPHORE_ROW_BYTES, 4096);
 }
 
 static shm_u64 *slot_word(const struct attachment *a, uint32_t slot) {
-        return &a->space->order[a->slot * ORDER_SLOTS + slot];
+        return &a->space->order[a->slot * SEMAPHORES + slot];
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ static shm_u64 *slot_word(const struct attachment *a, uint32_t slot) {
 int order_new(struct space *space) {
         void *at;
 
-        if (!space->ix->order_rows)
+        if (!space->ix->semaphore_rows)
                 return 0;
         space->order_fd = sys->memfd_create("kvd-order", MFD_CLOEXEC | MFD_ALLOW_SEALING);
         if (space->order_fd < 0 || sys->fchmod(space->order_fd, 0600) < 0 ||
@@ -169,22 +169,22 @@ int order_take(struct attachment *a, uint32_t slot, uint64_t value, struct kvd_d
 
         if (!slot)
                 return 0;
-        *why = !p                               ? "order_slot belongs to spaces on a GPU" :
-               slot > ORDER_SLOTS               ? "there is no such order slot" :
-               value == 0 || value > ORDER_VALUE_MAX ? "no slot ever has this value" :
+        *why = !p                               ? "semaphore belongs to spaces on a GPU" :
+               slot > SEMAPHORES               ? "there is no such semaphore" :
+               value == 0 || value > SEMAPHORE_VALUE_MAX ? "no slot ever has this value" :
                                                   NULL;
         if (*why)
                 return -EINVAL;
         p->highest[slot - 1] = MAX(p->highest[slot - 1], value);
         if (shm_load(slot_word(a, slot - 1)) >= value)
                 return 0;
-        fields->order_slot = order_slot_of(a->slot, slot - 1);
-        fields->order_value = value;
+        fields->semaphore = semaphore_at(a->slot, slot - 1);
+        fields->semaphore_value = value;
         return 0;
 }
 
 void order_begin(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
-        push(a, (fields->order_slot - 1) % ORDER_SLOTS, id);
+        push(a, (fields->semaphore - 1) % SEMAPHORES, id);
         space_count(a->space, KVD_SPACE_ORDERED, 1);
 }
 
@@ -193,7 +193,7 @@ void order_begin(struct attachment *a, uint32_t id, const struct kvd_desc *field
 static bool reached(const struct attachment *a, uint32_t slot) {
         uint32_t id = a->promises->first[slot];
 
-        return shm_load(slot_word(a, slot)) >= kvd_index_desc(a->space->ix, id)->order_value;
+        return shm_load(slot_word(a, slot)) >= kvd_index_desc(a->space->ix, id)->semaphore_value;
 }
 
 static void arrived(struct attachment *a, uint32_t slot) {
@@ -203,7 +203,7 @@ static void arrived(struct attachment *a, uint32_t slot) {
                 list_poisoned(a->space, id);
                 return;
         }
-        __atomic_store_n(&kvd_index_desc(a->space->ix, id)->order_slot, 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&kvd_index_desc(a->space->ix, id)->semaphore, 0, __ATOMIC_RELEASE);
         summarise_block(a->space, id);
 }
 
@@ -308,7 +308,7 @@ void order_resolve(struct attachment *a) {
 
         if (!p)
                 return;
-        for (uint32_t slot = 0; slot < ORDER_SLOTS; slot++)
+        for (uint32_t slot = 0; slot < SEMAPHORES; slot++)
                 while (p->busy >> slot & 1) {
                         uint32_t id = p->first[slot];
 
@@ -321,7 +321,7 @@ void order_resolve(struct attachment *a) {
                                 list_poisoned(space, id);
                         poison(space, id);
                 }
-        for (uint32_t slot = 0; slot < ORDER_SLOTS; slot++)
+        for (uint32_t slot = 0; slot < SEMAPHORES; slot++)
                 release_slot(a, slot);
         sweep_poisoned(space);
 }
@@ -369,7 +369,7 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
         for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
                 uint32_t slot = (uint32_t)__builtin_ctzll(left);
 
-                ret->words[2 * ret->n] = a->slot * ORDER_SLOTS + slot;
+                ret->words[2 * ret->n] = a->slot * SEMAPHORES + slot;
                 ret->words[2 * ret->n++ + 1] = a->promises->highest[slot];
         }
         return true;
@@ -412,7 +412,7 @@ void check_order(struct walk *w) {
                 if (!b->pending && !b->poisoned)
                         continue;
                 expect(w, b->state == KVD_SEALED && !b->private, "O1 block %u waits for data and is not sealed", id);
-                expect(w, !b->pending || desc->order_slot, "O2 block %u waits for data and does not say so", id);
+                expect(w, !b->pending || desc->semaphore, "O2 block %u waits for data and does not say so", id);
                 expect(w, !b->poisoned || (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
                        "O3 block %u is poisoned and can be found", id);
         }

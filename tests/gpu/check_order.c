@@ -3,7 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ipc/base/order.h"
+#include "ipc/base/semaphore.h"
 #include "ipc/base/util.h"
 #include "tests/gpu/check.h"
 
@@ -259,9 +259,9 @@ static void poison(void) {
                 sleep_ms(2);
                 release(&p, &by_us, 7, INT64_MAX, &r);
                 r = actor_hear(&p.waiter, 5000);
-                high = ask(&p.waiter, AWAIT, IN_HOST, 7, ORDER_VALUE_MAX, 1000);
+                high = ask(&p.waiter, AWAIT, IN_HOST, 7, SEMAPHORE_VALUE_MAX, 1000);
                 beyond = ask(&p.waiter, AWAIT, IN_HOST, 7, (uint64_t)INT64_MAX + 5, 500);
-                line_answer(&l, !r && !high ? YES : NO, "a pending wait for 12345: %s; for ORDER_VALUE_MAX: %s; for "
+                line_answer(&l, !r && !high ? YES : NO, "a pending wait for 12345: %s; for SEMAPHORE_VALUE_MAX: %s; for "
                             "INT64_MAX + 5: %s", actor_word(r), actor_word(high), actor_word(beyond));
         }
         pair_stop(&p);

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "ipc/base/order.h"
+#include "ipc/base/semaphore.h"
 #include "store/internal.h"
 #include "tests/store/fixture.h"
 
@@ -22,7 +22,7 @@ static uint32_t next_token;
 static struct space *ordered_space(const char *name) {
         struct space *s = fixture_space(name, 64);
 
-        s->ix->order_rows = 8;
+        s->ix->semaphore_rows = 8;
         ck_assert_int_eq(order_new(s), 0);
         return s;
 }
@@ -42,8 +42,8 @@ static void close_all(void) {
 
 /* Seals n blocks with fresh tokens; slot as in the message. */
 static int seal_n(struct attachment *by, kvd_ref parent, uint32_t n, uint32_t slot, uint64_t value, kvd_ref *ret) {
-        struct seal_request q = {.parent = parent, .n_blocks = n, .n_tokens = n * BT, .order_slot = slot,
-                                 .order_value = value};
+        struct seal_request q = {.parent = parent, .n_blocks = n, .n_tokens = n * BT, .semaphore = slot,
+                                 .semaphore_value = value};
         kvd_ref blocks[16];
         uint32_t tokens[16 * BT];
 
@@ -63,7 +63,7 @@ static kvd_ref seal(struct attachment *by, kvd_ref parent, uint32_t slot, uint64
 }
 
 static shm_u64 *word_of(const struct attachment *of, uint32_t slot) {
-        return &space->order[attachment_order_row(of) * ORDER_SLOTS + slot - 1];
+        return &space->order[attachment_order_row(of) * SEMAPHORES + slot - 1];
 }
 
 static const struct kvd_desc *desc_of(kvd_ref ref) {
@@ -81,15 +81,15 @@ static shm_u32 *pins_of(struct attachment *of) {
 START_TEST(data_arrives) {
         kvd_ref first = seal(a, KVD_ROOT, 3, 7), second = seal(a, first, 3, 8);
 
-        ck_assert_uint_eq(desc_of(first)->order_slot, order_slot_of(a->slot, 2));
-        ck_assert_uint_eq(desc_of(first)->order_value, 7);
+        ck_assert_uint_eq(desc_of(first)->semaphore, semaphore_at(a->slot, 2));
+        ck_assert_uint_eq(desc_of(first)->semaphore_value, 7);
         ck_assert_uint_eq(space->ix->n_pending, 2);
         check_clean(space);
         ck_assert(store_order_look(store));
         *word_of(a, 3) = 7;
         ck_assert(store_order_look(store));
-        ck_assert_uint_eq(desc_of(first)->order_slot, 0);
-        ck_assert_uint_ne(desc_of(second)->order_slot, 0);
+        ck_assert_uint_eq(desc_of(first)->semaphore, 0);
+        ck_assert_uint_ne(desc_of(second)->semaphore, 0);
         *word_of(a, 3) = 9;
         ck_assert(!store_order_look(store));
         ck_assert_uint_eq(space->ix->n_pending, 0);
@@ -99,7 +99,7 @@ END_TEST
 
 START_TEST(data_that_is_there_at_once) {
         *word_of(a, 1) = 5;
-        ck_assert_uint_eq(desc_of(seal(a, KVD_ROOT, 1, 5))->order_slot, 0);
+        ck_assert_uint_eq(desc_of(seal(a, KVD_ROOT, 1, 5))->semaphore, 0);
         ck_assert_uint_eq(space->ix->n_pending, 0);
 }
 END_TEST
@@ -109,8 +109,8 @@ START_TEST(nonsense_is_refused) {
 
         seal(a, KVD_ROOT, 1, 5);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 0, &ret), -EINVAL);
-        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, ORDER_SLOTS + 1, 9, &ret), -EINVAL);
-        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 2, (uint64_t)ORDER_VALUE_MAX + 1, &ret), -EINVAL);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, SEMAPHORES + 1, 9, &ret), -EINVAL);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 2, (uint64_t)SEMAPHORE_VALUE_MAX + 1, &ret), -EINVAL);
         ck_assert_uint_eq(space->ix->n_pending, 1);
 }
 END_TEST
@@ -121,12 +121,12 @@ START_TEST(values_out_of_order) {
 
         *word_of(a, 1) = 5;
         store_order_look(store);
-        ck_assert_uint_ne(desc_of(late)->order_slot, 0);
+        ck_assert_uint_ne(desc_of(late)->semaphore, 0);
         check_clean(space);
         pins_of(b)[kvd_ref_id(late)]++;
         attachment_free(a, true);
         ck_assert(is_poisoned(late) && !is_poisoned(early));
-        ck_assert_uint_eq(desc_of(early)->order_slot, 0);
+        ck_assert_uint_eq(desc_of(early)->semaphore, 0);
         ck_assert_uint_eq(space->order[0], 6);
         pins_of(b)[kvd_ref_id(late)]--;
         store_order_look(store);
@@ -208,7 +208,7 @@ START_TEST(death_before_the_write) {
         attachment_free(a, true);
 
         ck_assert(!is_poisoned(there) && is_poisoned(never) && is_poisoned(behind) && !is_poisoned(other));
-        ck_assert_uint_ge(space->order[order_slot_of(0, 0) - 1], 2); /* whoever waits goes on */
+        ck_assert_uint_ge(space->order[semaphore_at(0, 0) - 1], 2); /* whoever waits goes on */
         ck_assert_uint_eq(space->ix->n_pending, 0);
         ck_assert(space->blocks[kvd_ref_id(there)].indexed && !space->blocks[kvd_ref_id(never)].indexed &&
                   !space->blocks[kvd_ref_id(behind)].indexed);
@@ -289,7 +289,7 @@ START_TEST(row_is_used_again) {
         a = fixture_attach(space);
         ck_assert_uint_eq(attachment_order_row(a), row);
         ck_assert_uint_eq(*word_of(a, 1), 41);
-        ck_assert_uint_eq(desc_of(seal(a, KVD_ROOT, 1, 41))->order_slot, 0);
+        ck_assert_uint_eq(desc_of(seal(a, KVD_ROOT, 1, 41))->semaphore, 0);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 42, &ret), 0);
         ck_assert_uint_eq(space->ix->n_pending, 1);
 }
@@ -308,9 +308,9 @@ START_TEST(row_waits_for_the_wake) {
         ck_assert_uint_ne(attachment_order_row(a), row);
         ck_assert(store_next_wake(store, &wake));
         ck_assert_uint_eq(wake.n, 2);
-        ck_assert_uint_eq(wake.words[0], row * ORDER_SLOTS);
+        ck_assert_uint_eq(wake.words[0], row * SEMAPHORES);
         ck_assert_uint_eq(wake.words[1], 3);
-        ck_assert_uint_eq(wake.words[2], row * ORDER_SLOTS + 63);
+        ck_assert_uint_eq(wake.words[2], row * SEMAPHORES + 63);
         ck_assert_uint_eq(wake.words[3], 4);
         ck_assert_int_eq(wake.fd, space_order_fd(space));
         ck_assert(!store_next_wake(store, &again)); /* one at a time */
