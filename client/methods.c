@@ -58,17 +58,10 @@ int kvd_space_set(struct kvd_space *space, const char *name, double value) {
 /* ---- labels ----------------------------------------------------------------------------------------------------- */
 
 static int map_summaries(struct kvd_sequence *s, const struct kvd_fds *fds, uint64_t bytes) {
-        void *at;
-
         if (fds->n != 1 || bytes < kvd_summary_of(s->view->ix).size)
                 return client_fail(-EPROTO, "the daemon's summaries are shorter than announced");
-        at = sys->mmap(NULL, bytes, PROT_READ, MAP_SHARED, fds->fd[0], 0);
-        if (at == MAP_FAILED)
-                return client_fail(-errno, "cannot map %llu bytes of summaries", (unsigned long long)bytes);
-        sys->madvise(at, bytes, MADV_DONTFORK);
-        s->summaries = at;
         s->summary_bytes = bytes;
-        return 0;
+        return view_map_file(fds->fd[0], bytes, PROT_READ, &s->summaries);
 }
 
 static int fetch_summaries(struct kvd_sequence *s) {

@@ -10,9 +10,9 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "client/device.h"
+#include "ipc/base/file.h"
 #include "ipc/base/sys.h"
 
 /* ---- references --------------------------------------------------------------------------------------------- */
@@ -77,16 +77,13 @@ static int bad_daemon(int error, const char *what) {
 }
 
 int view_map_file(int fd, uint64_t bytes, int prot, void **ret) {
-        struct stat st;
-        void *at;
+        int r = shared_file_map(fd, bytes, prot, ret);
 
-        if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes || bytes == 0)
-                return bad_daemon(-EPROTO, "a mapping is shorter than announced");
-        at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
-        if (at == MAP_FAILED)
-                return client_fail(-errno, "cannot map %llu bytes: %s", (unsigned long long)bytes, strerror(errno));
-        sys->madvise(at, bytes, MADV_DONTFORK);
-        *ret = at;
+        if (r == -EPROTO)
+                return bad_daemon(r, "a mapping is shorter than announced");
+        if (r < 0)
+                return client_fail(r, "cannot map %llu bytes: %s", (unsigned long long)bytes, strerror(-r));
+        sys->madvise(*ret, bytes, MADV_DONTFORK);
         return 0;
 }
 

@@ -4,11 +4,11 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/device.h"
+#include "ipc/base/file.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/keydiff.h"
 #include "tools/kvctl/doctor.h"
@@ -215,6 +215,8 @@ struct order {
 };
 
 static bool order_open(struct finding *f, struct order *o, uint32_t device, bool in_host) {
+        struct shared_file file;
+
         if (!open_device(f, &o->d, device) ||
             !TRY(f, o->d.cuda, cuStreamCreateWithPriority, &o->waits, CU_STREAM_NON_BLOCKING, 0) ||
             !TRY(f, o->d.cuda, cuStreamCreateWithPriority, &o->writes, CU_STREAM_NON_BLOCKING, 0))
@@ -223,12 +225,10 @@ static bool order_open(struct finding *f, struct order *o, uint32_t device, bool
                 return TRY(f, o->d.cuda, cuMemAlloc, &o->slot, PAGE) &&
                        TRY(f, o->d.cuda, cuMemsetD8Async, o->slot, 0, PAGE, o->waits) &&
                        TRY(f, o->d.cuda, cuStreamSynchronize, o->waits);
-        int fd = memfd_create("kvctl-doctor", MFD_CLOEXEC);
-
-        if (fd < 0 || ftruncate(fd, PAGE) < 0)
+        if (shared_file_new("kvctl-doctor", PAGE, SHARED_MAPPED, &file) < 0)
                 return false;
-        o->page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (o->page == MAP_FAILED || kvd_device_register(&o->d, o->page, PAGE, &o->slot) < 0) {
+        o->page = file.at;
+        if (kvd_device_register(&o->d, o->page, PAGE, &o->slot) < 0) {
                 found(f, HEALTH_MISSING, "host memory cannot be registered: %s", o->d.why);
                 return false;
         }

@@ -13,27 +13,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "ipc/base/file.h"
 #include "tools/kvctl/doctor.h"
 
 /* The index is mapped for writing by the daemon, sealed, and can then be mapped for reading only. */
 void probe_memfd(struct finding *f, uint32_t device) {
-        int fd = memfd_create("kvctl-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        void *ours, *theirs;
+        struct shared_file file;
+        int r = shared_file_new("kvctl-doctor", 4096, SHARED_MAPPED | SHARED_ONE_WRITER, &file);
 
-        if (fd < 0 || ftruncate(fd, 4096) < 0) {
-                found(f, HEALTH_MISSING, "memfd_create: %s", strerror(errno));
-                return;
-        }
-        ours = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (ours == MAP_FAILED || fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
-                found(f, HEALTH_MISSING, "memfds cannot be sealed against writing: %s (Linux 5.1)", strerror(errno));
-                return;
-        }
-        theirs = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (theirs != MAP_FAILED)
+        if (r < 0)
+                found(f, HEALTH_MISSING, "memfds cannot be sealed against writing: %s (Linux 5.1)", strerror(-r));
+        else if (mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0) != MAP_FAILED)
                 found(f, HEALTH_MISSING, "a sealed memfd can be mapped for writing");
         else
                 found(f, HEALTH_OK, "shared memory, sealed so that clients cannot write the index");
+        shared_file_close(&file);
 }
 
 void probe_pidfd(struct finding *f, uint32_t device) {

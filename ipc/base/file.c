@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Memory that processes share is a memfd of mode 0600 whose size is sealed: whoever maps it once need not be afraid of
+ * SIGBUS, however its other users behave. A file that only its maker may write is sealed against further writable
+ * mappings after it was mapped here; its readers get a descriptor that was opened for reading, besides.
+ */
+
+#include "ipc/base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+static int open_twin(int fd) {
+        char path[64];
+
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        return sys->open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Whatever was made before a failure is in the file. */
+static int make(struct shared_file *f, const char *name, unsigned flags) {
+        unsigned huge = flags & SHARED_HUGE ? MFD_HUGETLB | MFD_HUGE_2MB : 0;
+        int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+        f->fd = sys->memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | huge);
+        if (f->fd < 0 || sys->fchmod(f->fd, 0600) < 0 || sys->ftruncate(f->fd, (off_t)f->bytes) < 0)
+                return -errno;
+        if (flags & SHARED_MAPPED) {
+                void *at = sys->mmap(NULL, f->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, f->fd, 0);
+
+                if (at == MAP_FAILED)
+                        return -errno;
+                f->at = at;
+        }
+        if (sys->add_seals(f->fd, flags & SHARED_ONE_WRITER ? seals | F_SEAL_FUTURE_WRITE : seals) < 0)
+                return -errno;
+        if (flags & SHARED_TWIN)
+                f->fd_ro = open_twin(f->fd);
+        return flags & SHARED_TWIN && f->fd_ro < 0 ? -errno : 0;
+}
+
+int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct shared_file *ret) {
+        struct shared_file file = SHARED_FILE_NONE;
+        int r;
+
+        file.bytes = bytes;
+        r = make(&file, name, flags);
+        if (r < 0)
+                shared_file_close(&file);
+        *ret = file;
+        return r;
+}
+
+void shared_file_close(struct shared_file *f) {
+        if (f->at)
+                munmap(f->at, f->bytes);
+        closep(&f->fd);
+        closep(&f->fd_ro);
+        *f = SHARED_FILE_NONE;
+}
+
+bool shared_file_holds(int fd, uint64_t bytes) {
+        struct stat st;
+
+        return fstat(fd, &st) == 0 && (uint64_t)st.st_size >= bytes;
+}
+
+int shared_file_map(int fd, uint64_t bytes, int prot, void **ret) {
+        void *at;
+
+        if (bytes == 0 || !shared_file_holds(fd, bytes))
+                return -EPROTO;
+        at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+        if (at == MAP_FAILED)
+                return -errno;
+        *ret = at;
+        return 0;
+}

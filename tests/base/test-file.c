@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Shared files: nobody can change their size, those of one writer are read-only to others, and one that could not be
+ * made whole leaves nothing behind. Each call of the system fails once.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "ipc/base/file.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define BYTES 8192u
+
+/* ---- what is made ----------------------------------------------------------------------------------------------- */
+
+START_TEST(size_and_seals_stay) {
+        struct shared_file f;
+
+        ck_assert_int_eq(shared_file_new("test", BYTES, SHARED_MAPPED, &f), 0);
+        ck_assert_int_lt(ftruncate(f.fd, BYTES / 2), 0);
+        ck_assert_int_lt(ftruncate(f.fd, BYTES * 2), 0);
+        ck_assert_int_lt(fcntl(f.fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
+        ck_assert_int_eq(f.fd_ro, -1);
+        ck_assert_uint_eq(*(uint64_t *)f.at, 0);
+        shared_file_close(&f);
+        ck_assert(f.fd == -1 && f.at == NULL);
+}
+END_TEST
+
+START_TEST(one_writer_stays_one) {
+        struct shared_file f;
+        void *at;
+
+        ck_assert_int_eq(shared_file_new("test", BYTES, SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER, &f), 0);
+        *(uint64_t *)f.at = 7;
+        ck_assert_int_eq(shared_file_map(f.fd_ro, BYTES, PROT_READ, &at), 0);
+        ck_assert_uint_eq(*(uint64_t *)at, 7);
+        munmap(at, BYTES);
+        ck_assert_int_eq(shared_file_map(f.fd_ro, BYTES, PROT_READ | PROT_WRITE, &at), -EACCES);
+        ck_assert_int_eq(shared_file_map(f.fd, BYTES, PROT_READ | PROT_WRITE, &at), -EPERM);
+        shared_file_close(&f);
+}
+END_TEST
+
+START_TEST(a_short_one_is_refused) {
+        struct shared_file f;
+        void *at;
+
+        ck_assert_int_eq(shared_file_new("test", BYTES, 0, &f), 0);
+        ck_assert_int_eq(shared_file_map(f.fd, BYTES + 1, PROT_READ, &at), -EPROTO);
+        ck_assert_int_eq(shared_file_map(f.fd, 0, PROT_READ, &at), -EPROTO);
+        ck_assert_int_eq(shared_file_map(-1, BYTES, PROT_READ, &at), -EPROTO);
+        ck_assert(shared_file_holds(f.fd, BYTES) && !shared_file_holds(f.fd, BYTES + 1));
+        shared_file_close(&f);
+}
+END_TEST
+
+/* ---- what fails ------------------------------------------------------------------------------------------------- */
+
+static unsigned calls_left;
+
+static bool fails(void) {
+        return calls_left-- == 0;
+}
+
+#define FAILING(name, type, failed, parameters, arguments) \
+        static type fail_##name parameters { \
+                errno = ENOSPC; \
+                return fails() ? failed : kvd_sys_real.name arguments; \
+        }
+
+FAILING(memfd_create, int, -1, (const char *name, unsigned flags), (name, flags))
+FAILING(fchmod, int, -1, (int fd, mode_t mode), (fd, mode))
+FAILING(ftruncate, int, -1, (int fd, off_t size), (fd, size))
+FAILING(add_seals, int, -1, (int fd, int seals), (fd, seals))
+FAILING(open, int, -1, (const char *path, int flags), (path, flags))
+FAILING(mmap, void *, MAP_FAILED, (void *at, size_t n, int prot, int flags, int fd, off_t off),
+        (at, n, prot, flags, fd, off))
+
+static int next_descriptor(void) {
+        int fd = dup(0);
+
+        close(fd);
+        return fd;
+}
+
+START_TEST(each_failure_leaves_nothing) {
+        struct kvd_sys failing = kvd_sys_real;
+        int before = next_descriptor();
+        struct shared_file f;
+
+        failing.memfd_create = fail_memfd_create;
+        failing.fchmod = fail_fchmod;
+        failing.ftruncate = fail_ftruncate;
+        failing.add_seals = fail_add_seals;
+        failing.open = fail_open;
+        failing.mmap = fail_mmap;
+        for (unsigned n = 0; n < 6; n++) {
+                calls_left = n;
+                sys = &failing;
+                ck_assert_int_eq(shared_file_new("test", BYTES, SHARED_MAPPED | SHARED_TWIN, &f), -ENOSPC);
+                sys = &kvd_sys_real;
+                ck_assert(f.fd == -1 && f.fd_ro == -1 && f.at == NULL);
+                ck_assert_int_eq(next_descriptor(), before);
+        }
+}
+END_TEST
+
+int main(void) {
+        Suite *s = suite_create("file");
+        TCase *c = tcase_create("file");
+        SRunner *runner = srunner_create(s);
+        int failed;
+
+        tcase_add_test(c, size_and_seals_stay);
+        tcase_add_test(c, one_writer_stays_one);
+        tcase_add_test(c, a_short_one_is_refused);
+        tcase_add_test(c, each_failure_leaves_nothing);
+        suite_add_tcase(s, c);
+        srunner_run_all(runner, CK_NORMAL);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed != 0;
+}
