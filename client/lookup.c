@@ -9,7 +9,7 @@
  * our eyes; each piece is believed only if its version word (a run's leaf, a block's slot) is the same before and
  * after, and only as the child of the piece before it: the link names id and generation.
  *
- * The pin, steps as named in tests/spin/pins.pml and leaf.pml; the daemon's half is in store/cache/evict.c:
+ * The pin, steps as named in tests/client/spin/pins.pml and leaf.pml; the daemon's half is in store/cache/evict.c:
  *
  *      C1  read the slot word of the deepest block: SEALED, generation g
  *      C2  compare links and tokens along the chain

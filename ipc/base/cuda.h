@@ -4,8 +4,9 @@
 
 /*
  * The CUDA driver, found at run time. Nothing here needs a toolkit: types, numbers and signatures are our own
- * declarations of what is ABI (tests/base compares them with cuda.h where there is one). Every function is asked for by
- * the version it is declared for (cuGetProcAddress), so that a newer driver never answers with another signature.
+ * declarations of what is ABI (tests/ipc/base compares them with cuda.h where there is one). Every function is asked
+ * for by the version it is declared for (cuGetProcAddress), so that a newer driver never answers with another
+ * signature.
  *
  * kvd_cuda_load() opens libcuda.so.1 once for the process; it does not initialise it. Functions return 0 or a
  * CUresult; kvd_cuda_why() puts one into words. A process that was forked after cuInit cannot use the driver.

@@ -4,8 +4,8 @@
 
 /*
  * The system underneath, as one table: memory, descriptors, sockets, clock, randomness. Code of the daemon, the store
- * and the client calls sys->name(...), so that a test can fail the n-th call (tests/faults), count calls, or replay a
- * clock. The functions behave as the system calls they are named after: -1 and errno, or MAP_FAILED, or NULL.
+ * and the client calls sys->name(...), so that a test can fail the n-th call (tests/lib/fault.h), count calls, or
+ * replay a clock. The functions behave as the system calls they are named after: -1 and errno, or MAP_FAILED, or NULL.
  *
  * Not in the table: freeing (munmap, close, free), which cannot fail in a way that anyone could act on, and the
  * client's lookups, which call nothing.

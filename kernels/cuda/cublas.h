@@ -4,7 +4,7 @@
 
 /*
  * cuBLAS, found at run time (libcublas.so.13, then .so.12), for products of matrices. Declarations are our own of what
- * is ABI (tests/base compares them with cublas_v2.h where there is one).
+ * is ABI (tests/ipc/base compares them with cublas_v2.h where there is one).
  *
  * Sums are in fp32. TF32 is used only where a product asks for it. With the same library on the same device, a product
  * of the same shape, types and alignments gives the same bits every time: no atomics are allowed, and the workspace is

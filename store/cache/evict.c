@@ -9,7 +9,7 @@
  * they write the index clock into their own pin page when they let go of a leaf. The order in the heap may thus be
  * too cold, never too warm: a leaf that comes up is looked at again, and sinks if it was used since.
  *
- * The protocol with pinning clients (steps as named in tests/spin/pins.pml and leaf.pml; the client's half is in
+ * The protocol with pinning clients (steps as named in tests/client/spin/pins.pml and leaf.pml; the client's half is in
  * client/lookup.c):
  *
  *      D1  choose a leaf

@@ -5,7 +5,7 @@
  * dies. A pending block is in the index like any other; it is not evicted and no worker reads it until the daemon has
  * seen that the slot reached its value.
  *
- * The steps, as named in tests/spin/order.pml. P: the producer and its stream, R: a reader and its stream, O: we.
+ * The steps, as named in tests/client/spin/order.pml. P: the producer and its stream, R: a reader and its stream, O: we.
  *
  *      P1  the stream writes the data              O1  at the seal: order words, n_pending, then the slot word
  *      P2  the stream writes the slot's value      O2  sees the value: the order slot := 0

@@ -3,6 +3,6 @@
 /* The checks' kernels, compiled for this processor: the stand-in driver has them beside those of kernels.def. */
 
 #define KVD_EMULATE 1
-#include "tests/fakecuda/emulate_cuda.h"
+#include "tests/gpu/fakecuda/emulate_cuda.h"
 
 #include "tests/gpu/checks.cu"

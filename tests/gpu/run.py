@@ -143,7 +143,7 @@ class Runner:
             self.checked('kernels', name, [self.path('tests/kernels/cuda', 'test-cuda-' + name)], min(90, limit),
                          {'KVD_TEST_GPU': '1', 'CK_FORK': 'no'}, f'{name}: do kernels and references agree on the device?')
 
-    # of tests/device, those that need nothing of a stand-in's settings
+    # of tests/gpu/device, those that need nothing of a stand-in's settings
     PLAYS = ['in-place', 'memory-changes-hands', 'arena-is-read-only', 'daemon-killed', 'layers']
 
     def processes(self, limit):
@@ -152,7 +152,7 @@ class Runner:
                                              self.path('tools/kvctl/kvctl')], 120)
         self.program('processes', 'share', [self.path('tests/gpu/gpu-share')], 120)
         for play in self.PLAYS:
-            self.checked('processes', play, [self.path('tests/device/test-device'), play], 40,
+            self.checked('processes', play, [self.path('tests/gpu/device/test-plays'), play], 40,
                          question=f'{play}: does it go as on the stand-in?')
         self.program('processes', 'kvlm', [sys.executable, self.source('tests/gpu/share_kvlm.py'), self.source(),
                                            self.options.build], 120)

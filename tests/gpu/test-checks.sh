@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # The checks with the stand-in driver: every one of them ends, says what it saw, and names the stand-in in each line;
-# where the stand-in's behaviour is known (tests/fakecuda/driver.h), the answers are those. Nothing of it is about a GPU.
+# where the stand-in's behaviour is known (tests/gpu/fakecuda/driver.h), the answers are those. Nothing of it is about
+# a GPU.
 #
 #       test-checks.sh CHECKS FOLDER_OF_FAKECUDA SOURCE
 set -u

@@ -2,7 +2,7 @@
 
 /*
  * What all methods do with blocks: every variant against the reference over sizes, strides and alignments, between
- * guard pages. What the reference means is compared with numpy in tests/methods/test_block.py.
+ * guard pages. What the reference means is compared with numpy in tests/kernels/methods/test_block.py.
  */
 
 #include <check.h>

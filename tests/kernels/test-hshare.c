@@ -2,8 +2,8 @@
 
 /*
  * HShare's kernels: every variant gives the scalar one's bytes, over every size that enters an address, and touches
- * nothing beside its arrays (the buffers end at guard pages). What the numbers should be is tests/methods' business,
- * except where it is simplest to say here.
+ * nothing beside its arrays (the buffers end at guard pages). What the numbers should be is tests/kernels/methods'
+ * business, except where it is simplest to say here.
  */
 
 #include <check.h>

@@ -2,7 +2,7 @@
 
 /*
  * KeyDiff: every variant against the reference, bit for bit, over sizes, layouts, types and holes. The formulas are in
- * tests/methods.
+ * tests/kernels/methods.
  */
 
 #include <check.h>

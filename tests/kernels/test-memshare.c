@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Every variant against the scalar one, and what must hold of distances; what they are is in tests/methods. */
+/* Every variant against the scalar one, and what must hold of distances; what they are is in tests/kernels/methods. */
 
 #include <check.h>
 #include <math.h>

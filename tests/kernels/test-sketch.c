@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Every variant against the scalar one; what a count sketch is, is in tests/methods. */
+/* Every variant against the scalar one; what a count sketch is, is in tests/kernels/methods. */
 
 #include <check.h>
 #include <math.h>

@@ -80,7 +80,7 @@ flags_of_help "$KVLM" --help >"$dir/kvlm"
 flags_of_page "$pages/kvlm.1" >"$dir/page-kvlm"
 same 'options of kvlm(1)' "$dir/kvlm" "$dir/page-kvlm"
 
-# libkvd(3) and its sisters: every call (their examples are run by tests/pasted)
+# libkvd(3) and its sisters: every call (their examples are run by tests/tree/pasted)
 grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd.h" | tr -d '(' >"$dir/calls"
 sed -n 's/^\.Fn \(kvd_[a-z_]*\).*/\1/p' "$pages/libkvd.3" >"$dir/page-calls"
 same 'calls of libkvd(3)' "$dir/calls" "$dir/page-calls"

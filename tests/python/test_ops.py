@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvd.ops takes tensors of anybody where they lie: numpy's, PyTorch's, blocks of a pool, and keys in a GPU's memory.
 
-What the operations compute is judged in tests/methods.
+What the operations compute is judged in tests/kernels/methods.
 """
 
 from __future__ import annotations

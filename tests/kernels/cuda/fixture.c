@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tests/fakecuda/emulate.h"
+#include "tests/gpu/fakecuda/emulate.h"
 #include "tests/kernels/cuda/mirror.h"
 
 static struct gpu device;

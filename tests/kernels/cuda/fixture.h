@@ -4,9 +4,9 @@
 
 /*
  * A GPU for tests of kernels: gpu_OPERATION(fixture_gpu(), NULL, ...) as any caller does it. Usually it is this
- * processor (tests/fakecuda/emulate.h), and a launch is done when it returns; with KVD_TEST_GPU=1 it is device 0 of the
- * driver (or KVD_GPU). Memory for kernels comes from tests/kernels/buffers.h; in the emulation its end
- * faults. A result may be looked at after fixture_wait().
+ * processor (tests/gpu/fakecuda/emulate.h), and a launch is done when it returns; with KVD_TEST_GPU=1 it is device 0 of
+ * the driver (or KVD_GPU). Memory for kernels comes from tests/kernels/buffers.h; in the emulation its end faults. A
+ * result may be looked at after fixture_wait().
  */
 
 #include <check.h>

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#include "tests/fakecuda/kernels.h"
+#include "tests/gpu/fakecuda/kernels.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define KVD_EMULATE 1
-#include "tests/fakecuda/emulate_cuda.h"
+#include "tests/gpu/fakecuda/emulate_cuda.h"
 
 #include "kernels/cuda/device.cuh"
 #include "tests/kernels/cuda/race_probe.h"

@@ -10,7 +10,7 @@
 
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
-#include "tests/fakecuda/emulate.h"
+#include "tests/gpu/fakecuda/emulate.h"
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/probe.h"
 

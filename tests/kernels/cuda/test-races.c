@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tests/fakecuda/emulate.h"
+#include "tests/gpu/fakecuda/emulate.h"
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/race_probe.h"
 

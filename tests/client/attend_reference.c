@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/client/attend_reference.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static float rounded_bf16(float x) {
+        uint32_t bits;
+
+        memcpy(&bits, &x, sizeof bits);
+        bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+        memcpy(&x, &bits, sizeof bits);
+        return x;
+}
+
+/* Eleven bits of a normal number of half precision. */
+static float rounded_f16(float x) {
+        int exponent;
+        float fraction = frexpf(x, &exponent);
+
+        return ldexpf(rintf(ldexpf(fraction, 11)), exponent - 11);
+}
+
+float reference_rounded(float x, uint32_t dtype) {
+        return dtype == KVD_F32 ? x : dtype == KVD_F16 ? rounded_f16(x) : rounded_bf16(x);
+}
+
+void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head, float scale,
+                      const float *q, double *out) {
+        const struct kvd_geometry *g = h->geometry;
+        size_t width = (size_t)g->kv_heads * g->head_dim, at = (size_t)(head / (heads / g->kv_heads)) * g->head_dim;
+        double *score = calloc(position + 1, sizeof *score), most = -INFINITY, total = 0;
+
+        memset(out, 0, g->head_dim * sizeof *out);
+        for (uint32_t p = 0; p <= position; p++) {
+                for (uint32_t d = 0; d < g->head_dim; d++)
+                        score[p] += (double)scale * q[d] * h->k[p * width + at + d];
+                most = fmax(most, score[p]);
+        }
+        for (uint32_t p = 0; p <= position; p++) {
+                double weight = exp(score[p] - most);
+
+                total += weight;
+                for (uint32_t d = 0; d < g->head_dim; d++)
+                        out[d] += weight * h->v[p * width + at + d];
+        }
+        for (uint32_t d = 0; d < g->head_dim; d++)
+                out[d] /= total;
+        free(score);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The daemon and its clients in one process, for ThreadSanitizer and AddressSanitizer:
+ *
+ *      workers     the soak's workers, each with a connection of its own
+ *      shared      threads that share one handle, one space and one stock of blocks
+ *
+ *      test-inproc [SECONDS] [SEED]
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/lib/inproc.h"
+#include "tests/client/inproc/one_view.h"
+#include "tests/lib/oracle.h"
+#include "tests/daemon/soak/worker.h"
+
+#define WORKERS 4u
+#define SHARERS 4u
+#define BT 4u
+#define MAX_BLOCKS 24u
+
+/* ---- workers ------------------------------------------------------------------------------------------------ */
+
+static void *worker_main(void *arg) {
+        return (void *)(intptr_t)worker_run(arg);
+}
+
+static void run_workers(uint32_t seconds, uint64_t seed, const char *const *settings) {
+        struct worker_options options[WORKERS];
+        static struct tally tally;
+        pthread_t threads[WORKERS];
+        struct inproc d;
+        void *failed;
+
+        memset(&tally, 0, sizeof tally);
+        inproc_start(&d, settings);
+        for (uint32_t i = 0; i < WORKERS; i++) {
+                options[i] = (struct worker_options){.socket = d.socket, .tally = &tally, .seed = seed + i,
+                                                     .threads = true};
+                pthread_create(&threads[i], NULL, worker_main, &options[i]);
+        }
+        sleep(seconds);
+        tally.stop = true;
+        for (uint32_t i = 0; i < WORKERS; i++) {
+                pthread_join(threads[i], &failed);
+                if (failed || tally.bytes_wrong)
+                        give_up("a worker failed, %llu wrong bytes", (unsigned long long)tally.bytes_wrong);
+        }
+        inproc_expect_clean(&d);
+        inproc_stop(&d);
+        printf("workers %s: %llu operations, %llu bytes checked, 0 wrong\n", settings ? settings[0] : "",
+               (unsigned long long)tally.operations, (unsigned long long)tally.bytes_checked);
+}
+
+/* ---- shared handles ----------------------------------------------------------------------------------------- */
+
+struct sharer {
+        struct kvd_space *space;
+        struct random random;
+        _Atomic bool *stop;
+        uint64_t hits, sealed;
+};
+
+static void make_tokens(uint32_t chain, uint32_t *ret) {
+        for (uint32_t i = 0; i < MAX_BLOCKS * BT; i++)
+                ret[i] = i / BT < 10 ? i : i + chain * 100;
+}
+
+static void expect_right(const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens) {
+        for (uint32_t i = 0; i < pin->n_blocks; i++)
+                if (oracle_wrong(kvd_pin_block(pin, ids[i]), pin->block_bytes, oracle_seed(1, tokens, (i + 1) * BT)))
+                        give_up("wrong bytes in block %u", ids[i]);
+}
+
+static uint32_t take(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
+        int r = kvd_alloc(space, n, blocks);
+
+        if (r < 0 && r != -ENOBUFS && r != -EDQUOT)
+                give_up("kvd_alloc: %s", kvd_error());
+        return r < 0 ? 0 : (uint32_t)r;
+}
+
+static void extend(struct sharer *s, struct kvd_pin *pin, uint32_t *ids, const uint32_t *tokens) {
+        uint32_t first = pin->n_blocks, want = 1 + random_below(&s->random, MAX_BLOCKS - first), n;
+        struct kvd_block blocks[MAX_BLOCKS];
+
+        n = take(s->space, want, blocks);
+        if (n == 0)
+                return;
+        for (uint32_t i = 0; i < n; i++)
+                oracle_fill(blocks[i].data, kvd_block_bytes(&soak_geometry),
+                            oracle_seed(1, tokens, (first + i + 1) * BT));
+        if (random_below(&s->random, 8) == 0) {
+                kvd_free(s->space, n, blocks);
+                return;
+        }
+        if (kvd_seal(s->space, pin, n, blocks, tokens + first * BT, n * BT) != (int)n)
+                give_up("kvd_seal: %s", kvd_error());
+        for (uint32_t i = 0; i < n; i++)
+                ids[first + i] = blocks[i].id;
+        s->sealed += n;
+}
+
+static void *sharer_main(void *arg) {
+        struct sharer *s = arg;
+
+        while (!*s->stop) {
+                uint32_t tokens[MAX_BLOCKS * BT], ids[MAX_BLOCKS], n = 1 + random_below(&s->random, MAX_BLOCKS);
+                struct kvd_pin pin = {0};
+
+                make_tokens(random_below(&s->random, 40), tokens);
+                s->hits += kvd_lookup(s->space, 0, tokens, n * BT, ids, MAX_BLOCKS, &pin) > 0;
+                expect_right(&pin, ids, tokens);
+                if (pin.n_blocks < MAX_BLOCKS && random_below(&s->random, 2))
+                        extend(s, &pin, ids, tokens);
+                expect_right(&pin, ids, tokens);
+                kvd_unpin(s->space, &pin);
+        }
+        return NULL;
+}
+
+static void run_shared(uint32_t seconds, uint64_t seed) {
+        struct kvd_space_options options = {.max_blocks = 256};
+        struct sharer sharers[SHARERS];
+        pthread_t threads[SHARERS];
+        static _Atomic bool stop;
+        struct kvd_space *space;
+        uint64_t hits = 0;
+        struct kvd *handle;
+        struct inproc d;
+
+        inproc_start(&d, NULL);
+        if (kvd_open(d.socket, &handle) < 0 || kvd_space_open(handle, "shared", &soak_geometry, &options, &space) < 0)
+                give_up("%s", kvd_error());
+        for (uint32_t i = 0; i < SHARERS; i++) {
+                sharers[i] = (struct sharer){.space = space, .random = {seed * 31 + i}, .stop = &stop};
+                pthread_create(&threads[i], NULL, sharer_main, &sharers[i]);
+        }
+        sleep(seconds);
+        stop = true;
+        for (uint32_t i = 0; i < SHARERS; i++) {
+                pthread_join(threads[i], NULL);
+                hits += sharers[i].hits;
+        }
+        kvd_space_close(space);
+        kvd_close(handle);
+        inproc_expect_clean(&d);
+        inproc_stop(&d);
+        printf("shared: %llu hits, 0 wrong bytes\n", (unsigned long long)hits);
+}
+
+int main(int argc, char **argv) {
+        uint32_t seconds = argc > 1 ? (uint32_t)atoi(argv[1]) : 3;
+        uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
+        char users[64];
+        const char *arena[] = {"domain soak.isolation=arena", users, NULL};
+
+        printf("seed %llu\n", (unsigned long long)seed);
+        snprintf(users, sizeof users, "domain soak.users=%u", getuid());
+        one_view_install();
+        run_workers(seconds, seed, NULL);
+        run_workers(seconds, seed + 100, arena);
+        run_shared(seconds, seed);
+        return 0;
+}

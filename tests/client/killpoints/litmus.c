@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Recycled blocks must not fool a reader. A writer publishes two chains in turn, in a space so small that both use the
+ * same blocks, and evicts each at once: as fast as the daemon answers, the blocks under the same ids hold other content
+ * of a higher generation. The chains have the same tokens in their second block, so that only the link to the first
+ * one tells these apart. A reader on another processor looks both up and checks every byte. With --runs the chains are
+ * of two runs each, and it is the second run that is the same.
+ *
+ *      litmus [--seconds N] [--seed N] [--runs] [--shake] [--mutant]
+ *
+ * --shake lets the reader's library pause at random points (hook.h). --mutant: this binary is linked with a library
+ * that was broken on purpose, and passes if a wrong byte is seen before the time is up.
+ */
+
+#include <errno.h>
+#include <getopt.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/client/killpoints/chains.h"
+#include "tests/client/killpoints/hook.h"
+#include "tests/lib/daemon.h"
+#include "tests/lib/oracle.h"
+
+struct tally { /* shared by all processes */
+        _Atomic uint64_t lookups, hits, wrong, retries, rewritten;
+        _Atomic bool stop;
+};
+
+struct litmus {
+        uint32_t seconds;
+        uint64_t seed;
+        bool shake, mutant;
+        uint32_t n_blocks, n_tokens; /* of a chain */
+        struct daemon daemon;
+        struct tally *tally;
+};
+
+static void on_processor(int n) {
+        cpu_set_t all, one;
+
+        CPU_ZERO(&one);
+        sched_getaffinity(0, sizeof all, &all);
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+                if (CPU_ISSET(cpu, &all) && n-- == 0) {
+                        CPU_SET(cpu, &one);
+                        sched_setaffinity(0, sizeof one, &one);
+                        return;
+                }
+}
+
+static struct kvd_space *open_space(const struct litmus *l) {
+        struct kvd_space_options options = {.max_blocks = MAX(2 * l->n_blocks, 16)}; /* half may be filled */
+        struct kvd_space *space;
+        struct kvd *handle;
+
+        if (kvd_open(l->daemon.socket, &handle) < 0 ||
+            kvd_space_open(handle, "litmus", &chain_geometry, &options, &space) < 0)
+                die("%s", kvd_error());
+        return space;
+}
+
+/* Two chains that differ in their first block only. */
+static void chain_of(uint32_t which, uint32_t *ret) {
+        for (uint32_t i = 0; i < CHAIN_TOKENS; i++)
+                ret[i] = i < BT ? 10 + which : 100 + i;
+}
+
+/* ---- the writer --------------------------------------------------------------------------------------------- */
+
+static void evict_all(struct conn *conn) {
+        struct kvd_msg_evict request = {.space = kvd_slice_of("litmus")};
+
+        if (conn_call(conn, KVD_MSG_evict, &request, NULL) < 0)
+                die("evict: %s", kvd_error());
+}
+
+static void write_rounds(struct litmus *l) {
+        struct conn *conn = daemon_connect(&l->daemon);
+        struct kvd_space *space = open_space(l);
+        uint32_t tokens[2][CHAIN_TOKENS];
+
+        chain_of(0, tokens[0]);
+        chain_of(1, tokens[1]);
+        for (uint32_t i = 0; !l->tally->stop; i = !i) {
+                struct kvd_pin pin = {0};
+                int r = chain_publish(space, &pin, tokens[i], l->n_tokens, false);
+
+                if (r < 0 && r != -ENOBUFS)
+                        die("publish: %s", kvd_error());
+                kvd_unpin(space, &pin);
+                evict_all(conn);
+                l->tally->rewritten += r > 0;
+        }
+}
+
+/* ---- the reader --------------------------------------------------------------------------------------------- */
+
+/* Uses what it found for a while, as an engine does: up to some ten microseconds. */
+static void dwell(struct random *random) {
+        for (uint32_t n = random_below(random, 20000); n; n--)
+                __asm__ volatile("");
+}
+
+static void look(struct litmus *l, struct kvd_space *space, const uint32_t *tokens, struct random *random) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[CHAIN_BLOCKS];
+
+        l->tally->lookups++;
+        if (kvd_lookup(space, 0, tokens, l->n_tokens, ids, CHAIN_BLOCKS, &pin) <= 0)
+                return;
+        l->tally->hits++;
+        if (random_below(random, 4) == 0)
+                dwell(random);
+        l->tally->wrong += chain_wrong(&pin, ids, tokens, false);
+        kvd_unpin(space, &pin);
+}
+
+static void read_rounds(struct litmus *l) {
+        struct kvd_space *space = open_space(l);
+        struct random random = {l->seed};
+        uint32_t tokens[2][CHAIN_TOKENS];
+        struct kvd_counters counters;
+
+        chain_of(0, tokens[0]);
+        chain_of(1, tokens[1]);
+        if (l->shake)
+                hook_shake(l->seed);
+        hook_start();
+        for (uint32_t i = 0; !l->tally->stop; i++)
+                look(l, space, tokens[i % 2], &random);
+        hook_stop();
+        kvd_counters(space, &counters);
+        l->tally->retries = counters.retries;
+}
+
+/* ---- the test ----------------------------------------------------------------------------------------------- */
+
+static pid_t start(struct litmus *l, void (*run)(struct litmus *), int processor) {
+        pid_t pid = fork();
+
+        if (pid)
+                return pid;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        on_processor(processor);
+        run(l);
+        exit(0);
+}
+
+static void expect_end(pid_t pid) {
+        int status;
+
+        if (waitpid(pid, &status, 0) != pid || status != 0)
+                die("a process of the test ended with status %#x", status);
+}
+
+static void run(struct litmus *l) {
+        time_t end = time(NULL) + l->seconds;
+        pid_t reader = start(l, read_rounds, 0), writer = start(l, write_rounds, 1);
+
+        while (time(NULL) < end && !l->tally->wrong)
+                usleep(10000);
+        l->tally->stop = true;
+        expect_end(reader);
+        expect_end(writer);
+}
+
+static int verdict(const struct litmus *l) {
+        const struct tally *t = l->tally;
+
+        printf("{\"lookups\": %llu, \"hits\": %llu, \"rewritten\": %llu, \"retries\": %llu, \"wrong_bytes\": %llu, "
+               "\"seed\": %llu}\n", (unsigned long long)t->lookups, (unsigned long long)t->hits,
+               (unsigned long long)t->rewritten, (unsigned long long)t->retries, (unsigned long long)t->wrong,
+               (unsigned long long)l->seed);
+        if (!t->hits || !t->rewritten)
+                die("FAILED: reader and writer did not meet");
+        if (!l->mutant && t->wrong)
+                die("FAILED: wrong bytes");
+        if (l->mutant && !t->wrong)
+                die("FAILED: the mutant was not caught in %u s", l->seconds);
+        return 0;
+}
+
+static void parse(struct litmus *l, int argc, char **argv) {
+        static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
+                                              {"seed", required_argument, NULL, 'r'},
+                                              {"runs", no_argument, NULL, 'u'},
+                                              {"shake", no_argument, NULL, 'k'},
+                                              {"mutant", no_argument, NULL, 'm'},
+                                              {0}};
+        int c;
+
+        while ((c = getopt_long(argc, argv, "", known, NULL)) != -1)
+                switch (c) {
+                case 's': l->seconds = (uint32_t)atoi(optarg); break;
+                case 'r': l->seed = strtoull(optarg, NULL, 10); break;
+                case 'u': l->n_blocks = 2 * KVD_RUN_BLOCKS; break;
+                case 'k': l->shake = true; break;
+                case 'm': l->mutant = true; break;
+                default: exit(2);
+                }
+}
+
+int main(int argc, char **argv) {
+        static const char *const arguments[] = {"--pool", "4M", "--set", "daemon.segment=256K", "--set",
+                                              "daemon.pages=small", "--set", "daemon.log=error", NULL};
+        struct litmus l = {.seconds = 5, .seed = (uint64_t)time(NULL), .n_blocks = 2};
+
+        parse(&l, argc, argv);
+        l.n_tokens = l.n_blocks * BT;
+        hook_install();
+        l.tally = mmap(NULL, sizeof *l.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        daemon_start(&l.daemon, arguments);
+        run(&l);
+        daemon_stop(&l.daemon);
+        daemon_sweep(&l.daemon);
+        return verdict(&l);
+}

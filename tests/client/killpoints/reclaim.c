@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/client/killpoints/reclaim.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "client/kvd.h"
+#include "tests/client/killpoints/actor.h"
+#include "tests/lib/daemon.h"
+
+#define GIVE_UP_NS UINT64_C(10000000000)
+
+uint64_t now_ns(void) {
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint32_t fds_beside_segments(const struct daemon *d, struct conn *conn) {
+        struct kvd_msg_space_info_reply info;
+        uint32_t segments = 0;
+
+        for (uint32_t i = 0; i < 2; i++) {
+                space_facts(conn, i, &info);
+                segments += info.segments;
+        }
+        return daemon_fds(d) - 2 * segments; /* one to write, one to read */
+}
+
+static void evict(struct conn *conn, const char *space) {
+        struct kvd_msg_evict request = {.space = kvd_slice_of(space)};
+
+        if (conn_call(conn, KVD_MSG_evict, &request, NULL) < 0)
+                die("evict: %s", kvd_error());
+}
+
+void evict_all(struct conn *conn) {
+        evict(conn, CAUSAL_SPACE);
+        evict(conn, WHOLE_SPACE);
+}
+
+static bool at_rest(struct conn *conn) {
+        struct kvd_msg_space_info_reply info;
+
+        evict_all(conn);
+        for (uint32_t i = 0; i < 2; i++) {
+                space_facts(conn, i, &info);
+                if (info.filling || info.limbo || info.leases || info.clients != 1 ||
+                    info.sealed != (info.kind == KVD_CAUSAL ? OBSERVER_BLOCKS : 0))
+                        return false;
+        }
+        return true;
+}
+
+static _Noreturn void complain(struct conn *conn) {
+        struct kvd_msg_space_info_reply info;
+
+        for (uint32_t i = 0; i < 2; i++) {
+                space_facts(conn, i, &info);
+                fprintf(stderr, "%.*s: %llu filling, %llu limbo, %llu sealed, %llu leases, %u clients\n",
+                        (int)info.name.size, (const char *)info.name.data, (unsigned long long)info.filling,
+                        (unsigned long long)info.limbo, (unsigned long long)info.sealed,
+                        (unsigned long long)info.leases, info.clients);
+        }
+        die("a dead process still holds something");
+}
+
+uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns) {
+        while (!at_rest(conn)) {
+                if (now_ns() - since_ns > GIVE_UP_NS)
+                        complain(conn);
+                usleep(100);
+        }
+        return now_ns() - since_ns;
+}

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * kvd_paged_write and kvd_paged_attention against the definition of attention, over everything that enters an address.
+ * Blocks are used in a shuffled order, some sealed and some being filled, and what is not a token in them is NaN: a
+ * number read from a wrong place shows. KVD_TEST_BACKEND is the daemon's: on a GPU the calls are refused.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "client/kvd_attend.h"
+#include "ipc/base/util.h"
+#include "tests/client/attend_reference.h"
+#include "tests/lib/daemon.h"
+
+enum { VOCAB = 1000, MOST_TOKENS = 64, MOST_BLOCKS = 24, PAD = 3 };
+
+static struct daemon server;
+static kvd *handle;
+static kvd_space *space;
+static struct kvd_geometry geometry;
+static uint64_t state = 1;
+
+/* What one layer group holds of a sequence; the first n_sealed blocks are sealed, the rest are being filled. */
+static struct sequence {
+        uint32_t group, n_blocks, n_sealed;
+        struct kvd_block blocks[MOST_BLOCKS];
+        uint32_t ids[MOST_BLOCKS];
+        struct kvd_pin pin;
+} sequence;
+
+static bool on_gpu(void) {
+        return strcmp(getenv("KVD_TEST_BACKEND"), "host") != 0;
+}
+
+static float random_float(void) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (float)((double)(state >> 33) / (UINT32_C(1) << 30) - 1.0);
+}
+
+static float *random_floats(size_t n) {
+        float *to = malloc(n * sizeof *to);
+
+        for (size_t i = 0; i < n; i++)
+                to[i] = random_float();
+        return to;
+}
+
+/* ---- spaces and sequences -------------------------------------------------------------------------------------- */
+
+static void start_daemon(void) {
+        daemon_start(&server, (const char *[]){"--pool", "64M", "--set", "daemon.segment=2M", "--backend",
+                                               getenv("KVD_TEST_BACKEND"), NULL});
+        ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
+}
+
+static void stop_daemon(void) {
+        struct conn *conn;
+
+        handle = kvd_close(handle);
+        conn = daemon_connect(&server);
+        expect_quiet(conn, 5000);
+        expect_clean(conn);
+        conn_close(conn);
+        daemon_stop(&server);
+        daemon_sweep(&server);
+}
+
+static void open_space(const struct kvd_geometry *g) {
+        static uint32_t number;
+        char name[16];
+
+        geometry = *g;
+        snprintf(name, sizeof name, "space-%u", number++);
+        ck_assert_msg(kvd_space_open(handle, name, g, NULL, &space) == 0, "%s", kvd_error());
+}
+
+static void shuffle(struct kvd_block *blocks, uint32_t n) {
+        for (uint32_t i = n - 1; i > 0; i--) {
+                uint32_t j = (uint32_t)(state = state * 6364136223846793005u + 1) % (i + 1);
+                struct kvd_block it = blocks[i];
+
+                blocks[i] = blocks[j];
+                blocks[j] = it;
+        }
+}
+
+/* Blocks for so many tokens, not in order, full of NaN. */
+static void start_sequence(uint32_t group, uint32_t n_tokens) {
+        sequence = (struct sequence){.group = group, .n_blocks = DIV_UP(n_tokens, geometry.block_tokens)};
+        sequence.pin.group = group;
+        for (uint32_t got = 0; got < sequence.n_blocks;) {
+                int r = kvd_alloc(space, sequence.n_blocks - got, sequence.blocks + got);
+
+                ck_assert_msg(r > 0, "%s", kvd_error());
+                got += (uint32_t)r;
+        }
+        shuffle(sequence.blocks, sequence.n_blocks);
+        for (uint32_t i = 0; i < sequence.n_blocks; i++) {
+                sequence.ids[i] = sequence.blocks[i].id;
+                if (!on_gpu())
+                        memset(sequence.blocks[i].data, 0xff, kvd_block_bytes(&geometry));
+        }
+}
+
+static void seal_blocks(uint32_t n) {
+        uint32_t tokens[MOST_TOKENS];
+
+        for (uint32_t i = 0; i < n * geometry.block_tokens; i++)
+                tokens[i] = i % VOCAB;
+        ck_assert_int_eq(kvd_seal(space, &sequence.pin, n, sequence.blocks, tokens, n * geometry.block_tokens), (int)n);
+        sequence.n_sealed = n;
+}
+
+static void end_sequence(void) {
+        kvd_unpin(space, &sequence.pin);
+        kvd_free(space, sequence.n_blocks - sequence.n_sealed, sequence.blocks + sequence.n_sealed);
+}
+
+static struct kvd_table table(uint32_t first, uint32_t n) {
+        struct sequence *s = &sequence;
+
+        return (struct kvd_table){s->blocks[s->n_blocks - 1].view, s->ids, s->n_blocks, first, n};
+}
+
+/* ---- against the definition ------------------------------------------------------------------------------------ */
+
+static struct history new_history(uint32_t n) {
+        size_t floats = (size_t)n * geometry.kv_heads * geometry.head_dim;
+
+        return (struct history){&geometry, random_floats(floats), random_floats(floats)};
+}
+
+static void free_history(struct history *h) {
+        free(h->k);
+        free(h->v);
+}
+
+static void write_tokens(uint32_t layer, const struct history *h, uint32_t first, uint32_t n) {
+        size_t width = (size_t)geometry.kv_heads * geometry.head_dim, ld = width + PAD;
+        float *k = random_floats(n * ld), *v = random_floats(n * ld);
+        struct kvd_table t = table(first, n);
+
+        for (uint32_t i = 0; i < n; i++) {
+                memcpy(k + i * ld, h->k + (first + i) * width, width * sizeof *k);
+                memcpy(v + i * ld, h->v + (first + i) * width, width * sizeof *v);
+        }
+        ck_assert_msg(kvd_paged_write(space, layer, &t, k, v, ld) == 0, "%s", kvd_error());
+        free(k);
+        free(v);
+}
+
+static void expect_attention(uint32_t layer, const struct history *h, uint32_t heads, uint32_t first, uint32_t n) {
+        size_t width = (size_t)heads * geometry.head_dim, ldq = width + PAD, ldo = width + 2 * PAD;
+        float *q = random_floats(n * ldq), *out = malloc(n * ldo * sizeof *out);
+        float scale = 1.7f / sqrtf((float)geometry.head_dim);
+        struct kvd_table t = table(first, n);
+        double expected[128];
+
+        memset(out, 0xff, n * ldo * sizeof *out);
+        ck_assert_msg(kvd_paged_attention(space, layer, &t, heads, scale, q, ldq, out, ldo) == 0, "%s", kvd_error());
+        for (uint32_t i = 0; i < n; i++) {
+                for (uint32_t head = 0; head < heads; head++) {
+                        reference_attend(h, first + i, heads, head, scale, q + i * ldq + head * geometry.head_dim,
+                                         expected);
+                        for (uint32_t d = 0; d < geometry.head_dim; d++)
+                                ck_assert_double_eq_tol(out[i * ldo + head * geometry.head_dim + d], expected[d], 4e-6);
+                }
+                for (size_t d = width; d < ldo; d++)
+                        ck_assert_float_nan(out[i * ldo + d]);
+        }
+        free(q);
+        free(out);
+}
+
+static void round_history(struct history *h, uint32_t n) {
+        for (size_t i = 0; i < (size_t)n * geometry.kv_heads * geometry.head_dim; i++) {
+                h->k[i] = reference_rounded(h->k[i], geometry.dtype);
+                h->v[i] = reference_rounded(h->v[i], geometry.dtype);
+        }
+}
+
+/* All layers of a group: a prompt in two parts, the full blocks of which are then sealed, and tokens one by one. */
+static void play_group(uint32_t group, uint32_t heads) {
+        uint32_t per_group = geometry.layers / geometry.layer_groups, tokens = geometry.block_tokens;
+        uint32_t ends[] = {tokens + 1, 2 * tokens + 2, 2 * tokens + 3, 2 * tokens + 4}, n = ends[3];
+
+        start_sequence(group, n);
+        for (uint32_t part = 0, first = 0; part < ARRAY_SIZE(ends); first = ends[part++]) {
+                state = group + 1; /* the same numbers in every part */
+                for (uint32_t layer = group * per_group; layer < (group + 1) * per_group; layer++) {
+                        struct history h = new_history(n);
+
+                        write_tokens(layer, &h, first, ends[part] - first);
+                        round_history(&h, n);
+                        expect_attention(layer, &h, heads, first, ends[part] - first);
+                        free_history(&h);
+                        state = (uint64_t)(group + 1) * 1000 + layer;
+                }
+                if (part == 1)
+                        seal_blocks(2);
+        }
+        end_sequence();
+}
+
+START_TEST(attention_is_right) {
+        static const struct {
+                uint32_t layers, groups, kv_heads, heads, dim, tokens;
+        } rows[] = {
+                {1, 1, 1, 1, 8, 16}, {2, 1, 2, 4, 32, 16}, {4, 2, 3, 3, 16, 4}, {2, 2, 2, 6, 64, 1},
+                {3, 3, 1, 5, 7, 5},  {2, 1, 4, 8, 128, 8}, {1, 1, 3, 6, 80, 20},
+        };
+
+        start_daemon();
+        for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+                open_space(&(struct kvd_geometry){.layers = rows[i].layers, .kv_heads = rows[i].kv_heads,
+                                                  .head_dim = rows[i].dim, .block_tokens = rows[i].tokens,
+                                                  .layer_groups = rows[i].groups, .dtype = KVD_F32 + (uint32_t)_i / 2,
+                                                  .order = _i % 2 ? KVD_HND : KVD_NHD, .vocab = VOCAB});
+                for (uint32_t group = 0; group < rows[i].groups; group++)
+                        play_group(group, rows[i].heads);
+                space = kvd_space_close(space);
+        }
+        stop_daemon();
+}
+END_TEST
+
+/* ---- what is refused ------------------------------------------------------------------------------------------- */
+
+static const struct kvd_geometry small = {.layers = 2, .kv_heads = 2, .head_dim = 8, .block_tokens = 4,
+                                          .dtype = KVD_F32, .vocab = VOCAB};
+
+static void expect_refused(int r, const char *words) {
+        ck_assert_int_eq(r, -EINVAL);
+        ck_assert_msg(strstr(kvd_error(), words), "'%s' says nothing of '%s'", kvd_error(), words);
+}
+
+static int write_one(uint32_t layer, struct kvd_table t) {
+        static const float zeros[16];
+
+        return kvd_paged_write(space, layer, &t, zeros, zeros, 16);
+}
+
+static int attend_one(struct kvd_table t, uint32_t heads, float scale) {
+        static const float q[64];
+        float out[64];
+
+        return kvd_paged_attention(space, 0, &t, heads, scale, q, 64, out, 64);
+}
+
+START_TEST(what_has_no_place_is_refused) {
+        struct kvd_table t;
+
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 12);
+        expect_refused(write_one(2, table(0, 1)), "layer 2 of 2");
+        expect_refused(write_one(0, table(12, 1)), "table of 3 blocks");
+        expect_refused(write_one(0, table(UINT32_MAX, 2)), "table of 3 blocks");
+        expect_refused(attend_one(table(0, 0), 2, 1.0f), "0 tokens");
+        expect_refused(attend_one(table(0, 1), 3, 1.0f), "3 query heads");
+        expect_refused(attend_one(table(0, 1), 0, 1.0f), "0 query heads");
+        expect_refused(attend_one(table(0, 1), 2, 0.0f), "scale");
+        expect_refused(attend_one(table(0, 1), 2, NAN), "scale");
+        t = table(0, 1);
+        t.view = &t;
+        expect_refused(attend_one(t, 2, 1.0f), "view");
+        t.view = NULL;
+        expect_refused(write_one(0, t), "view");
+        sequence.ids[0] = UINT32_MAX;
+        expect_refused(write_one(0, table(0, 1)), "not mapped");
+        sequence.ids[0] = 100000; /* of a segment that the pool has not got */
+        expect_refused(attend_one(table(0, 1), 2, 1.0f), "not mapped");
+        sequence.ids[0] = sequence.blocks[0].id;
+        ck_assert_int_eq(write_one(0, table(0, 1)), 0);
+        ck_assert_int_eq(attend_one(table(0, 1), 2, 1.0f), 0);
+        end_sequence();
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+START_TEST(a_sealed_block_is_not_written_to) {
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 12);
+        for (uint32_t i = 0; i < 12; i++)
+                ck_assert_int_eq(write_one(0, table(i, 1)), 0);
+        seal_blocks(2);
+        expect_refused(write_one(0, table(7, 1)), "not being filled");
+        ck_assert_int_eq(write_one(0, table(8, 1)), 0);
+        ck_assert_int_eq(attend_one(table(8, 1), 2, 1.0f), 0);
+        end_sequence();
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+START_TEST(other_contents_are_refused) {
+        struct kvd_geometry g = small;
+
+        start_daemon();
+        g.dtype = KVD_I8;
+        open_space(&g);
+        start_sequence(0, 4);
+        expect_refused(write_one(0, table(0, 1)), "f32, f16 and bf16");
+        end_sequence();
+        space = kvd_space_close(space);
+        open_space(&(struct kvd_geometry){.block_tokens = 4, .block_bytes = 4096, .layout = "theirs", .vocab = VOCAB});
+        start_sequence(0, 4);
+        expect_refused(write_one(0, table(0, 1)), "opaque blocks (theirs)");
+        expect_refused(attend_one(table(0, 1), 2, 1.0f), "opaque");
+        end_sequence();
+        space = kvd_space_close(space);
+        g.dtype = KVD_F16;
+        g.rope = KVD_ROPE_PRE;
+        open_space(&g);
+        start_sequence(0, 4);
+        ck_assert_int_eq(write_one(0, table(0, 1)), 0);
+        expect_refused(attend_one(table(0, 1), 2, 1.0f), "rotation");
+        end_sequence();
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+START_TEST(blocks_on_a_gpu_are_refused) {
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 4);
+        expect_refused(write_one(0, table(0, 1)), "GPU");
+        expect_refused(attend_one(table(0, 1), 2, 1.0f), "GPU");
+        end_sequence();
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+/* ---- daemons and threads --------------------------------------------------------------------------------------- */
+
+/* One of the new daemon: what the library kept in stock is the old one's. */
+static struct kvd_block alloc_of_another_view(struct kvd_block *others, uint32_t *n, uint32_t room) {
+        for (*n = 0; *n < room;) {
+                int r = kvd_alloc(space, 1, others + *n);
+
+                if (r == 1 && others[(*n)++].view != sequence.pin.view)
+                        return others[*n - 1];
+        }
+        ck_abort_msg("all blocks are of the old daemon");
+}
+
+/* The old pool's blocks are used as before; the new daemon's are of another view, where an id is another block's. */
+START_TEST(a_table_outlives_its_daemon) {
+        struct kvd_block others[400], fresh;
+        struct history h;
+        struct kvd_table t;
+        uint32_t n;
+
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 12);
+        h = new_history(12);
+        for (uint32_t layer = 0; layer < 2; layer++)
+                write_tokens(layer, &h, 0, 9);
+        seal_blocks(2);
+        daemon_kill(&server);
+        daemon_again(&server, (const char *[]){"--pool", "64M", "--set", "daemon.segment=2M", NULL});
+        fresh = alloc_of_another_view(others, &n, ARRAY_SIZE(others));
+        memset(fresh.data, 0xff, kvd_block_bytes(&small));
+        write_tokens(1, &h, 9, 1);
+        expect_attention(1, &h, 4, 9, 1);
+        t = (struct kvd_table){fresh.view, &fresh.id, 1, 0, 1};
+        ck_assert_int_eq(write_one(0, t), 0);
+        ck_assert_float_eq(((float *)fresh.data)[0], 0.0f);
+        kvd_free(space, n, others);
+        end_sequence();
+        free_history(&h);
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+static void *attend_often(void *history) {
+        for (int i = 0; i < 200; i++)
+                expect_attention(i % 2, history, 4, 9, 1 + i % 3);
+        return NULL;
+}
+
+START_TEST(threads_share_a_space) {
+        pthread_t threads[6];
+        struct history h;
+
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 12);
+        h = new_history(12);
+        for (uint32_t layer = 0; layer < 2; layer++)
+                write_tokens(layer, &h, 0, 12);
+        for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+                ck_assert_int_eq(pthread_create(threads + i, NULL, attend_often, &h), 0);
+        for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+                ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        end_sequence();
+        free_history(&h);
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+START_TEST(a_forked_child_is_refused) {
+        struct kvd_table t;
+        int status;
+        pid_t child;
+
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 4);
+        t = table(0, 1);
+        child = fork();
+        if (child == 0)
+                _exit(write_one(0, t) == -ECHILD && attend_one(t, 2, 1.0f) == -ECHILD ? 0 : 1);
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert_int_eq(status, 0);
+        end_sequence();
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("attend");
+        TCase *tcase = tcase_create("attend");
+        SRunner *runner;
+        int failed;
+
+        if (on_gpu()) {
+                tcase_add_test(tcase, blocks_on_a_gpu_are_refused);
+        } else {
+                tcase_add_loop_test(tcase, attention_is_right, 0, 6);
+                tcase_add_test(tcase, what_has_no_place_is_refused);
+                tcase_add_test(tcase, a_sealed_block_is_not_written_to);
+                tcase_add_test(tcase, other_contents_are_refused);
+                tcase_add_test(tcase, a_table_outlives_its_daemon);
+                tcase_add_test(tcase, threads_share_a_space);
+                tcase_add_test(tcase, a_forked_child_is_refused);
+        }
+        tcase_set_timeout(tcase, 60);
+        suite_add_tcase(suite, tcase);
+        runner = srunner_create(suite);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}

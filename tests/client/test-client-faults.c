@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * libkvd, while the n-th call that it makes into the system fails: every call of the library answers in time and in
+ * words, every byte that is found is right, and after everything was closed the process has no descriptor and no
+ * mapping more than before. The daemon, whose system is well, then holds nothing of it and serves others.
+ */
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "client/kvd.h"
+#include "tests/lib/daemon_process.h"
+#include "tests/lib/session.h"
+
+/* Mappings of index, pin pages and pool in this process. */
+static uint32_t mappings_left(void) {
+        FILE *maps = fopen("/proc/self/maps", "re");
+        char line[512];
+        uint32_t n = 0;
+
+        while (maps && fgets(line, sizeof line, maps))
+                n += strstr(line, "memfd:kvd-") != NULL;
+        fclose(maps);
+        return n;
+}
+
+static void session(struct fault_state *s, void *arg) {
+        uint32_t fds = open_fds();
+
+        fault_install(s);
+        s->on = true;
+        session_run(arg);
+        s->on = false;
+        if (open_fds() != fds)
+                daemon_process_wrong(s, "descriptors are left over in the client");
+        if (mappings_left())
+                daemon_process_wrong(s, "mappings are left over in the client");
+}
+
+static void service(struct fault_state *s, void *arg) {
+        session_expect_service(arg);
+}
+
+static void run(struct fault_state *s, void *arg) {
+        struct daemon_process *d = arg;
+        struct conn *conn;
+
+        fault_fork(s, session, d->socket, 30);
+        if (conn_open(d->socket, "check", &conn) < 0)
+                daemon_process_wrong(s, kvd_error());
+        if (!daemon_is_quiet(conn, 1000))
+                daemon_process_wrong(s, "the daemon holds what belonged to processes that are gone");
+        daemon_expect_sound(s, conn);
+        conn_close(conn);
+        fault_fork(s, service, d->socket, 20);
+}
+
+int main(void) {
+        struct fault_state *s = fault_state_new();
+        struct daemon_process d = {0};
+
+        signal(SIGPIPE, SIG_IGN);
+        fault_set(s, &(struct fault){.call = N_FAULT_CALLS});
+        daemon_process_start(&d, s);
+        fault_sweep(s, "client", run, &d);
+        daemon_process_stop(&d, s);
+        daemon_process_sweep(&d);
+        return 0;
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The daemon, while a call into the system fails as it starts its worker, tells it of memory, and serves sequences. A
+ * client lets blocks leave and come back; it may be refused, and wait for nothing that does not come; exact blocks are
+ * exact. With the system well again, the worker comes back and does what is asked, and nothing is left over.
+ *
+ *      test-worker-faults         $KVD is the worker's program
+ */
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "client/kvd_methods.h"
+#include "ipc/base/util.h"
+#include "tests/lib/daemon_process.h"
+#include "tests/lib/fault.h"
+#include "tests/lib/oracle.h"
+
+#define BLOCKS 4u
+#define BT 4u
+#define BLOCK_BYTES 16384u
+#define WORKER_FDS 3u /* its socket, its pidfd, and memory for jobs */
+
+static const struct kvd_geometry geometry = {
+        .layers = 1, .kv_heads = 4, .head_dim = 128, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000};
+
+/* Others do not fail here in any other way than in test-daemon-faults. */
+static bool is_of_interest(enum fault_call call) {
+        static const enum fault_call calls[] = {FAULT_calloc, FAULT_mmap, FAULT_memfd_create, FAULT_ftruncate,
+                                                FAULT_fallocate, FAULT_fchmod, FAULT_add_seals, FAULT_open,
+                                                FAULT_getrandom, FAULT_socketpair, FAULT_pidfd_open, FAULT_spawn,
+                                                FAULT_sendmsg, FAULT_recvmsg, FAULT_epoll_ctl};
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(calls); i++)
+                if (calls[i] == call)
+                        return true;
+        return false;
+}
+
+/* ---- a client ---------------------------------------------------------------------------------------------------- */
+
+struct user {
+        kvd *kvd;
+        kvd_space *space;
+        kvd_sequence *sequence;
+};
+
+static _Noreturn void wrong(const char *what) {
+        fprintf(stderr, "client: %s (%s)\n", what, kvd_error());
+        _exit(9);
+}
+
+static void set(const char *socket, const char *key, const char *value) {
+        struct kvd_msg_space_set m = {.space = kvd_slice_of("one"), .key = kvd_slice_of(key),
+                                      .value = kvd_slice_of(value)};
+        struct conn *conn;
+
+        if (conn_open(socket, "sets", &conn) < 0)
+                return;
+        conn_call(conn, KVD_MSG_space_set, &m, NULL);
+        conn_close(conn);
+}
+
+static bool user_open(struct user *u, const char *socket) {
+        *u = (struct user){0};
+        if (kvd_open(socket, &u->kvd) < 0 || kvd_space_open(u->kvd, "one", &geometry, NULL, &u->space) < 0)
+                return false;
+        set(socket, "kvreviver", "on");
+        set(socket, "hshare", "on");
+        set(socket, "keydiff", "on");
+        set(socket, "kvreviver.budget", "1");
+        return kvd_sequence_open(u->space, 2 * BLOCKS, &u->sequence) == 0;
+}
+
+static void user_close(struct user *u) {
+        if (u->sequence)
+                kvd_sequence_close(u->sequence);
+        if (u->space)
+                kvd_space_close(u->space);
+        if (u->kvd)
+                kvd_close(u->kvd);
+}
+
+static uint64_t seed_of(uint32_t slot) {
+        return oracle_seed(1, &slot, 1);
+}
+
+static bool append(struct user *u) {
+        struct kvd_block blocks[BLOCKS];
+        uint32_t tokens[BLOCKS * BT] = {0}, got = 0;
+
+        while (got < BLOCKS) {
+                int r = kvd_alloc(u->space, BLOCKS - got, blocks + got);
+
+                if (r <= 0)
+                        break;
+                got += (uint32_t)r;
+        }
+        for (uint32_t i = 0; i < got; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, seed_of(i));
+        if (got == BLOCKS && kvd_sequence_append(u->sequence, got, blocks, tokens, got * BT) >= 0)
+                return true;
+        kvd_free(u->space, got, blocks);
+        return false;
+}
+
+/* Of the entries that are resident, exact ones are as they were filled. */
+static uint32_t resident(struct user *u) {
+        const struct kvd_entry *entries;
+        uint32_t n, found = 0;
+
+        entries = kvd_sequence_entries(u->sequence, &n);
+        for (uint32_t i = 0; i < n; i++) {
+                if (!entries[i].data)
+                        continue;
+                found++;
+                if (!(entries[i].flags & KVD_ENTRY_APPROX) &&
+                    oracle_wrong(entries[i].data, BLOCK_BYTES, seed_of(i)) != 0)
+                        wrong("wrong bytes");
+        }
+        return found;
+}
+
+static bool wait_resident(struct user *u, uint32_t wanted, uint32_t ms) {
+        for (uint32_t i = 0; i < ms && resident(u) != wanted; i++) {
+                usleep(1000);
+                kvd_sequence_sync(u->sequence);
+        }
+        return resident(u) == wanted;
+}
+
+static void work(struct user *u) {
+        const uint32_t slots[BLOCKS] = {0, 1, 2, 3};
+
+        for (uint32_t how = KVD_COOL_SPILL; how <= KVD_COOL_VAGUE; how++) {
+                kvd_sequence_cool(u->sequence, BLOCKS, slots, how);
+                wait_resident(u, 0, 40);
+                kvd_sequence_revive(u->sequence, BLOCKS, slots, how == KVD_COOL_SPILL ? KVD_REVIVE_EXACT :
+                                                                                       KVD_REVIVE_BOTH);
+                wait_resident(u, BLOCKS, 40);
+        }
+}
+
+static void pack(struct user *u) {
+        for (uint32_t keep = 2 * BT; keep > 0; keep -= BT) {
+                kvd_sequence_compact(u->sequence, 0, BLOCKS, keep);
+                kvd_sequence_wait(u->sequence, 40000000);
+        }
+}
+
+/* A configuration of heads that select the same. */
+static void configure(struct user *u) {
+        struct kvd_block block;
+        uint8_t layer[1], head[4];
+
+        if (kvd_alloc(u->space, 1, &block) != 1)
+                return;
+        memset(block.data, 0x11, 64);
+        if (kvd_sequence_critical(u->sequence, 1, &block, 1, 1, 8) == 0)
+                for (int i = 0; i < 20 && kvd_sequence_sharing(u->sequence, layer, head) == 0; i++)
+                        usleep(1000);
+        kvd_free(u->space, 1, &block);
+}
+
+static void session(struct fault_state *s, void *socket) {
+        struct user u;
+
+        if (user_open(&u, socket) && append(&u)) {
+                work(&u);
+                configure(&u);
+                pack(&u);
+        }
+        user_close(&u);
+}
+
+/* ---- afterwards -------------------------------------------------------------------------------------------------- */
+
+static void delete_space(const char *socket) {
+        struct kvd_msg_space_delete m = {.space = kvd_slice_of("one"), .force = 1};
+        struct conn *conn;
+
+        if (conn_open(socket, "deletes", &conn) < 0)
+                wrong("no connection afterwards");
+        conn_call(conn, KVD_MSG_space_delete, &m, NULL);
+        conn_close(conn);
+}
+
+/* Also when the worker has to be started, after pauses. What was given up is asked for again. */
+static void service(struct fault_state *s, void *socket) {
+        const uint32_t slots[BLOCKS] = {0, 1, 2, 3};
+        struct user u;
+        int i;
+
+        delete_space(socket);
+        if (!user_open(&u, socket) || !append(&u))
+                wrong("no service afterwards");
+        for (i = 0; i < 50 && resident(&u); i++) {
+                kvd_sequence_cool(u.sequence, BLOCKS, slots, KVD_COOL_SPILL);
+                wait_resident(&u, 0, 100);
+        }
+        for (i = 0; i < 50 && resident(&u) < BLOCKS; i++) {
+                kvd_sequence_revive(u.sequence, BLOCKS, slots, KVD_REVIVE_EXACT);
+                wait_resident(&u, BLOCKS, 100);
+        }
+        if (i == 50)
+                wrong("blocks do not leave and come back afterwards");
+        user_close(&u);
+        delete_space(socket);
+}
+
+static void expect_sound(struct fault_state *s, struct daemon_process *d) {
+        struct conn *conn;
+
+        if (conn_open(d->socket, "check", &conn) < 0)
+                daemon_process_wrong(s, kvd_error());
+        if (!daemon_is_quiet(conn, 1000))
+                daemon_process_wrong(s, "it holds what belonged to processes that are gone");
+        daemon_expect_sound(s, conn);
+        conn_close(conn);
+}
+
+static void run(struct fault_state *s, void *arg) {
+        struct daemon_process d = {.worker = arg, .later = true};
+        uint32_t fds;
+
+        if (!is_of_interest(s->fault.call))
+                return;
+        if (!daemon_process_start(&d, s))
+                daemon_process_wrong(s, "the daemon did not start");
+        fds = process_fds(d.pid);
+        s->on = true;
+        fault_fork(s, session, d.socket, 30);
+        s->on = false;
+        expect_sound(s, &d);
+        fault_fork(s, service, d.socket, 30);
+        for (int i = 0; i < 500 && process_fds(d.pid) != fds + WORKER_FDS; i++)
+                usleep(2000);
+        if (process_fds(d.pid) != fds + WORKER_FDS)
+                daemon_process_wrong(s, "descriptors are left over");
+        daemon_process_stop(&d, s);
+        daemon_process_sweep(&d);
+}
+
+int main(void) {
+        struct fault_state *s = fault_state_new();
+        const char *worker = getenv("KVD");
+
+        signal(SIGPIPE, SIG_IGN);
+        if (!worker) {
+                fputs("set KVD to the kvd that is to be the worker\n", stderr);
+                return 1;
+        }
+        fault_sweep(s, "worker", run, (void *)worker);
+        return 0;
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_HOSTILE_METHODS_H
+#define KVD_TESTS_HOSTILE_METHODS_H
+
+/* An attacker with sequences: frames of its own, in a space with every method on. Refusals end the test. */
+
+#include "tests/daemon/hostile/hostile.h"
+#include "tests/daemon/hostile/raw.h"
+
+struct asker {
+        int fd;
+        const char *name; /* of the space */
+        uint32_t space;   /* handle */
+};
+
+struct asker methods_open(const char *socket, const char *name);
+void methods_set(const struct asker *a, const char *key, const char *value);
+struct kvd_msg methods_ask(const struct asker *a, struct kvd_msg request);
+
+uint32_t methods_sequence(const struct asker *a, uint32_t max_blocks);
+struct kvd_msg methods_append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs, uint32_t n,
+                                      const uint32_t *tokens); /* own blocks, all full */
+uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n); /* up to 64; how many there were */
+
+/* Random requests of all kinds, settings included, on sequences in a space of that name; walks the invariants. */
+void methods_storm(const char *socket, const char *space, uint64_t seed, uint32_t requests);
+
+/* Answers every proposal so until there was none for that long. Returns how many. */
+uint32_t methods_sync(const struct asker *a, uint32_t sequence, uint32_t answer, uint32_t ms);
+
+#endif

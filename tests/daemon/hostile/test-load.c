@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Much at once, of what the daemon does beside answering: how long does its loop not look at its sockets? A client
+ * with 100 sequences of 1,000 blocks ends; another has steps of reasoning all over one another, in long sequences; a
+ * third closes what it has while all of it leaves. Each prints the longest turn; others' requests must not wait.
+ */
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "client/kvd_methods.h"
+#include "ipc/base/util.h"
+#include "tests/lib/sanitized.h"
+#include "tests/lib/daemon.h"
+
+#define BT 4u
+#define MOST_US (SANITIZED ? 2000000u : 50000u)
+#define TRIES 5 /* the machine has other things to do, too: the loop was away if it was every time */
+
+static const struct kvd_geometry geometry = {
+        .layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 100000};
+
+static struct daemon d;
+
+/* ---- a client --------------------------------------------------------------------------------------------------- */
+
+static void must(int64_t r, const char *what) {
+        if (r < 0)
+                die("%s: %s", what, kvd_error());
+}
+
+#define MUST(call) must(call, #call)
+
+static kvd_space *open_space(uint32_t blocks, const char *const *settings) {
+        const struct kvd_space_options options = {.max_blocks = blocks};
+        kvd_space *space;
+        kvd *handle;
+
+        MUST(kvd_open(d.socket, &handle));
+        MUST(kvd_space_open(handle, "load", &geometry, &options, &space));
+        for (; settings && *settings; settings += 2)
+                MUST(kvd_space_set(space, settings[0], atof(settings[1])));
+        return space;
+}
+
+static void grow(kvd_space *space, kvd_sequence *sequence, uint32_t n) {
+        static struct kvd_block blocks[1024];
+        static uint32_t tokens[1024 * BT];
+
+        for (uint32_t done = 0, got; done < n; done += got) {
+                int r = kvd_alloc(space, MIN(n - done, 1024), blocks);
+
+                must(r, "kvd_alloc");
+                got = (uint32_t)r;
+                for (uint32_t i = 0; i < got; i++)
+                        memset(blocks[i].data, (int)i, kvd_block_bytes(&geometry));
+                for (uint32_t i = 0; i < got * BT; i++)
+                        tokens[i] = (done * BT + i) % 1000;
+                must(kvd_sequence_append(sequence, got, blocks, tokens, got * BT), "kvd_sequence_append");
+        }
+}
+
+static kvd_sequence *new_sequence(kvd_space *space, uint32_t n) {
+        kvd_sequence *sequence;
+
+        MUST(kvd_sequence_open(space, n, &sequence));
+        grow(space, sequence, n);
+        return sequence;
+}
+
+/* ---- measuring -------------------------------------------------------------------------------------------------- */
+
+static struct kvd_msg_daemon_info_reply info(void) {
+        struct kvd_msg_daemon_info_reply reply = {0};
+        struct conn *conn = daemon_connect(&d);
+
+        if (conn_call(conn, KVD_MSG_daemon_info, NULL, &reply) < 0)
+                die("%s", kvd_error());
+        conn_close(conn);
+        return reply;
+}
+
+static uint64_t *before; /* shared */
+
+/* Making a space, and memory, takes its time, too. */
+static void begin(void) {
+        *before = info().turn_max_us;
+}
+
+/* With a daemon of its own, in a process of its own; then everything that it had must be back. True: in time. */
+static bool measure_once(const char *name, void (*run)(void)) {
+        static const char *const arguments[] = {"--pool", "64M", "--set", "daemon.segment=4M", "--set",
+                                                "daemon.pages=small", "--set", "daemon.log=error", NULL};
+        struct conn *conn;
+        uint64_t after;
+        int status;
+        pid_t pid;
+
+        daemon_start(&d, arguments);
+        pid = fork();
+
+        if (pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                run();
+                _exit(0);
+        }
+        waitpid(pid, &status, 0);
+        if (status)
+                die("%s: the client ended with %#x", name, status);
+        conn = daemon_connect(&d);
+        expect_quiet(conn, 20000);
+        expect_clean(conn);
+        for (int i = 0;; i++) {
+                struct kvd_msg_space_info_reply space = {0};
+
+                space_facts(conn, 0, &space);
+                if (!space.sequences && !space.private && !space.spilled && !space.vague)
+                        break;
+                if (i == 5000)
+                        die("%s: %llu private blocks are left", name, (unsigned long long)space.private);
+                usleep(2000);
+        }
+        conn_close(conn);
+        after = info().turn_max_us;
+        printf("%-44s longest turn %6llu us before, %6llu us after\n", name, (unsigned long long)*before,
+               (unsigned long long)after);
+        fflush(stdout);
+        daemon_stop(&d);
+        daemon_sweep(&d);
+        return after <= *before || after <= MOST_US;
+}
+
+static void measure(const char *name, void (*run)(void)) {
+        for (int i = 0; i < TRIES; i++)
+                if (measure_once(name, run))
+                        return;
+        die("%s: the loop was away for too long, every time", name);
+}
+
+/* ---- what clients do -------------------------------------------------------------------------------------------- */
+
+static void ends_with_100_sequences(void) {
+        kvd_space *space = open_space(110000, NULL);
+
+        for (uint32_t i = 0; i < 100; i++)
+                new_sequence(space, 1000);
+        begin();
+}
+
+static const char *const sharing[] = {"memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq",
+                                      "1", NULL};
+
+/* Each step has all entries, and so has each that is compared with it. */
+static void steps_over_one_another(void) {
+        kvd_space *space = open_space(40000, sharing);
+        kvd_sequence *sequences[4];
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(sequences); i++)
+                sequences[i] = new_sequence(space, 8000);
+        begin();
+        for (uint32_t k = 0; k < 500; k++)
+                for (uint32_t i = 0; i < ARRAY_SIZE(sequences); i++)
+                        MUST(kvd_sequence_step(sequences[i], k % 10, 8000 * BT - 20 + k % 10));
+        sleep(2);
+        for (uint32_t i = 0; i < ARRAY_SIZE(sequences); i++)
+                MUST(kvd_sequence_sync(sequences[i]));
+        MUST(kvd_space_set(space, "memshare", 0));
+}
+
+/* Steps of which nothing can be replaced: each is looked at, and the next, and the next. */
+static void steps_without_blocks(void) {
+        kvd_space *space = open_space(10000, sharing);
+        kvd_sequence *sequence = new_sequence(space, 8000);
+
+        MUST(kvd_space_set(space, "memshare.recent_guard", 65536));
+        begin();
+        for (uint32_t k = 0; k < 4000; k++)
+                MUST(kvd_sequence_step(sequence, k * 7, 3000));
+        sleep(1);
+        MUST(kvd_space_set(space, "memshare.recent_guard", 2));
+        MUST(kvd_space_set(space, "memshare", 0));
+}
+
+static const char *const cooling[] = {"kvreviver", "1", "kvreviver.budget", "0.1", NULL};
+
+/* Exact copies and sketches of 20 sequences, all of which go at once. */
+static void ends_while_blocks_leave(void) {
+        kvd_space *space = open_space(25000, cooling);
+        uint32_t slots[1000];
+        kvd_sequence *sequences[20];
+
+        for (uint32_t i = 0; i < 1000; i++)
+                slots[i] = i;
+        for (uint32_t i = 0; i < ARRAY_SIZE(sequences); i++)
+                sequences[i] = new_sequence(space, 1000);
+        begin();
+        for (uint32_t i = 0; i < ARRAY_SIZE(sequences); i++)
+                MUST(kvd_sequence_cool(sequences[i], 1000, slots, KVD_COOL_VAGUE));
+        for (uint32_t k = 0; k < 100; k++) {
+                for (uint32_t i = 0; i < ARRAY_SIZE(sequences); i++)
+                        MUST(kvd_sequence_sync(sequences[i]));
+                usleep(10000);
+        }
+        for (uint32_t i = 0; i < ARRAY_SIZE(sequences) / 2; i++)
+                MUST(kvd_sequence_revive(sequences[i], 1000, slots, KVD_REVIVE_BOTH));
+}
+
+int main(void) {
+        before = mmap(NULL, sizeof *before, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        signal(SIGPIPE, SIG_IGN);
+        measure("100 sequences of 1,000 blocks end", ends_with_100_sequences);
+        measure("steps over one another", steps_over_one_another);
+        measure("steps without blocks", steps_without_blocks);
+        measure("20 sequences end while they leave", ends_while_blocks_leave);
+        return 0;
+}

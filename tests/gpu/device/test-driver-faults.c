@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Any call of the driver may fail, at any time. libkvd then says so, or does without; it never hangs, and the daemon
+ * and its other clients do not notice. Needs the stand-in driver, which fails the n-th call of a function when told to.
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tests/gpu/device/peer.h"
+
+#define DOC 3u
+
+/* An error has words, and says what it is. */
+static int said(int r) {
+        if (r < 0 && !kvd_error()[0])
+                die("error %d without a word", -r);
+        return r;
+}
+
+static void use(kvd_space *space, const struct kvd_cuda *cuda, cu_stream stream, uint32_t doc) {
+        struct kvd_pin pin = {0}, again = {0};
+        uint32_t tokens[2 * BT], ids[2];
+        struct kvd_block blocks[2] = {0};
+        int got = said(kvd_alloc(space, 2, blocks));
+
+        make_tokens(doc, 2, tokens);
+        if (got != 2) {
+                kvd_free(space, got > 0 ? (uint32_t)got : 0, blocks);
+                return;
+        }
+        for (uint32_t i = 0; i < 2; i++)
+                cuda->cuMemsetD32Async((cu_address)blocks[i].data, word_of(doc, i), BLOCK_WORDS, stream);
+        if (said(kvd_seal_on(space, &pin, 2, blocks, tokens, 2 * BT, stream)) < 0)
+                kvd_free_on(space, 2, blocks, stream);
+        if (said((int)kvd_lookup(space, 0, tokens, 2 * BT, ids, 2, &again)) > 0) {
+                said(kvd_wait_on(space, &again, stream));
+                cuda->cuStreamSynchronize(stream);
+                said(kvd_check_pin(space, &again));
+        }
+        kvd_unpin_on(space, &again, stream);
+        kvd_unpin_on(space, &pin, stream);
+        kvd_settle(space);
+}
+
+/* Everything, with the stream of the caller, the default one, and a space closed with work under way. */
+static void whole_life(struct role *role) {
+        struct kvd_layer_view view;
+        const struct kvd_cuda *cuda;
+        const char *why;
+        struct kvd_place place;
+        cu_context context;
+        cu_stream stream;
+        kvd_space *space;
+        kvd *handle;
+
+        must(kvd_open(role->socket, &handle));
+        if (said(kvd_space_open(handle, "s", &geometry, NULL, &space)) < 0) {
+                kvd_close(handle);
+                return;
+        }
+        must(kvd_space_place(space, &place));
+        cuda = kvd_cuda_load(&why);
+        if (cuda->cuDevicePrimaryCtxRetain(&context, place.device) == CU_OK &&
+            cuda->cuCtxPushCurrent(context) == CU_OK &&
+            cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK) {
+                use(space, cuda, stream, DOC);
+                use(space, cuda, stream, DOC + 1);
+        }
+        use(space, cuda, NULL, DOC + 2);
+        said(kvd_layer_view(space, 0, &view));
+        kvd_space_close(space);
+        kvd_close(handle);
+}
+
+static void fail_each(const struct daemon *d, const char *name, int error) {
+        char setting[96];
+        const char *const settings[] = {setting, "FAKECUDA_SLOW=set:1", NULL};
+
+        for (uint32_t n = 1; n <= 5; n++) {
+                struct peer peer;
+
+                snprintf(setting, sizeof setting, "FAKECUDA_FAIL=%s:%u=%d", name, n, error);
+                peer = peer_start(whole_life, d->socket, settings);
+                peer_end(&peer);
+        }
+}
+
+/* After all of that, a client for whom nothing fails has what it wrote. */
+static void good_life(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[4];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, 50, 4, &pin);
+        kvd_unpin(s.space, &pin);
+        if (find(&s, 50, 4, &pin, ids) != 4)
+                die("not found");
+        must(kvd_wait_on(s.space, &pin, s.stream));
+        put_read(&s, &pin, ids, 4);
+        sync_stream(&s);
+        must(kvd_check_pin(s.space, &pin));
+        if (wrong_words(&s, 50, 4))
+                die("wrong bytes");
+        kvd_unpin(s.space, &pin);
+        side_close(&s);
+}
+
+int main(void) {
+        static const char *const functions[] = {
+                "cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid", "cuMemGetAllocationGranularity",
+                "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuMemAddressReserve",
+                "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemHostRegister",
+                "cuMemHostGetDevicePointer", "cuStreamCreateWithPriority", "cuStreamWriteValue64",
+                "cuStreamWaitValue64", "cuStreamSynchronize", "cuCtxSynchronize"};
+        struct daemon d;
+        struct peer peer;
+
+        start_daemon(&d, NULL);
+        for (size_t i = 0; i < ARRAY_SIZE(functions); i++)
+                fail_each(&d, functions[i], i % 2 ? CU_OUT_OF_MEMORY : CU_UNKNOWN);
+        fail_each(&d, "execute", CU_ILLEGAL_ADDRESS);
+        peer = peer_start(good_life, d.socket, NULL);
+        peer_end(&peer);
+        end_daemon(&d);
+        printf("%zu functions, five times each\n", ARRAY_SIZE(functions) + 1);
+        return 0;
+}

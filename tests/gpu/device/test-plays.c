@@ -1,0 +1,920 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* One GPU's pool, used in place by several processes: what streams order, and what becomes of it when somebody dies. */
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/conn.h"
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/gpu/device/peer.h"
+
+#define DOC 7u /* first token of the chain that most plays are about */
+
+static struct kvd_msg_space_info_reply facts(struct conn *conn) {
+        struct kvd_msg_space_info_reply info;
+
+        space_facts(conn, 0, &info);
+        return info;
+}
+
+static uint64_t count_of(struct conn *conn, enum kvd_space_counter which) {
+        struct kvd_msg_space_info_reply info = facts(conn);
+        uint64_t value;
+
+        memcpy(&value, (const uint8_t *)info.counters.data + which * sizeof value, sizeof value);
+        return value;
+}
+
+#define CHECK(what) ((what) ? (void)0 : die("%s:%d: not %s", __FILE__, __LINE__, #what))
+
+/* ---- in place --------------------------------------------------------------------------------------------------- */
+
+/*
+ * 1. The producer's stream takes more than a second to fill two blocks; it seals them at once.
+ * 2. The reader finds them, lets its stream wait, and reads: never anything but what the producer wrote.
+ * 3. The producer finds its own blocks: its stream is behind the writes anyway.
+ */
+static void late_producer(struct role *role) {
+        struct kvd_pin pin = {0}, again = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pin);
+        CHECK(kvd_check_pin(s.space, &pin) == -EAGAIN); /* so nobody has waited for the stream */
+        CHECK(find(&s, DOC, 2, &again, ids) == 2);
+        must(kvd_wait_on(s.space, &again, s.stream));
+        put_read(&s, &again, ids, 2);
+        say(role, 'p');
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        must(kvd_check_pin(s.space, &pin));
+        kvd_unpin(s.space, &pin);
+        kvd_unpin_on(s.space, &again, s.stream);
+        hear(role, 'e');
+        side_close(&s);
+}
+
+static void reader(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        say(role, 'o');
+        hear(role, 'g');
+        CHECK(find(&s, DOC, 2, &pin, ids) == 2);
+        CHECK(kvd_check_pin(s.space, &pin) == -EAGAIN);
+        must(kvd_wait_on(s.space, &pin, s.stream));
+        put_read(&s, &pin, ids, 2);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        must(kvd_check_pin(s.space, &pin));
+        kvd_unpin_on(s.space, &pin, s.stream);
+        side_close(&s);
+}
+
+static void in_place_with(const char *const *reader_settings) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:600", NULL};
+        struct peer a, b;
+        struct daemon d;
+        struct conn *conn;
+
+        start_daemon(&d, NULL);
+        b = peer_start(reader, d.socket, reader_settings);
+        expect(&b, 'o');
+        a = peer_start(late_producer, d.socket, slow);
+        expect(&a, 'p');
+        cue(&b, 'g');
+        peer_end(&b);
+        cue(&a, 'e');
+        peer_end(&a);
+        conn = daemon_connect(&d);
+        CHECK(count_of(conn, KVD_SPACE_ORDERED) == 2);
+        CHECK(count_of(conn, KVD_SPACE_POISONED) == 0);
+        conn_close(conn);
+        end_daemon(&d);
+}
+
+static void in_place(void) {
+        in_place_with(NULL);
+}
+
+/* The reader's driver has no stream memory operations: the call waits, the stream does not. */
+static void reader_without_streams(void) {
+        const char *const none[] = {"FAKECUDA_STREAM_ORDER=0", NULL};
+
+        in_place_with(none);
+}
+
+/* ---- handles of streams ----------------------------------------------------------------------------------------- */
+
+static void new_stream(struct side *s) {
+        cu_stream old = s->stream;
+
+        CHECK(s->cuda->cuStreamDestroy(old) == CU_OK);
+        CHECK(s->cuda->cuStreamCreateWithPriority(&s->stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK);
+        CHECK(s->stream == old);
+}
+
+/*
+ * A stream is destroyed while it still fills blocks, and another gets its handle. It is not that stream: it has to
+ * wait for the blocks, and what it promises is not kept before the old one's promise.
+ */
+static void another_stream_with_that_handle(struct role *role) {
+        struct kvd_pin pins[2] = {0}, again = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pins[0]);
+        new_stream(&s);
+        CHECK(find(&s, DOC, 2, &again, ids) == 2);
+        must(kvd_wait_on(s.space, &again, s.stream));
+        put_read(&s, &again, ids, 2);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        kvd_unpin_on(s.space, &again, s.stream);
+
+        publish(&s, DOC + 1, 2, &pins[1]);
+        new_stream(&s);
+        kvd_unpin_on(s.space, &pins[0], s.stream);
+        CHECK(kvd_check_pin(s.space, &pins[1]) == -EAGAIN);
+        kvd_unpin_on(s.space, &pins[1], s.stream);
+        side_close(&s);
+}
+
+static void stream_handle_used_again(void) {
+        const char *const settings[] = {"FAKECUDA_REUSE=1", "FAKECUDA_SLOW=set:250", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(another_stream_with_that_handle, d.socket, settings);
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+/* ---- without stream memory operations -------------------------------------------------------------------------- */
+
+static void waits_itself(struct role *role) {
+        struct kvd_pin pin = {0};
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        CHECK(!s.place.stream_order);
+        publish(&s, DOC, 2, &pin); /* returns when the data is there */
+        must(kvd_check_pin(s.space, &pin));
+        kvd_unpin_on(s.space, &pin, s.stream);
+        CHECK(kvd_settle(s.space) == 0);
+        side_close(&s);
+}
+
+static void look_once(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        CHECK(find(&s, DOC, 2, &pin, ids) == 2);
+        must(kvd_check_pin(s.space, &pin));
+        put_read(&s, &pin, ids, 2);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        kvd_unpin(s.space, &pin);
+        side_close(&s);
+}
+
+static void without_streams(void) {
+        const char *const settings[] = {"FAKECUDA_STREAM_ORDER=0", "FAKECUDA_SLOW=set:50", NULL};
+        struct peer a, b;
+        struct daemon d;
+        struct conn *conn;
+
+        start_daemon(&d, NULL);
+        a = peer_start(waits_itself, d.socket, settings);
+        peer_end(&a);
+        b = peer_start(look_once, d.socket, NULL);
+        peer_end(&b);
+        conn = daemon_connect(&d);
+        CHECK(count_of(conn, KVD_SPACE_ORDERED) == 0);
+        conn_close(conn);
+        end_daemon(&d);
+}
+
+/* ---- many streams ----------------------------------------------------------------------------------------------- */
+
+#define STREAMS 70u /* more than there are slots */
+
+/* A chain each of whose blocks comes from another stream; then more streams with work under way than there are slots. */
+static void uses_many_streams(struct role *role) {
+        uint32_t tokens[SIDE_BLOCKS * BT], ids[SIDE_BLOCKS];
+        struct kvd_pin chain = {0}, found = {0}, pins[STREAMS] = {0};
+        cu_stream streams[STREAMS], own;
+        struct kvd_block block;
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        own = s.stream;
+        for (uint32_t i = 0; i < STREAMS; i++)
+                streams[i] = make_stream(&s);
+        make_tokens(DOC, SIDE_BLOCKS, tokens);
+        for (uint32_t i = 0; i < SIDE_BLOCKS; i++) {
+                s.stream = streams[i];
+                alloc(&s, 1, &block);
+                put_fill(&s, &block, word_of(DOC, i));
+                must(kvd_seal_on(s.space, &chain, 1, &block, tokens + i * BT, BT, s.stream));
+        }
+        s.stream = own;
+        CHECK(find(&s, DOC, SIDE_BLOCKS, &found, ids) == SIDE_BLOCKS);
+        CHECK(kvd_check_pin(s.space, &found) == -EAGAIN);
+        must(kvd_wait_on(s.space, &found, own));
+        put_read(&s, &found, ids, SIDE_BLOCKS);
+        sync_stream(&s);
+        must(kvd_check_pin(s.space, &found));
+        CHECK(wrong_words(&s, DOC, SIDE_BLOCKS) == 0);
+        kvd_unpin_on(s.space, &found, own);
+        for (uint32_t i = 0; i < STREAMS; i++) {
+                s.stream = streams[i];
+                publish(&s, 100 + i, 1, &pins[i]);
+        }
+        s.stream = own;
+        for (uint32_t i = 0; i < STREAMS; i++) {
+                must(kvd_wait_on(s.space, &pins[i], own));
+                CHECK(find(&s, 100 + i, 1, &found, ids) == 1);
+                put_read(&s, &found, ids, 1);
+                sync_stream(&s);
+                CHECK(wrong_words(&s, 100 + i, 1) == 0);
+                kvd_unpin(s.space, &found);
+                kvd_unpin_on(s.space, &pins[i], streams[STREAMS - 1 - i]);
+        }
+        kvd_unpin(s.space, &chain);
+        side_close(&s);
+}
+
+static void many_streams(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:400", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(uses_many_streams, d.socket, slow);
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+/* ---- death ------------------------------------------------------------------------------------------------------ */
+
+/*
+ * 1. The producer seals what its stream would need a minute for, and is killed.
+ * 2. The reader's stream waits for it already. It goes on, and the reader learns that the data never came.
+ * 3. Nobody finds it any more; the reader computes it again.
+ */
+static void never_writes(struct role *role) {
+        struct kvd_pin pin = {0};
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pin);
+        say(role, 'p');
+        pause();
+}
+
+static void survivor(struct role *role) {
+        struct kvd_pin pin = {0}, again = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        CHECK(find(&s, DOC, 2, &pin, ids) == 2);
+        must(kvd_wait_on(s.space, &pin, s.stream));
+        put_read(&s, &pin, ids, 2);
+        say(role, 'w');
+        sync_stream(&s);
+        CHECK(kvd_check_pin(s.space, &pin) == -EIO);
+        CHECK(find(&s, DOC, 2, &again, ids) == 0);
+        kvd_unpin_on(s.space, &pin, s.stream);
+        publish(&s, DOC, 2, &again);
+        sync_stream(&s);
+        must(kvd_check_pin(s.space, &again));
+        kvd_unpin(s.space, &again);
+        side_close(&s);
+}
+
+static void death_with(const char *const *reader_settings) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
+        struct peer a, b;
+        struct daemon d;
+        struct conn *conn;
+
+        start_daemon(&d, NULL);
+        a = peer_start(never_writes, d.socket, slow);
+        expect(&a, 'p');
+        b = peer_start(survivor, d.socket, reader_settings);
+        expect(&b, 'w');
+        peer_kill(&a);
+        peer_end(&b);
+        conn = daemon_connect(&d);
+        CHECK(count_of(conn, KVD_SPACE_POISONED) == 2);
+        for (uint64_t end = now_ms() + 10000; count_of(conn, KVD_SPACE_CLIENTS_REAPED) == 0; usleep(1000))
+                CHECK(now_ms() < end); /* its blocks were poisoned first */
+        CHECK(count_of(conn, KVD_SPACE_CLIENTS_REAPED) == 1);
+        conn_close(conn);
+        end_daemon(&d);
+}
+
+static void producer_killed(void) {
+        death_with(NULL);
+}
+
+/* On a driver where a plain store wakes no stream: a worker writes the slot by a stream of its own. */
+static void producer_killed_and_stores_wake_nobody(void) {
+        const char *const settings[] = {"FAKECUDA_WAKE=write", NULL};
+
+        death_with(settings);
+}
+
+static void producer_killed_and_the_reader_waits_itself(void) {
+        const char *const none[] = {"FAKECUDA_STREAM_ORDER=0", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
+        struct peer a, b;
+        struct daemon d;
+
+        start_daemon(&d, NULL);
+        a = peer_start(never_writes, d.socket, slow);
+        expect(&a, 'p');
+        b = peer_start(survivor, d.socket, none); /* kvd_wait_on returns when the producer is dead */
+        usleep(100000);
+        peer_kill(&a);
+        expect(&b, 'w');
+        peer_end(&b);
+        end_daemon(&d);
+}
+
+/*
+ * A client is killed while its stream fills blocks that are not sealed. For the quarantine they are nobody's, as if its
+ * GPU were still writing; then they are free.
+ */
+static void fills(struct role *role) {
+        struct kvd_block blocks[8];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        alloc(&s, 8, blocks);
+        for (uint32_t i = 0; i < 8; i++)
+                put_fill(&s, &blocks[i], 1);
+        say(role, 'f');
+        pause();
+}
+
+static void quarantine(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
+        const char *const longer[] = {"daemon.quarantine_ms=700", NULL};
+        uint64_t killed, held = 0;
+        struct daemon d;
+        struct conn *conn;
+        struct peer a;
+
+        start_daemon(&d, longer);
+        conn = daemon_connect(&d);
+        a = peer_start(fills, d.socket, slow);
+        expect(&a, 'f');
+        CHECK(facts(conn).filling >= 8);
+        peer_kill(&a);
+        killed = now_ms();
+        while (facts(conn).limbo >= 8 || facts(conn).filling) {
+                held = now_ms() - killed;
+                CHECK(held < 10000);
+                usleep(5000);
+        }
+        CHECK(held >= 300); /* as far as it was looked at */
+        CHECK(facts(conn).limbo == 0);
+        conn_close(conn);
+        end_daemon(&d);
+}
+
+/* ---- eviction --------------------------------------------------------------------------------------------------- */
+
+static void slow_producer(struct role *role) {
+        struct kvd_pin pin = {0};
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 4, &pin);
+        kvd_unpin_on(s.space, &pin, s.stream);
+        say(role, 'p');
+        sync_stream(&s);
+        CHECK(kvd_settle(s.space) == 0);
+        say(role, 'w');
+        hear(role, 'e');
+        side_close(&s);
+}
+
+static void pending_is_not_evicted(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:200", NULL};
+        struct daemon d;
+        struct conn *conn;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        conn = daemon_connect(&d);
+        a = peer_start(slow_producer, d.socket, slow);
+        expect(&a, 'p');
+        CHECK(evict_all(conn) == 0);
+        CHECK(facts(conn).pending == 4);
+        expect(&a, 'w');
+        CHECK(evict_all(conn) == 4);
+        CHECK(facts(conn).pending == 0);
+        cue(&a, 'e');
+        peer_end(&a);
+        conn_close(conn);
+        end_daemon(&d);
+}
+
+/* The reader lets go at once, and its stream reads on: the blocks stay until it has passed. */
+static void reads_slowly(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[4];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        CHECK(find(&s, DOC, 4, &pin, ids) == 4);
+        must(kvd_wait_on(s.space, &pin, s.stream));
+        put_read(&s, &pin, ids, 4);
+        kvd_unpin_on(s.space, &pin, s.stream);
+        CHECK(kvd_settle(s.space) == 1);
+        say(role, 'r');
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 4) == 0);
+        say(role, 'd');
+        hear(role, 's');
+        CHECK(kvd_settle(s.space) == 0);
+        say(role, 's');
+        hear(role, 'e');
+        side_close(&s);
+}
+
+static void unpin_waits_for_the_stream(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=copy:200", NULL};
+        struct peer a, b;
+        struct daemon d;
+        struct conn *conn;
+
+        start_daemon(&d, NULL);
+        conn = daemon_connect(&d);
+        a = peer_start(slow_producer, d.socket, NULL);
+        expect(&a, 'p');
+        expect(&a, 'w');
+        b = peer_start(reads_slowly, d.socket, slow);
+        expect(&b, 'r');
+        CHECK(evict_all(conn) == 0);
+        expect(&b, 'd');
+        cue(&b, 's');
+        expect(&b, 's');
+        CHECK(evict_all(conn) == 4);
+        cue(&b, 'e');
+        peer_end(&b);
+        cue(&a, 'e');
+        peer_end(&a);
+        conn_close(conn);
+        end_daemon(&d);
+}
+
+/* Two fill the same content: the second one's copies are not given to others while its stream writes them. */
+static void duplicates(struct role *role) {
+        struct kvd_pin first = {0}, second = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &first);
+        publish(&s, DOC, 2, &second);
+        CHECK(first.leaf == second.leaf);
+        CHECK(kvd_settle(s.space) == 2);
+        sync_stream(&s);
+        CHECK(kvd_settle(s.space) == 0);
+        CHECK(find(&s, DOC, 2, &(struct kvd_pin){0}, ids) == 2);
+        put_read(&s, &first, ids, 2);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        kvd_unpin(s.space, &first);
+        kvd_unpin(s.space, &second);
+        side_close(&s);
+}
+
+static void duplicates_wait(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:250", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(duplicates, d.socket, slow);
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+/* ---- memory that changes hands ----------------------------------------------------------------------------- */
+
+/* Fills the space with chains of one block each, until the daemon has nothing more. Returns how many. */
+static uint32_t fill_pool(struct side *s) {
+        struct kvd_block block;
+        uint32_t n = 0;
+
+        for (; kvd_alloc(s->space, 1, &block) == 1 && n < 2000; n++) {
+                struct kvd_pin pin = {0};
+                uint32_t tokens[BT];
+
+                make_tokens(100 + n, 1, tokens);
+                put_fill(s, &block, word_of(100 + n, 0));
+                must(kvd_seal_on(s->space, &pin, 1, &block, tokens, BT, s->stream));
+                if (n < 900) {
+                        kvd_unpin_on(s->space, &pin, s->stream);
+                        kvd_settle(s->space);
+                } else {
+                        sync_stream(s);
+                        kvd_unpin(s->space, &pin);
+                        break;
+                }
+        }
+        sync_stream(s);
+        while (kvd_settle(s->space))
+                ;
+        return n;
+}
+
+static void first_owner(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint32_t id, wrong = 0;
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        fill_pool(&s);
+        say(role, 'f');
+        hear(role, 'd');
+        for (int i = 0; i < 400; i++) { /* gives memory back whenever it is asked */
+                kvd_settle(s.space);
+                usleep(2000);
+        }
+        publish(&s, DOC, 1, &pin); /* there is room again, in other segments or in these */
+        kvd_unpin_on(s.space, &pin, s.stream);
+        CHECK(find(&s, DOC, 1, &pin, &id) == 1);
+        must(kvd_wait_on(s.space, &pin, s.stream));
+        put_read(&s, &pin, &id, 1);
+        sync_stream(&s);
+        wrong = (uint32_t)wrong_words(&s, DOC, 1);
+        CHECK(wrong == 0);
+        kvd_unpin(s.space, &pin);
+        side_close(&s);
+}
+
+static void second_owner(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint64_t end = now_ms() + 15000;
+        struct kvd_block blocks[256];
+        uint32_t n = 0, ids[8];
+        struct side s;
+
+        side_open(&s, role->socket, "t");
+        say(role, 'o');
+        while (n < 256) {
+                int r = kvd_alloc(s.space, 256 - n, blocks + n);
+
+                if (r > 0)
+                        n += (uint32_t)r;
+                else
+                        usleep(2000);
+                CHECK(now_ms() < end);
+        }
+        for (uint32_t i = 0; i < n; i++) /* another space's bytes were cleared away */
+                put_fill(&s, &blocks[i], 5);
+        sync_stream(&s);
+        kvd_free(s.space, n, blocks);
+        publish(&s, DOC, 8, &pin);
+        kvd_unpin(s.space, &pin);
+        CHECK(find(&s, DOC, 8, &pin, ids) == 8);
+        must(kvd_wait_on(s.space, &pin, s.stream));
+        put_read(&s, &pin, ids, 8);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 8) == 0);
+        kvd_unpin(s.space, &pin);
+        side_close(&s);
+}
+
+/*
+ * 1. Space s fills the pool. Its client has every segment mapped.
+ * 2. A client of space t wants a quarter of it: segments of s are emptied, their clients unmap them, t gets the memory.
+ * 3. Both go on.
+ */
+static void memory_changes_hands(void) {
+        struct peer a, b;
+        struct daemon d;
+
+        start_daemon(&d, NULL);
+        a = peer_start(first_owner, d.socket, NULL);
+        expect(&a, 'f');
+        b = peer_start(second_owner, d.socket, NULL);
+        expect(&b, 'o');
+        cue(&a, 'd');
+        peer_end(&b);
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+/* ---- isolation = arena -------------------------------------------------------------------------------------- */
+
+static void victim(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pin);
+        sync_stream(&s);
+        say(role, 'p');
+        hear(role, 'c');
+        CHECK(find(&s, DOC, 2, &(struct kvd_pin){0}, ids) == 2);
+        put_read(&s, &pin, ids, 2);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        kvd_unpin(s.space, &pin);
+        side_close(&s);
+}
+
+static void writes_where_it_must_not(struct role *role) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        CHECK(find(&s, DOC, 2, &pin, ids) == 2);
+        put_read(&s, &pin, ids, 2);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        CHECK(s.cuda->cuMemsetD32Async((cu_address)kvd_pin_block(&pin, ids[0]), 0, 16, s.stream) == CU_OK);
+        CHECK(s.cuda->cuStreamSynchronize(s.stream) == CU_ILLEGAL_ADDRESS); /* its own context, nobody else's */
+        kvd_unpin_on(s.space, &pin, s.stream);
+        kvd_space_close(s.space);
+        kvd_close(s.kvd);
+}
+
+static void arena_is_read_only(void) {
+        char users[64];
+        const char *const settings[] = {"domain d.isolation=arena", users, NULL};
+        struct peer a, b;
+        struct daemon d;
+
+        snprintf(users, sizeof users, "domain d.users=%u", getuid());
+        start_daemon(&d, settings);
+        a = peer_start(victim, d.socket, NULL);
+        expect(&a, 'p');
+        b = peer_start(writes_where_it_must_not, d.socket, NULL);
+        peer_end(&b);
+        cue(&a, 'c');
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+/* ---- daemons ---------------------------------------------------------------------------------------------------- */
+
+/* The connection, and blocks of the stock, are still those of the daemon before. */
+static void publish_anew(struct side *s, uint32_t first, struct kvd_pin *pin) {
+        struct kvd_block block;
+        uint32_t tokens[BT];
+        int r;
+
+        make_tokens(first, 1, tokens);
+        for (int i = 0; i < 100; i++) {
+                r = kvd_alloc(s->space, 1, &block);
+                if (r == -ECONNRESET)
+                        continue;
+                must(r);
+                put_fill(s, &block, word_of(first, 0));
+                r = kvd_seal_on(s->space, pin, 1, &block, tokens, BT, s->stream);
+                if (r == 1)
+                        return;
+                CHECK(r == -ECONNRESET || r == -ESTALE);
+                kvd_free_on(s->space, 1, &block, s->stream);
+        }
+        die("nothing can be sealed: %s", kvd_error());
+}
+
+/* The daemon is killed while a pin is held and a stream reads: the bytes stay; the next daemon is found by itself. */
+static void outlives_the_daemon(struct role *role) {
+        struct kvd_pin pin = {0}, fresh = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pin);
+        say(role, 'p');
+        hear(role, 'k');
+        CHECK(find(&s, DOC, 2, &fresh, ids) == 2); /* for as long as it is mapped */
+        kvd_unpin(s.space, &fresh);
+        must(kvd_wait_on(s.space, &pin, s.stream));
+        put_read(&s, &pin, ids, 2);
+        kvd_unpin_on(s.space, &pin, s.stream);
+        sync_stream(&s);
+        CHECK(wrong_words(&s, DOC, 2) == 0);
+        say(role, 'r');
+        hear(role, 'n');
+        publish_anew(&s, DOC + 1, &fresh);
+        CHECK(kvd_settle(s.space) >= 0);
+        sync_stream(&s);
+        CHECK(kvd_settle(s.space) == 0);
+        must(kvd_check_pin(s.space, &fresh));
+        kvd_unpin(s.space, &fresh);
+        side_close(&s);
+}
+
+static void daemon_killed(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:50", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(outlives_the_daemon, d.socket, slow);
+        expect(&a, 'p');
+        daemon_kill(&d);
+        cue(&a, 'k');
+        expect(&a, 'r');
+        again_daemon(&d, NULL);
+        cue(&a, 'n');
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+static char second_socket[96];
+
+/* Its devices are in another order than the daemons'. */
+static void uses_both(struct role *role) {
+        struct kvd_pin pin = {0};
+        struct side one, two;
+
+        side_open(&one, role->socket, "s");
+        CHECK(one.place.device == 1);
+        publish(&one, DOC, 2, &pin);
+        sync_stream(&one);
+        kvd_unpin(one.space, &pin);
+        side_close(&one);
+        side_open(&two, second_socket, "s");
+        CHECK(two.place.device == 0 && memcmp(one.place.uuid, two.place.uuid, 16) != 0);
+        publish(&two, DOC, 2, &pin);
+        sync_stream(&two);
+        kvd_unpin(two.space, &pin);
+        side_close(&two);
+}
+
+static void sees_only_one(struct role *role) {
+        kvd_space *space;
+        kvd *handle;
+
+        must(kvd_open(second_socket, &handle));
+        CHECK(kvd_space_open(handle, "s", &geometry, NULL, &space) == -ENODEV);
+        CHECK(strstr(kvd_error(), "the pool is on GPU-") && strstr(kvd_error(), "cannot see"));
+        kvd_close(handle);
+}
+
+static void two_daemons_on_two_devices(void) {
+        const char *const first[] = {"daemon.device=0", NULL}, *const second[] = {"daemon.device=1", NULL};
+        const char *const turned[] = {"CUDA_VISIBLE_DEVICES=1,0", NULL};
+        const char *const one[] = {"CUDA_VISIBLE_DEVICES=0", NULL};
+        struct daemon d, e;
+        struct peer a;
+
+        setenv("FAKECUDA_DEVICES", "2", 1);
+        start_daemon(&d, first);
+        start_daemon(&e, second);
+        memcpy(second_socket, e.socket, sizeof second_socket);
+        a = peer_start(uses_both, d.socket, turned);
+        peer_end(&a);
+        a = peer_start(look_once, e.socket, NULL);
+        peer_end(&a);
+        a = peer_start(sees_only_one, d.socket, one);
+        peer_end(&a);
+        end_daemon(&e);
+        end_daemon(&d);
+}
+
+/* ---- layers ----------------------------------------------------------------------------------------------------- */
+
+static void views_layers(struct role *role) {
+        struct kvd_layer_view view, other;
+        struct kvd_pin pin = {0};
+        uint32_t ids[2];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pin);
+        CHECK(find(&s, DOC, 2, &(struct kvd_pin){0}, ids) == 2);
+        must(kvd_layer_view(s.space, 1, &view));
+        must(kvd_layer_view(s.space, 0, &other));
+        CHECK(other.keys == pin.base && other.values == pin.base + BLOCK_BYTES / 4);
+        CHECK(view.keys == pin.base + BLOCK_BYTES / 2 && view.blocks > ids[0] && view.blocks > ids[1]);
+        CHECK(view.block_stride == BLOCK_BYTES && view.element == 4 && view.token_stride == 256 &&
+              view.head_stride == BT * 256 && view.group == 0);
+        CHECK(kvd_layer_view(s.space, 2, &view) == -EINVAL);
+        kvd_unpin_on(s.space, &pin, s.stream);
+        side_close(&s);
+}
+
+static void layers(void) {
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(views_layers, d.socket, NULL);
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+/* ---- in doubt --------------------------------------------------------------------------------------------------- */
+
+/*
+ * The daemon is stopped while it should seal: nobody knows what became of the blocks, and it may free them as soon as
+ * it goes on. So they are given back only when the stream that fills them is done.
+ */
+static void seals_in_doubt(struct role *role) {
+        struct kvd_pin pin = {0};
+        struct kvd_block block;
+        uint32_t tokens[BT];
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        alloc(&s, 1, &block);
+        make_tokens(DOC, 1, tokens);
+        say(role, 'a');
+        hear(role, 's');
+        put_fill(&s, &block, word_of(DOC, 0));
+        CHECK(kvd_seal_on(s.space, &pin, 1, &block, tokens, BT, s.stream) == -ETIMEDOUT);
+        CHECK(!block.data);
+        say(role, 'd');
+        hear(role, 'g');
+        CHECK(s.cuda->cuStreamQuery(s.stream) == CU_NOT_READY);
+        kvd_free_on(s.space, 1, &block, s.stream);
+        CHECK(s.cuda->cuStreamQuery(s.stream) == CU_OK);
+        side_close(&s);
+}
+
+static void in_doubt_waits_for_the_stream(void) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:9000", NULL};
+        struct daemon d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        a = peer_start(seals_in_doubt, d.socket, slow);
+        expect(&a, 'a');
+        CHECK(kill(d.pid, SIGSTOP) == 0);
+        cue(&a, 's');
+        expect(&a, 'd');
+        CHECK(kill(d.pid, SIGCONT) == 0);
+        cue(&a, 'g');
+        peer_end(&a);
+        end_daemon(&d);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv) {
+        static const struct {
+                const char *name;
+                void (*run)(void);
+        } plays[] = {
+                {"in-place", in_place},
+                {"reader-without-streams", reader_without_streams},
+                {"stream-handle-used-again", stream_handle_used_again},
+                {"without-streams", without_streams},
+                {"many-streams", many_streams},
+                {"producer-killed", producer_killed},
+                {"stores-wake-nobody", producer_killed_and_stores_wake_nobody},
+                {"reader-waits-itself", producer_killed_and_the_reader_waits_itself},
+                {"quarantine", quarantine},
+                {"pending-is-not-evicted", pending_is_not_evicted},
+                {"unpin-waits", unpin_waits_for_the_stream},
+                {"duplicates-wait", duplicates_wait},
+                {"memory-changes-hands", memory_changes_hands},
+                {"arena-is-read-only", arena_is_read_only},
+                {"daemon-killed", daemon_killed},
+                {"two-devices", two_daemons_on_two_devices},
+                {"layers", layers},
+                {"in-doubt-waits", in_doubt_waits_for_the_stream},
+        };
+        int ran = 0;
+
+        if (argc > 2 && strcmp(argv[2], "legacy") == 0) {
+                legacy_handles = true;
+                setenv("FAKECUDA_VMM", "0", 1);
+        }
+        for (size_t i = 0; i < ARRAY_SIZE(plays); i++)
+                if (argc < 2 || strcmp(argv[1], plays[i].name) == 0) {
+                        plays[i].run();
+                        printf("%s: ok\n", plays[i].name);
+                        ran++;
+                }
+        return ran ? 0 : 2;
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/gpu/fakecuda/kernels.h"
+
+#include <string.h>
+
+#define GPU_IMAGE(image)
+#define GPU_KERNEL(image, name) extern const struct fake_kernel fake_kernel_##name;
+#include "kernels/cuda/kernels.def"
+#undef GPU_KERNEL
+extern const struct fake_kernel fake_kernel_check_fill, fake_kernel_check_beat, fake_kernel_check_read; /* tests/gpu/checks.cu */
+
+#define GPU_KERNEL(image, name) &fake_kernel_##name,
+static const struct fake_kernel *const kernels[] = {
+#include "kernels/cuda/kernels.def"
+        &fake_kernel_check_fill, &fake_kernel_check_beat, &fake_kernel_check_read, NULL,
+};
+
+const struct fake_kernel *fake_kernel_find(const char *name) {
+        const struct fake_kernel *const *k = kernels;
+
+        while (*k && strcmp((*k)->name, name) != 0)
+                k++;
+        return *k;
+}

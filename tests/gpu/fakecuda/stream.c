@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Each stream has a thread that does its work in order. What default streams and events add are waits: work may have to
+ * wait until other streams have done so many pieces. Streams are never freed, so that a handle that was destroyed is
+ * known as such, unless FAKECUDA_REUSE gives it to the next one.
+ */
+
+#include "tests/gpu/fakecuda/driver.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ipc/base/util.h"
+
+struct wait {
+        struct wait *next;
+        const struct stream *stream;
+        uint64_t number;
+};
+
+__thread bool fake_in_host_function;
+static __thread struct stream *own[FAKE_DEVICES]; /* default streams of this thread */
+static __thread struct stream *working;           /* the stream whose work this thread does */
+
+static struct stream *streams;
+static unsigned n_executed;
+static uint64_t n_streams = 2; /* ids that default streams may have on drivers */
+static struct sigaction before_us;
+
+/* ---- a thread -------------------------------------------------------------------------------------------------- */
+
+static bool is_ready(const struct work *work) {
+        for (const struct wait *w = work->waits; w; w = w->next)
+                if (w->stream->done < w->number)
+                        return false;
+        return true;
+}
+
+static void free_work(struct work *work) {
+        struct wait *next;
+
+        for (struct wait *w = work->waits; w; w = next) {
+                next = w->next;
+                free(w);
+        }
+        free(work);
+}
+
+/* Of the other kinds, only a wait looks at memory, and it does so itself. */
+static bool touches_memory(const struct work *work) {
+        return work->kind != WORK_HOST && work->kind != WORK_OTHER;
+}
+
+static cu_result run(struct work *work, struct stream *stream) {
+        cu_result error;
+
+        if (touches_memory(work))
+                ranges_in_use(true);
+        pthread_mutex_unlock(&fake.lock);
+        fake_delay(work->kind);
+        error = work->run(work, stream);
+        pthread_mutex_lock(&fake.lock);
+        if (touches_memory(work))
+                ranges_in_use(false);
+        return error;
+}
+
+/* Work of a broken context, and what is left when its stream is dropped, counts as done, without having been done. */
+static void execute(struct stream *stream, struct work *work) {
+        cu_result error = CU_OK;
+
+        while (!stream->device->broken && !is_ready(work))
+                pthread_cond_wait(&fake.changed, &fake.lock);
+        if (!stream->device->broken)
+                error = fake_fault("execute", ++n_executed);
+        if (!stream->device->broken && !error)
+                error = run(work, stream);
+        if (error)
+                fake_break(stream->device, error);
+        if (work->done)
+                work->done(work);
+        stream->done++;
+        pthread_cond_broadcast(&fake.changed);
+}
+
+static void *serve(void *data) {
+        struct stream *stream = data;
+
+        working = stream;
+        pthread_mutex_lock(&fake.lock);
+        for (;;) {
+                struct work *work = stream->first;
+
+                if (!work && !stream->alive)
+                        break;
+                if (!work) {
+                        pthread_cond_wait(&fake.changed, &fake.lock);
+                        continue;
+                }
+                execute(stream, work);
+                stream->first = work->next;
+                if (!stream->first)
+                        stream->last = NULL;
+                free_work(work);
+        }
+        stream->started = false;
+        pthread_mutex_unlock(&fake.lock);
+        return NULL;
+}
+
+/*
+ * A fault on a stream's thread is the device's: the context breaks, and this thread, whose work cannot go on, stops
+ * where it is. Faults elsewhere are the program's own.
+ */
+static void fault(int number, siginfo_t *info, void *context) {
+        static const char text[] = "fakecuda: the processor touches memory of the device\n";
+
+        if (!working) {
+                if (fake_settings.strict && write(STDERR_FILENO, text, sizeof text - 1) < 0)
+                        abort();
+                sigaction(number, &before_us, NULL);
+                return;
+        }
+        pthread_mutex_lock(&fake.lock);
+        fake_break(working->device, CU_ILLEGAL_ADDRESS);
+        working->done = working->submitted;
+        pthread_mutex_unlock(&fake.lock);
+        for (;;)
+                pause();
+}
+
+static void start(struct stream *stream) {
+        static bool handling;
+        struct sigaction action = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+        sigset_t all, old;
+        pthread_attr_t detached;
+        pthread_t thread;
+
+        if (!handling)
+                sigaction(SIGSEGV, &action, &before_us);
+        handling = true;
+        sigfillset(&all);
+        sigdelset(&all, SIGSEGV);
+        sigdelset(&all, SIGBUS);
+        pthread_sigmask(SIG_BLOCK, &all, &old);
+        pthread_attr_init(&detached);
+        pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+        if (pthread_create(&thread, &detached, serve, stream) != 0)
+                abort();
+        pthread_attr_destroy(&detached);
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        stream->started = true;
+}
+
+/* ---- handles --------------------------------------------------------------------------------------------------- */
+
+static struct stream *add(struct device *device, bool blocking) {
+        struct stream *it = calloc(1, sizeof *it);
+
+        if (!it)
+                abort();
+        *it = (struct stream){.next = streams, .device = device, .blocking = blocking, .alive = true, .handle = it,
+                              .id = ++n_streams};
+        streams = it;
+        return it;
+}
+
+static void reuse_handle(struct stream *it) {
+        for (struct stream *old = streams; old; old = old->next)
+                if (!old->alive && old->handle) {
+                        it->handle = old->handle;
+                        old->handle = NULL;
+                        return;
+                }
+}
+
+static struct stream *legacy(struct device *device) {
+        if (!device->legacy)
+                device->legacy = add(device, true);
+        return device->legacy;
+}
+
+static struct stream *of_thread(struct device *device) {
+        struct stream **it = &own[device - fake.devices];
+
+        if (!*it || !(*it)->alive)
+                *it = add(device, true);
+        return *it;
+}
+
+struct stream *stream_find(cu_stream handle) {
+        struct stream *it = streams;
+
+        if (!handle || handle == CU_LEGACY_STREAM)
+                return legacy(fake_current());
+        if (handle == CU_PER_THREAD_STREAM)
+                return of_thread(fake_current());
+        while (it && it->handle != handle)
+                it = it->next;
+        return it && it->alive ? it : NULL;
+}
+
+cu_result cuStreamCreateWithPriority(cu_stream *ret, unsigned flags, int priority) {
+        struct stream *it;
+
+        ENTER(cuStreamCreateWithPriority, NEEDS_CONTEXT);
+        if (!ret || flags & ~CU_STREAM_NON_BLOCKING)
+                return CU_INVALID_VALUE;
+        pthread_mutex_lock(&fake.lock);
+        it = add(fake_current(), !(flags & CU_STREAM_NON_BLOCKING));
+        if (fake_settings.reuse_handles)
+                reuse_handle(it);
+        *ret = it->handle;
+        pthread_mutex_unlock(&fake.lock);
+        return CU_OK;
+}
+
+cu_result cuStreamGetId(cu_stream handle, unsigned long long *ret) {
+        struct stream *it;
+
+        ENTER(cuStreamGetId, NEEDS_CONTEXT);
+        if (!ret)
+                return CU_INVALID_VALUE;
+        pthread_mutex_lock(&fake.lock);
+        it = stream_find(handle);
+        if (it)
+                *ret = it->id;
+        pthread_mutex_unlock(&fake.lock);
+        return it ? CU_OK : CU_INVALID_HANDLE;
+}
+
+/* What was queued is still done. */
+cu_result cuStreamDestroy(cu_stream handle) {
+        struct stream *it;
+
+        ENTER(cuStreamDestroy, NEEDS_CONTEXT);
+        if (!handle || handle == CU_LEGACY_STREAM || handle == CU_PER_THREAD_STREAM)
+                return CU_INVALID_VALUE;
+        pthread_mutex_lock(&fake.lock);
+        it = stream_find(handle);
+        if (it)
+                it->alive = false;
+        pthread_cond_broadcast(&fake.changed);
+        pthread_mutex_unlock(&fake.lock);
+        return it ? CU_OK : CU_INVALID_HANDLE;
+}
+
+void stream_destroy_all(struct device *device) {
+        for (struct stream *it = streams; it; it = it->next)
+                if (it->device == device)
+                        it->alive = false;
+        device->legacy = NULL;
+        pthread_cond_broadcast(&fake.changed);
+}
+
+/* ---- queueing -------------------------------------------------------------------------------------------------- */
+
+static void wait_for(struct work *work, const struct stream *stream, uint64_t number) {
+        struct wait *it;
+
+        if (!stream || stream->done >= number)
+                return;
+        it = malloc(sizeof *it);
+        if (!it)
+                abort();
+        *it = (struct wait){work->waits, stream, number};
+        work->waits = it;
+}
+
+/* The legacy default stream takes turns with every blocking stream of its context. */
+static void take_turns(struct work *work, const struct stream *stream) {
+        const struct stream *first = stream->device->legacy;
+
+        if (stream != first && stream->blocking && first)
+                wait_for(work, first, first->submitted);
+        for (const struct stream *it = streams; stream == first && it; it = it->next)
+                if (it != first && it->blocking && it->device == stream->device)
+                        wait_for(work, it, it->submitted);
+}
+
+static void append(struct stream *stream, struct work *work) {
+        work->next = NULL;
+        work->number = ++stream->submitted;
+        if (stream->last)
+                stream->last->next = work;
+        else
+                stream->first = work;
+        stream->last = work;
+        if (!stream->started)
+                start(stream);
+        pthread_cond_broadcast(&fake.changed);
+}
+
+cu_result stream_append(struct stream *stream, const struct work *like, const struct stream *with,
+                        uint64_t number) {
+        struct work *work;
+
+        if (!stream)
+                return CU_INVALID_HANDLE;
+        work = malloc(sizeof *work);
+        if (!work)
+                abort();
+        *work = *like;
+        work->waits = NULL;
+        take_turns(work, stream);
+        wait_for(work, with, number);
+        append(stream, work);
+        return CU_OK;
+}
+
+cu_result stream_submit(cu_stream handle, const struct work *work, const struct stream *with, uint64_t number) {
+        cu_result error;
+
+        pthread_mutex_lock(&fake.lock);
+        error = stream_append(stream_find(handle), work, with, number);
+        pthread_mutex_unlock(&fake.lock);
+        return error;
+}
+
+cu_result stream_submit_and_wait(cu_stream handle, const struct work *work) {
+        struct stream *stream;
+        cu_result error;
+
+        pthread_mutex_lock(&fake.lock);
+        stream = stream_find(handle);
+        error = stream_append(stream, work, NULL, 0);
+        if (!error)
+                error = stream_wait(stream, stream->submitted);
+        pthread_mutex_unlock(&fake.lock);
+        return error;
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------------------- */
+
+cu_result stream_wait(const struct stream *stream, uint64_t number) {
+        while (stream->done < number && !stream->device->broken)
+                pthread_cond_wait(&fake.changed, &fake.lock);
+        return stream->device->broken;
+}
+
+cu_result stream_wait_all(struct device *device) {
+        for (struct stream *it = streams; it && !device->broken; it = it->next)
+                if (it->device == device)
+                        stream_wait(it, it->submitted);
+        return device->broken;
+}
+
+cu_result cuStreamSynchronize(cu_stream handle) {
+        struct stream *it;
+        cu_result error;
+
+        ENTER(cuStreamSynchronize, NEEDS_CONTEXT);
+        pthread_mutex_lock(&fake.lock);
+        it = stream_find(handle);
+        error = it ? stream_wait(it, it->submitted) : CU_INVALID_HANDLE;
+        pthread_mutex_unlock(&fake.lock);
+        return error;
+}
+
+cu_result cuStreamQuery(cu_stream handle) {
+        const struct stream *it;
+        cu_result error;
+
+        ENTER(cuStreamQuery, NEEDS_CONTEXT);
+        pthread_mutex_lock(&fake.lock);
+        it = stream_find(handle);
+        error = !it ? CU_INVALID_HANDLE : it->done < it->submitted ? CU_NOT_READY : CU_OK;
+        pthread_mutex_unlock(&fake.lock);
+        return error;
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Images and kernels are found when they are first wanted, and what goes wrong has a name. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "kernels/cuda/images.h"
+#include "kernels/cuda/keydiff.h"
+#include "tests/gpu/fakecuda/kernels.h"
+#include "tests/kernels/cuda/fixture.h"
+
+GPU_USES(keydiff_blocks);
+
+#define IMAGES_BUILT (memcmp(gpu_image_keydiff_blocks, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) != 0)
+
+static struct kvd_cuda cuda;
+static struct gpu gpu;
+static struct {
+        unsigned loads, lookups, raises, launches;
+        cu_result error; /* of what is called next; launch: of launches */
+        int shared;
+} driver;
+
+static cu_result load(cu_library *ret, const void *image, void *jit, void **jit_values, unsigned n_jit, void *options,
+                      void **values, unsigned n) {
+        driver.loads++;
+        *ret = &driver;
+        return driver.error;
+}
+
+static cu_result get_kernel(cu_kernel *ret, cu_library library, const char *name) {
+        ck_assert_ptr_eq(library, &driver);
+        driver.lookups++;
+        *ret = (void *)fake_kernel_find(name);
+        return *ret ? driver.error : CU_NOT_FOUND;
+}
+
+static cu_result set_attribute(cu_function function, int attribute, int value) {
+        ck_assert_int_eq(attribute, CU_FUNC_DYNAMIC_SHARED_BYTES);
+        driver.raises++;
+        driver.shared = value;
+        return driver.error;
+}
+
+static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                        unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra) {
+        ck_assert_int_le((int)shared, driver.shared);
+        driver.launches++;
+        return driver.error;
+}
+
+static void setup(void) {
+        gpu = *fixture_gpu();
+        cuda = *gpu.cuda;
+        cuda.cuLibraryLoadData = load;
+        cuda.cuLibraryGetKernel = get_kernel;
+        cuda.cuFuncSetAttribute = set_attribute;
+        cuda.cuLaunchKernel = launch;
+        gpu.cuda = &cuda;
+}
+
+static int launch_blocks(size_t shared) {
+        struct gpu_keydiff_blocks a = {.n = 1};
+
+        return gpu_launch(&gpu, GPU_KERNEL_keydiff_blocks, (struct gpu_grid){1, 1, 1, 256, shared}, NULL, &a);
+}
+
+START_TEST(a_kernel_is_looked_up_once) {
+        ck_assert_int_eq(launch_blocks(0), 0);
+        ck_assert_int_eq(launch_blocks(0), 0);
+        ck_assert(driver.loads == 1 && driver.lookups == 1 && driver.launches == 2 && driver.raises == 0);
+        ck_assert_int_eq(gpu_has_kernels(&gpu), 0);
+        ck_assert_uint_eq(driver.loads, 1); /* the only one that this program has */
+}
+END_TEST
+
+START_TEST(shared_memory_is_raised_on_demand) {
+        ck_assert_int_eq(launch_blocks(1000), 0);
+        ck_assert_int_eq(launch_blocks(500), 0);
+        ck_assert_int_eq(launch_blocks(100000), 0);
+        ck_assert(driver.raises == 2 && driver.shared == 100000);
+        ck_assert_int_eq(launch_blocks(gpu.shared_bytes + 1), -EINVAL);
+        ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") && strstr(gpu.why, "shared memory"));
+}
+END_TEST
+
+/* What a build without nvcc has instead of images is refused by a GPU's driver. */
+START_TEST(an_image_that_the_driver_refuses) {
+        driver.error = CU_INVALID_IMAGE;
+        ck_assert_int_eq(gpu_has_kernels(&gpu), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
+        ck_assert(strstr(gpu.why, IMAGES_BUILT ? "keydiff_blocks" : "nvcc was not found"));
+        ck_assert_int_eq(launch_blocks(0), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
+        ck_assert(driver.launches == 0 && gpu_resident_blocks(&gpu, GPU_KERNEL_keydiff_blocks, 256, 0) == 0);
+        driver.error = CU_OK; /* and nothing of it is kept */
+        ck_assert_int_eq(launch_blocks(0), 0);
+}
+END_TEST
+
+START_TEST(a_launch_that_fails_says_which) {
+        ck_assert_int_eq(launch_blocks(0), 0);
+        driver.error = CU_ILLEGAL_ADDRESS;
+        ck_assert_int_eq(launch_blocks(0), -EIO);
+        ck_assert_ptr_eq(strstr(gpu.why, "kvd_keydiff_blocks: "), gpu.why);
+        ck_assert_int_eq(launch_blocks(1000), -EIO); /* and was not raised */
+        driver.error = CU_OK;
+        ck_assert_int_eq(launch_blocks(1000), 0);
+        ck_assert_int_eq(driver.shared, 1000);
+}
+END_TEST
+
+START_TEST(an_image_that_is_not_linked_is_said_to_be_missing) {
+        ck_assert_int_eq(gpu_launch(&gpu, GPU_KERNEL_summarise, (struct gpu_grid){1, 1, 1, 32, 0}, NULL, &gpu), -ENOSYS);
+        ck_assert_str_eq(gpu.why, "this program has no kernels of summarise");
+}
+END_TEST
+
+START_TEST(every_kernel_of_the_list_is_there) {
+#define GPU_IMAGE(image)
+#define GPU_KERNEL(image, name) ck_assert_ptr_nonnull(fake_kernel_find("kvd_" #name));
+#include "kernels/cuda/kernels.def"
+#undef GPU_IMAGE
+#undef GPU_KERNEL
+        ck_assert_ptr_null(fake_kernel_find("kvd_keydiff_block"));
+}
+END_TEST
+
+int main(void) {
+        Suite *suite = suite_create("cuda: launches");
+        TCase *tests = tcase_create("launches");
+        SRunner *runner = srunner_create(suite);
+        int failed;
+
+        tcase_add_checked_fixture(tests, setup, NULL);
+        tcase_add_test(tests, a_kernel_is_looked_up_once);
+        tcase_add_test(tests, shared_memory_is_raised_on_demand);
+        tcase_add_test(tests, an_image_that_the_driver_refuses);
+        tcase_add_test(tests, a_launch_that_fails_says_which);
+        tcase_add_test(tests, an_image_that_is_not_linked_is_said_to_be_missing);
+        tcase_add_test(tests, every_kernel_of_the_list_is_there);
+        suite_add_tcase(suite, tests);
+        srunner_run_all(runner, CK_ENV);
+        failed = srunner_ntests_failed(runner);
+        srunner_free(runner);
+        return failed > 0;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_KVLM_DEVICE_H
+#define KVD_TESTS_KVLM_DEVICE_H
+
+/*
+ * kvlm on a GPU, with a daemon whose pool is there. Each test has a folder (folder.h) with "model", small and random,
+ * and "ids", a prompt of SCENE_TOKENS token ids. The programs that use this take three arguments: kvlm, kvd and kvctl.
+ * In the everyday suite the GPU is the stand-in driver (tests/gpu/fakecuda), found by LD_LIBRARY_PATH; on a machine
+ * with a GPU they run on it:
+ *
+ *      test-kvlm-gpu-logits BUILD/tools/kvlm/kvlm BUILD/daemon/kvd BUILD/tools/kvctl/kvctl
+ *
+ * Exit status 77: there is no GPU, no kernels, or no cuBLAS.
+ */
+
+#include <check.h>
+#include <sys/types.h>
+
+#include "tests/kvlm/folder.h"
+
+enum { SCENE_TOKENS = 70 };
+
+int scene_main(int argc, char **argv, const char *name, const TTest *const *tests, size_t n);
+bool scene_stand_in(void);
+
+/* ---- processes ---- */
+
+void scene_daemon(void); /* its socket is daemon/kvd.sock; it ends with the test */
+void scene_daemon_of(const char *pool, const char *segment);
+void scene_end_daemon(int signal);
+pid_t scene_spawn(const char *const *argv, const char *out);
+int scene_wait(pid_t pid); /* its exit status, or minus the signal */
+void scene_assert_clean(void); /* says kvctl check */
+
+/* ---- kvlm's output ---- */
+
+const float *scene_logits(struct output o, const char *name, size_t *n); /* of --logits, and kvlm was content */
+uint64_t scene_sum(const char *lines, const char *member);
+const char *scene_texts(struct output o);
+void scene_assert_refused(struct output o, const char *line); /* it ended with one line that has this in it */
+
+/* ---- questions about a text of some 100 tokens ---- */
+
+void scene_prompts(void);
+struct output scene_ask(const char *first, const char *second); /* options; with the daemon, and no --device */
+void scene_assert_answers(struct output o, const char *expected);
+pid_t scene_ask_in_background(const char *name); /* writes kvlm's output to that file */
+
+#endif

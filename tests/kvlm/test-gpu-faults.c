@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* kvlm on a GPU, when others die, the pool is full, or the driver fails: answers are right, or there is a line. */
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/util.h"
+#include "tests/kvlm/gpu.h"
+
+enum { WAIT_MS = 20000 };
+
+/* The victim is somewhere in its prompts, later in each round. */
+START_TEST(a_killed_process_harms_nobody) {
+        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"),
+                              "--document", folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "",
+                              "--max-tokens", "40", NULL};
+        const char *expected;
+        size_t size;
+
+        scene_prompts();
+        expected = scene_texts(scene_ask("--no-share", "--device=cuda"));
+        scene_daemon();
+        for (int round = 0; round < 3; round++) {
+                const struct timespec pause = {0, 50000000 + round * 150000000};
+                pid_t victim = scene_spawn(argv, "/dev/null"), other;
+
+                nanosleep(&pause, NULL);
+                other = scene_ask_in_background("other");
+                ck_assert_int_eq(kill(victim, SIGKILL), 0);
+                scene_wait(victim);
+                ck_assert_int_eq(scene_wait(other), 0);
+                scene_assert_answers((struct output){0, folder_read("other", &size), ""}, expected);
+        }
+        scene_assert_clean();
+}
+END_TEST
+
+/* The table begins in the pool, and has to leave it: there are four blocks, of 1 MiB. */
+START_TEST(a_full_pool_is_not_an_error) {
+        static const struct shape wide = {1, 32, 32, 32, 256, 40, 270, true, "F32"};
+        const char *names[] = {"shared", "private"};
+        const float *logits[2];
+        size_t n[2];
+
+        folder_model("wide", &wide, 3);
+        scene_daemon_of("4M", "2M");
+        for (int i = 0; i < 2; i++) {
+                struct output o = kvlm("--model", folder_path("wide"), "--socket", folder_path("daemon/kvd.sock"),
+                                       "--tokens", folder_path("ids"), "--json", "--logits", folder_path(names[i]),
+                                       "--device", "cuda", "--chunk", "32", i == 1 ? "--no-share" : NULL, NULL);
+
+                logits[i] = scene_logits(o, names[i], n + i);
+                ck_assert_uint_eq(scene_sum(o.out, "\"refused"), i == 0);
+                ck_assert_uint_eq(scene_sum(o.out, "shared_blocks"), 0);
+        }
+        ck_assert_mem_eq(logits[0], logits[1], n[0] * sizeof(float));
+        scene_assert_clean();
+}
+END_TEST
+
+/* At different times, and sometimes it comes back. */
+START_TEST(the_daemons_death_is_not_an_error) {
+        const char *expected;
+
+        scene_prompts();
+        expected = scene_texts(scene_ask("--no-share", "--device=cuda"));
+        for (int round = 0; round < 3; round++) {
+                const struct timespec pause = {0, 20000000 + round * 200000000};
+                struct output o = {0};
+                pid_t pid;
+                size_t size;
+
+                scene_daemon();
+                pid = scene_ask_in_background("out");
+                nanosleep(&pause, NULL);
+                scene_end_daemon(SIGKILL);
+                if (round % 2)
+                        scene_daemon();
+                ck_assert_int_eq(scene_wait(pid), 0);
+                o.out = folder_read("out", &size);
+                ck_assert_str_eq(scene_texts(o), expected);
+                ck_assert_uint_eq(scene_sum(o.out, "wrong_bytes"), 0);
+                if (round % 2)
+                        scene_end_daemon(SIGTERM);
+        }
+}
+END_TEST
+
+/* ---- the stand-in driver's faults ---- */
+
+static bool log_has(const char *name, const char *call) {
+        size_t size;
+
+        return access(folder_path(name), R_OK) == 0 && strstr(folder_read(name, &size), call);
+}
+
+static void wait_for_call(const char *log, const char *call) {
+        const struct timespec pause = {0, 20000000};
+
+        for (int i = 0; !log_has(log, call); i++) {
+                ck_assert_msg(i < WAIT_MS / 20, "nobody called %s", call);
+                nanosleep(&pause, NULL);
+        }
+}
+
+/*
+ * Process A seals blocks that its stream, slow, has not written. Process B finds them, and its stream waits. A is
+ * killed: B's stream goes on when the daemon has given the blocks up, and B computes all of it again, by itself.
+ */
+START_TEST(who_waits_for_a_dead_producer_begins_anew) {
+        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"),
+                              "--tokens", folder_path("ids"), "--chunk", "16", "--max-tokens", "3", NULL};
+        const char *expected, *model = folder_path("model"), *ids = folder_path("ids");
+        struct output o;
+        pid_t victim;
+        size_t size;
+        pid_t b;
+
+        if (!scene_stand_in())
+                return;
+        expected = scene_texts(kvlm("--model", model, "--no-share", "--tokens", ids, "--max-tokens", "3", "--stop", "",
+                                    "--json", "--device", "cuda", NULL));
+        scene_daemon();
+        setenv("FAKECUDA_SLOW", "kernel:300", 1);
+        setenv("FAKECUDA_LOG", folder_path("victim"), 1);
+        victim = scene_spawn(argv, "/dev/null");
+        unsetenv("FAKECUDA_SLOW");
+        wait_for_call("victim", "cuStreamWriteValue64");
+        setenv("FAKECUDA_LOG", folder_path("reader"), 1);
+        b = fork();
+        ck_assert_int_ge(b, 0);
+        if (b == 0) {
+                o = kvlm("--model", model, "--socket", folder_path("daemon/kvd.sock"), "--tokens", ids, "--max-tokens",
+                         "3", "--stop", "", "--json", NULL);
+                folder_write_text("answer", o.out);
+                _exit(o.status);
+        }
+        wait_for_call("reader", "cuStreamWaitValue64");
+        ck_assert_int_eq(kill(victim, SIGKILL), 0);
+        scene_wait(victim);
+        ck_assert_int_eq(scene_wait(b), 0);
+        o = (struct output){0, folder_read("answer", &size), ""};
+        ck_assert_str_eq(scene_texts(o), expected);
+        ck_assert_uint_eq(scene_sum(o.out, "\"refused"), 1);
+        ck_assert_uint_eq(scene_sum(o.out, "reused_tokens"), 0);
+        unsetenv("FAKECUDA_LOG");
+        scene_assert_clean();
+}
+END_TEST
+
+/* Each call in turn fails once: a line and an end, or it was not needed. */
+START_TEST(calls_that_fail_are_one_line) {
+        static const char *const calls[] = {
+                "cuInit:1", "cuDevicePrimaryCtxRetain:1", "cuStreamCreateWithPriority:1", "cuLibraryLoadData:2",
+                "cuMemAlloc:1", "cuMemAlloc:2", "cuMemAlloc:4", "cuMemHostAlloc:1", "cuEventCreate:1",
+                "cuMemcpyHtoDAsync:3", "cuMemcpyHtoDAsync:15", "cuLaunchKernel:1", "cuLaunchKernel:7",
+                "cuEventRecord:1", "cuMemcpyDtoHAsync:1", "cuStreamSynchronize:1", "execute:30",
+        };
+
+        for (size_t i = 0; scene_stand_in() && i < ARRAY_SIZE(calls); i++) {
+                char fail[64];
+
+                snprintf(fail, sizeof fail, "%s=%d", calls[i], i % 2 ? 2 : 700);
+                setenv("FAKECUDA_FAIL", fail, 1);
+                scene_assert_refused(kvlm("--model", folder_path("model"), "--no-share", "--tokens", folder_path("ids"),
+                                    "--max-tokens", "2", "--device", "cuda", NULL), "kvlm: ");
+        }
+        unsetenv("FAKECUDA_FAIL");
+}
+END_TEST
+
+START_TEST(a_model_that_does_not_fit_says_so) {
+        const char *model = getenv("KVLM_MODEL");
+
+        if (!scene_stand_in() || !model)
+                return;
+        setenv("FAKECUDA_MEMORY", "34M", 1);
+        setenv("FAKECUDA_GROUP", "small", 1);
+        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", folder_path("ids"), "--device", "cuda",
+                                  NULL), "the model is too large");
+}
+END_TEST
+
+int main(int argc, char **argv) {
+        const TTest *const tests[] = {
+                a_killed_process_harms_nobody,
+                a_full_pool_is_not_an_error,
+                the_daemons_death_is_not_an_error,
+                who_waits_for_a_dead_producer_begins_anew,
+                calls_that_fail_are_one_line,
+                a_model_that_does_not_fit_says_so,
+        };
+
+        return scene_main(argc, argv, "kvlm: device, faults", tests, ARRAY_SIZE(tests));
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/lib/fault.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/util.h"
+#include "tests/lib/sanitized.h"
+
+static struct fault_state *state;
+
+static const char *const names[] = {
+#define FAULT_NAME(type, name, parameters, arguments) #name,
+        KVD_SYS_CALLS(FAULT_NAME)
+#undef FAULT_NAME
+};
+
+const char *fault_name(enum fault_call call) {
+        return names[call];
+}
+
+/* What each call may say. 0 ends the list. */
+static const int errors[N_FAULT_CALLS][4] = {
+        [FAULT_calloc] = {ENOMEM},
+        [FAULT_mmap] = {ENOMEM},
+        [FAULT_madvise] = {ENOMEM},
+        [FAULT_memfd_create] = {EMFILE, ENOMEM},
+        [FAULT_ftruncate] = {ENOMEM},
+        [FAULT_fallocate] = {ENOSPC, ENOMEM, EINTR},
+        [FAULT_fchmod] = {EIO},
+        [FAULT_add_seals] = {EBUSY},
+        [FAULT_open] = {ENFILE},
+        [FAULT_getrandom] = {EAGAIN, EINTR},
+        [FAULT_clock_ns] = {EINVAL},
+        [FAULT_socket] = {EMFILE, ENOBUFS},
+        [FAULT_socketpair] = {EMFILE, ENOMEM},
+        [FAULT_connect] = {ECONNREFUSED, EACCES, EINTR},
+        [FAULT_bind] = {EADDRINUSE, ENOMEM},
+        [FAULT_listen] = {EADDRINUSE},
+        [FAULT_accept] = {EMFILE, ENOMEM},
+        [FAULT_getsockopt] = {ENOPROTOOPT, ENOMEM},
+        [FAULT_pidfd_open] = {EMFILE, ESRCH},
+        [FAULT_spawn] = {EAGAIN, ENOENT},
+        [FAULT_sendmsg] = {ENOBUFS, EAGAIN, EINTR},
+        [FAULT_recvmsg] = {ENOMEM, EAGAIN, EINTR},
+        [FAULT_poll] = {ENOMEM, EINTR},
+        [FAULT_lchown] = {EPERM},
+        [FAULT_eventfd] = {EMFILE},
+        [FAULT_signalfd] = {EMFILE},
+        [FAULT_epoll_create] = {EMFILE},
+        [FAULT_epoll_ctl] = {ENOSPC},
+        [FAULT_epoll_wait] = {EINTR},
+};
+
+/* The first error of each; but EAGAIN passes by itself, and a system whose clock stands still is none that we know. */
+static bool may_last(enum fault_call call, uint32_t i) {
+        return i == 0 && errors[call][i] != EAGAIN && errors[call][i] != EINTR && call != FAULT_clock_ns;
+}
+
+/* ---- the table ---------------------------------------------------------------------------------------------- */
+
+/*
+ * While accept fails nobody is served, and clients wait; so for good is a quarter of a second there, which is longer
+ * than the daemon pauses before it tries again.
+ */
+static uint64_t now_ms(void) {
+        struct timespec t;
+
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+static bool is_over(void) {
+        return state->fault.call == FAULT_accept && now_ms() - state->began_ms > 250;
+}
+
+static bool hit(enum fault_call call) {
+        uint32_t n;
+
+        if (!state->on)
+                return false;
+        state->calls[call]++;
+        if (call != state->fault.call)
+                return false;
+        n = ++state->seen;
+        if (n != state->fault.nth && !(state->fault.forever && n > state->fault.nth && !is_over()))
+                return false;
+        if (state->injected++ == 0)
+                state->began_ms = now_ms();
+        errno = state->fault.error;
+        return true;
+}
+
+static intptr_t failure(enum fault_call call) {
+        return call == FAULT_calloc ? 0 : -1;
+}
+
+#define FAULT_FUNCTION(type, name, parameters, arguments) \
+        static type fault_##name parameters { \
+                return hit(FAULT_##name) ? (type)failure(FAULT_##name) : kvd_sys_real.name arguments; \
+        }
+KVD_SYS_CALLS(FAULT_FUNCTION)
+#undef FAULT_FUNCTION
+
+/* pidfd_open is what kernels before 6.5 need: to reach it, the newer way is taken away. */
+static int fault_getsockopt_old(int fd, int level, int name, void *to, unsigned *n) {
+        if (state->on && state->fault.call == FAULT_pidfd_open && name == 77) {
+                errno = ENOPROTOOPT;
+                return -1;
+        }
+        return fault_getsockopt(fd, level, name, to, n);
+}
+
+static struct kvd_sys table = {
+#define FAULT_MEMBER(type, name, parameters, arguments) .name = fault_##name,
+        KVD_SYS_CALLS(FAULT_MEMBER)
+#undef FAULT_MEMBER
+};
+
+void fault_install(struct fault_state *s) {
+        state = s;
+        table.getsockopt = fault_getsockopt_old;
+        sys = &table;
+}
+
+void fault_set(struct fault_state *s, const struct fault *fault) {
+        s->on = false;
+        s->fault = *fault;
+        s->seen = s->injected = 0;
+}
+
+/* ---- the loop ----------------------------------------------------------------------------------------------- */
+
+struct fault_state *fault_state_new(void) {
+        void *at = mmap(NULL, sizeof(struct fault_state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+        return at == MAP_FAILED ? NULL : at;
+}
+
+#define STRIDE (SANITIZED ? 11u : 1u) /* a sample of the places is what fits */
+
+static uint32_t sweep_one(struct fault_state *s, enum fault_call call, int error, bool forever,
+                          void (*run)(struct fault_state *, void *), void *arg) {
+        struct fault fault = {call, error, 0, forever};
+
+        do {
+                fault.nth += fault.nth < 2 ? 1 : STRIDE;
+                fault_set(s, &fault);
+                run(s, arg);
+        } while (s->injected);
+        return (uint32_t)s->seen;
+}
+
+void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct fault_state *, void *), void *arg) {
+        uint32_t total = 0, runs = 0;
+
+        printf("%s:", who);
+        fflush(stdout);
+        for (uint32_t call = 0; call < N_FAULT_CALLS; call++) {
+                uint32_t most = 0;
+
+                for (uint32_t i = 0; i < ARRAY_SIZE(errors[call]) && errors[call][i]; i++)
+                        for (int forever = 0; forever <= may_last(call, i); forever++) {
+                                uint32_t n = sweep_one(s, call, errors[call][i], forever, run, arg);
+
+                                most = MAX(most, n);
+                                runs += n / STRIDE + 1;
+                        }
+                total += most;
+                if (most)
+                        printf(" %s %u", names[call], most);
+                fflush(stdout);
+        }
+        printf("\n%s: %u call sites x {once, always} x errors, %u runs: all survived\n", who, total, runs);
+        fflush(stdout);
+}
+
+/* ---- processes ---------------------------------------------------------------------------------------------- */
+
+static void describe(const struct fault_state *s, const char *what, int status) {
+        fprintf(stderr, "%s %u of %s %s with errno %d: a process ended with status %#x\n", what, s->fault.nth,
+                names[s->fault.call], s->fault.forever ? "and all after it" : "alone", s->fault.error, status);
+}
+
+int fault_fork(struct fault_state *s, void (*run)(struct fault_state *, void *), void *arg, unsigned seconds) {
+        pid_t pid = fork();
+        int status;
+
+        if (pid == 0) {
+                prctl(PR_SET_PDEATHSIG, SIGKILL);
+                alarm(seconds);
+                run(s, arg);
+                exit(0);
+        }
+        if (pid < 0 || waitpid(pid, &status, 0) != pid)
+                exit(1);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+                return 0;
+        describe(s, "failing call", status);
+        exit(1);
+}
+
+uint32_t open_fds(void) {
+        DIR *dir = opendir("/proc/self/fd");
+        uint32_t n = 0;
+
+        while (dir && readdir(dir))
+                n++;
+        closedir(dir);
+        return n - 3; /* ., .., and the directory itself */
+}
