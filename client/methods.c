@@ -95,7 +95,7 @@ const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t
         if (slot >= s->n || forked(s->space->handle) || (!s->summaries && fetch_summaries(s) < 0))
                 return NULL;
         summary = kvd_summary_of(s->view->ix);
-        if (s->entries[slot].row >= (uint64_t)s->view->ix->capacity + s->view->ix->spill_slots)
+        if (s->entries[slot].row >= (uint64_t)s->view->ix->capacity + kvd_places(s->view->ix))
                 return NULL;
         row = kvd_summary_row(&summary, s->summaries, s->entries[slot].row);
         stamp = shm_load((shm_u64 *)row);

@@ -75,7 +75,7 @@ static int tell_space(struct work *w, struct space *space) {
         msg.work_space.summary_bytes = kvd_summary_of(ix).size;
         fds.fd[0] = space_index_fd_for_worker(space);
         fds.fd[1] = space_summary_fd(space, true);
-        fds.fd[2] = space_spill_fd(space, &msg.work_space.spill_bytes);
+        fds.fd[2] = space_tier_fd(space, KVD_TIER_memory, &msg.work_space.spill_bytes);
         fds.fd[3] = w->arguments_fd;
         for (uint32_t i = 0; i < fds.n; i++)
                 if (fds.fd[i] < 0)

@@ -15,6 +15,7 @@
 #include "ipc/base/key.h"
 #include "ipc/base/layout.h"
 #include "store/store.h"
+#include "store/tier/tier.h"
 
 #define NONE UINT32_MAX
 
@@ -45,7 +46,7 @@ struct store {
         bool huge;             /* segments are made of reserved 2 MiB pages */
         uint64_t page_bytes;   /* 4 KiB or 2 MiB: the unit of a segment */
         uint64_t used;         /* bytes of segments that have memory */
-        uint64_t spill_used;   /* bytes of spill slots and sketches */
+        uint64_t spill_used;   /* bytes of copies in memory and of sketches */
         uint32_t n_sketches;
         uint32_t next_number;  /* of spaces */
         struct domain *domains; /* owned */
@@ -238,15 +239,12 @@ struct space {
         uint64_t random;           /* memshare_calibrate.c */
         int summary_fd, summary_fd_ro; /* owned; -1 until first used */
 
-        int spill_fd;              /* owned; -1 until first used */
-        uint32_t *free_spills;     /* owned; stack of unused spill slots, see tier/memory.c */
-        uint32_t n_free_spills;
+        struct tier_places places[KVD_N_TIERS];
         bool has_clean;            /* there may be copies of entries that are resident again */
         uint32_t clean_sequence, clean_entry; /* ... where they are looked for next */
         uint64_t clean_looks;      /* ... in vain, so far */
         struct sketch *dead_sketches; /* owned; their memory is being freed */
-        uint32_t spill_end;        /* slots from here on never had memory */
-        uint64_t spill_bytes;      /* of slots and sketches, charged to the store */
+        uint64_t spill_bytes;      /* of copies in memory and of sketches, charged to the store */
         uint32_t priority_hand;
         bool starved;              /* an allocation found nothing to evict */
         bool relieving;            /* over the high watermark, and not yet under the low one */

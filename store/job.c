@@ -113,8 +113,8 @@ struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t slot) {
         if (block)
                 block_hold(job->space, kvd_ref_id(block));
         job->items[job->n_items++] = (struct job_item){
-                .held = block, .slot = slot, .spill = NONE, .ordinal = KVD_NO_ORDINAL};
-        *item = (struct kvd_job_item){.ref = block, .row = kvd_ref_id(block), .to_row = NONE, .spill = NONE,
+                .held = block, .slot = slot, .place = KVD_NOWHERE, .ordinal = KVD_NO_ORDINAL};
+        *item = (struct kvd_job_item){.ref = block, .row = kvd_ref_id(block), .to_row = NONE, .place = KVD_NOWHERE,
                                       .ordinal = KVD_NO_ORDINAL, .slot = slot};
         return item;
 }

@@ -332,7 +332,7 @@ void store_on_job(struct store *store, void (*called)(void *data), void *data);
 /* Descriptors that a worker needs; made at first use. */
 int space_index_fd_for_worker(struct space *space); /* read-only */
 int space_summary_fd(struct space *space, bool writable);
-int space_spill_fd(struct space *space, uint64_t *bytes);
+int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes); /* of enum kvd_tier */
 int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
 int space_worker_segment_fd(struct space *space, uint32_t segment); /* writable; -ENOENT, -ENODATA */
 uint32_t space_segment_turn(const struct space *space, uint32_t segment); /* moves with its memory; 0: it has none */

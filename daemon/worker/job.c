@@ -86,13 +86,13 @@ int run_needs_numbers(struct run *run) {
 uint8_t *run_spilled(const struct run *run, uint32_t slot) {
         const struct worker_space *w = run->space;
 
-        return slot < w->ix->spill_slots ? w->spill + slot * w->ix->block_bytes : NULL;
+        return slot < kvd_places(w->ix) ? w->spill + slot * w->ix->block_bytes : NULL;
 }
 
 uint8_t *run_row(const struct run *run, uint32_t row) {
         const struct worker_space *w = run->space;
 
-        if (row >= (uint64_t)w->ix->capacity + w->ix->spill_slots)
+        if (row >= (uint64_t)w->ix->capacity + kvd_places(w->ix))
                 return NULL;
         return kvd_summary_row(&w->summary, w->summaries, row);
 }

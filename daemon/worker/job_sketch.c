@@ -49,10 +49,10 @@ static void spill(void *data, uint32_t i, uint32_t thread) {
         struct copies *all = data;
         const struct kvd_job_item *item = &all->run->items[i];
         const uint8_t *block = run_block(all->run, i);
-        uint8_t *to = item->spill == NONE ? NULL : run_spilled(all->run, item->spill);
+        uint8_t *to = item->place == KVD_NOWHERE ? NULL : run_spilled(all->run, item->place);
         struct kvd_spilled *result = &all->spilled[i];
 
-        if (!block || (item->spill != NONE && !to)) {
+        if (!block || (item->place != KVD_NOWHERE && !to)) {
                 result->error = ESTALE;
                 return;
         }
@@ -103,7 +103,7 @@ static void revive_exact(void *data, uint32_t i, uint32_t thread) {
         struct copies *all = data;
         const struct kvd_job_item *item = &all->run->items[i];
         uint8_t *dest = run_block(all->run, i);
-        const uint8_t *copy = run_spilled(all->run, item->spill);
+        const uint8_t *copy = run_spilled(all->run, item->place);
 
         if (item->flags & KVD_ENTRY_APPROX)
                 return;
@@ -176,7 +176,7 @@ int run_revive(struct run *run) {
 static void check_copy(void *data, uint32_t i, uint32_t thread) {
         struct copies *all = data;
         const struct kvd_job_item *item = &all->run->items[i];
-        const uint8_t *copy = run_spilled(all->run, item->spill);
+        const uint8_t *copy = run_spilled(all->run, item->place);
 
         if (item->flags & KVD_ENTRY_APPROX)
                 return;
@@ -198,7 +198,7 @@ static int add_members(struct sketch_use *use, const uint32_t *errors, bool appr
                 use->members[i].block = NULL;
                 if (errors[i] || !in_sketch(item) || !!(item->flags & KVD_ENTRY_APPROX) != approximate)
                         continue;
-                r = sketch_add(use, i, approximate ? any : run_spilled(run, item->spill));
+                r = sketch_add(use, i, approximate ? any : run_spilled(run, item->place));
         }
         return r;
 }

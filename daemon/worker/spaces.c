@@ -130,7 +130,7 @@ static int map_summaries(struct spaces *s, struct worker_space *w, int fd) {
 
 /* No room for exact copies at all is fine. */
 static int map_spill(struct spaces *s, struct worker_space *w, int fd) {
-        if (w->spill_bytes < w->ix->spill_slots * w->ix->block_bytes)
+        if (w->spill_bytes < kvd_places(w->ix) * w->ix->block_bytes)
                 return fail(s, -EPROTO, "memory for exact copies that is shorter than they are");
         if (!w->spill_bytes)
                 return 0;

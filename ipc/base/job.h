@@ -9,11 +9,11 @@
  *      arguments   struct kvd_job | items | steps | tokens            result   n_results x the kind's result
  *
  * A job names blocks that the owner keeps in their places until it has the answer, or until the kernel says that the
- * worker is gone. A worker writes summaries, spill slots, sketches, and blocks named as dest; nothing else. Doing a job
+ * worker is gone. A worker writes summaries, exact copies, sketches, and blocks named as dest; nothing else. Doing a job
  * twice is the same as doing it once, but for sketches: those are marked while they are written (KVD_SKETCH_BUSY).
  */
 
-#include "ipc/base/layout.h"
+#include "ipc/base/tier.h"
 
 #define KVD_JOB_BYTES (UINT64_C(16) << 20) /* room for arguments */
 #define KVD_JOB_ITEMS 3840u                /* blocks of one job: an answer has room for 16 bytes of each */
@@ -22,8 +22,8 @@ enum kvd_job_kind {
         KVD_JOB_SUMMARISE = 1, /* items: ref -> row. No result */
         KVD_JOB_SCORE = 2,     /* items: blocks of one sequence or chain, in order. Result: float each, priority 0 to 1 */
         KVD_JOB_COMPARE = 3,   /* items and steps of a sequence; step 0 is new. Result: struct kvd_match, best per block */
-        KVD_JOB_SPILL = 4,     /* items: ref -> spill slot, into the sketch if ordinal is set. Result: struct kvd_spilled */
-        KVD_JOB_REVIVE = 5,    /* items: dest <- spill slot, or the sketch if approx; the summary of row goes to to_row,
+        KVD_JOB_SPILL = 4,     /* items: ref -> place, into the sketch if ordinal is set. Result: struct kvd_spilled */
+        KVD_JOB_REVIVE = 5,    /* items: dest <- place, or the sketch if approx; the summary of row goes to to_row,
                                   if there is one. Result: u32 each, 0 or errno */
         KVD_JOB_FORGET = 6,    /* items: takes their exact copies out of the sketch. Result: u32 each */
         KVD_JOB_REBUILD = 7,   /* the sketch, anew from the exact copies of all items. Result: u32 each */
@@ -52,7 +52,7 @@ struct kvd_job_item {
         uint64_t checksum;   /* REVIVE, FORGET: XXH3-64 of the exact copy */
         uint32_t row;        /* of the summaries */
         uint32_t to_row;     /* SPILL: row that keeps the summary */
-        uint32_t spill;      /* slot, NONE (UINT32_MAX) without exact copy */
+        uint32_t place;      /* of the exact copy; KVD_NOWHERE: there is none */
         uint32_t ordinal;    /* of its first token in the sketch; KVD_NO_ORDINAL: not there */
         int32_t position;    /* of its first token when it was written */
         uint32_t n_tokens;

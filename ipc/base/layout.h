@@ -43,7 +43,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 5u
+#define KVD_LAYOUT_VERSION 6u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_BLOCK_TOKENS 256u
@@ -154,6 +154,7 @@ enum kvd_space_counter {
 };
 
 #define KVD_SPACE_COUNTERS_ROOM 48u
+#define KVD_TIERS_ROOM 4u
 
 struct kvd_index {
         uint64_t magic;
@@ -192,8 +193,8 @@ struct kvd_index {
         alignas(64) shm_u64 settings[KVD_SETTINGS_ROOM]; /* by enum kvd_setting */
         shm_u32 depth_def;      /* BiCache's table: 0 none, 1 + the value of bicache.r_def that it was made with */
         shm_u32 depth[101];     /* layers to reuse at a prefix ratio of so many percent */
-        uint32_t spill_slots;   /* blocks that the exact copies' memory holds */
         uint32_t label_channels; /* of a key in its label, see summary.h */
+        uint32_t tier_end[KVD_TIERS_ROOM]; /* where each tier's places of exact copies end, see tier.h */
 };
 static_assert(sizeof(struct kvd_index) <= 4096, "the header has one page");
 static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counters");

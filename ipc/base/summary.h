@@ -5,12 +5,12 @@
 /*
  * What is known of a block without reading it, made by the worker when it is sealed and kept when it leaves the pool:
  * the block's labels (HShare), the sum of its normalised keys (KeyDiff), the norms of its planes (MemShare). One memfd
- * per space, written by the worker only, mapped read-only by clients; row = block id, or capacity + spill slot.
+ * per space, written by the worker only, mapped read-only by clients; row = block id, or kvd_copy_row of a place.
  *
  *      +---------------------+ 0
  *      | channels            |   layers x kv_heads x label_channels x u16: ascending
  *      +---------------------+ rows_off
- *      | rows                |   (capacity + spill_slots) x row_bytes
+ *      | rows                |   (capacity + places) x row_bytes
  *      +---------------------+ size
  *
  *      row:  stamp           8: generation << 32 | KVD_SUMMARY_MADE; 0 while it is rewritten. The version word: a
@@ -23,7 +23,7 @@
  * In a space with layer groups, layers is the number in one group.
  */
 
-#include "ipc/base/layout.h"
+#include "ipc/base/tier.h"
 
 #define KVD_SUMMARY_MADE 1u
 
@@ -46,7 +46,7 @@ static inline struct kvd_summary kvd_summary_of(const struct kvd_index *ix) {
         s.labels_off = s.anchors_off + (uint32_t)(heads * g->head_dim * sizeof(float));
         s.row_bytes = ALIGN_UP(s.labels_off + heads * g->block_tokens * s.label_bytes, 64);
         s.rows_off = ALIGN_UP(heads * s.channels * sizeof(uint16_t), 4096);
-        s.size = ALIGN_UP(s.rows_off + ((uint64_t)ix->capacity + ix->spill_slots) * s.row_bytes, 4096);
+        s.size = ALIGN_UP(s.rows_off + ((uint64_t)ix->capacity + kvd_places(ix)) * s.row_bytes, 4096);
         return s;
 }
 

@@ -129,15 +129,6 @@ static uint64_t wanted_blocks(const struct space *space, const struct space_spec
         return spec->options.max_blocks ? MIN(blocks, spec->options.max_blocks) : blocks;
 }
 
-#define SPILLS_PER_BLOCK 8u /* slots cost address space and a few bytes each, memory only where they are used */
-
-/* Exact copies that there may be: as many as the memory for all spaces allows, within reason. */
-static uint32_t spill_slots(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
-        uint64_t slots = MIN(max_blocks * SPILLS_PER_BLOCK, space_store(space)->config.spill_bytes / block_bytes);
-
-        return (uint32_t)MIN(slots, UINT32_MAX / 4);
-}
-
 /*
  * A GPU's segments are of one size for all spaces: what does not hold a whole block is lost, so that there is a limit
  * to blocks. A few more numbers than there can be segments, since some wait for clients to unmap them.
@@ -215,9 +206,10 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .block_bytes = block_bytes,
                 .backend = space_store(space)->config.backend,
                 .semaphore_rows = space_store(space)->config.backend ? space_store(space)->config.max_attachments : 0,
-                .spill_slots = opaque ? 0 : spill_slots(space, block_bytes, max_blocks),
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
+        if (!opaque)
+                places_count(space, block_bytes, max_blocks, ix);
         r = cut(space, block_bytes, max_blocks, ix);
         if (r < 0)
                 return r;

@@ -49,11 +49,12 @@ void space_usage(struct space *space, struct space_usage *ret) {
                 .vague = space->n_vague,
                 .pending = space->n_pending,
                 .poisoned = space->n_poisoned,
-                .spill_slots = space->ix->spill_slots,
+                .spill_slots = kvd_places(space->ix),
         };
         ret->label_bytes = label_bytes(space);
-        ret->copy_bytes = (space->ix->spill_slots - space->n_free_spills) * space->ix->block_bytes;
-        ret->sketch_bytes = space->spill_bytes - ret->copy_bytes;
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                ret->copy_bytes += places_used(space, t) * space->ix->block_bytes;
+        ret->sketch_bytes = space->spill_bytes - places_used(space, KVD_TIER_memory) * space->ix->block_bytes;
         ret->total = ret->free + ret->filling + ret->sealed + ret->limbo;
         sum_clients(space, ret);
 }

@@ -78,12 +78,15 @@ static void space_free(struct space *space) {
         while (sequences_bury(space))
                 ;
         profile_free(space);
-        spill_close(space);
+        places_free(space);
+        closep(&space->summary_fd);
+        closep(&space->summary_fd_ro);
+        if (space->domain)
+                spill_discharge(space, space->spill_bytes);
         order_free(space);
         index_free(space);
         free(space->sequences);
         free(space->unsummarised);
-        free(space->free_spills);
         free(space->segments);
         free(space->blocks);
         free(space->free_runs);
@@ -109,12 +112,10 @@ static int make_tables(struct space *space) {
         space->leases = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases);
         space->sequences = sys->calloc(KVD_MAX_SEQUENCES, sizeof *space->sequences);
         space->unsummarised = sys->calloc(DIV_UP(ix->capacity, 64), sizeof *space->unsummarised);
-        space->free_spills = sys->calloc(MAX(ix->spill_slots, 1), sizeof *space->free_spills);
         if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases ||
-            !space->sequences || !space->unsummarised || !space->free_spills)
+            !space->sequences || !space->unsummarised || places_new(space) < 0)
                 return -ENOMEM;
         space->n_free_runs = ix->run_capacity;
-        space->n_free_spills = ix->spill_slots;
         ticket_init(&space->summarise, &job_summarise, space, NULL);
         ticket_init(&space->score, &job_score_chains, space, NULL);
         ticket_init(&space->calibrate, &job_calibrate, space, NULL);
@@ -134,7 +135,9 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
                 return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'", spec->name);
         space->domain = domain;
         space->index_fd = space->index_fd_ro = space->order_fd = -1;
-        space->summary_fd = space->summary_fd_ro = space->spill_fd = -1;
+        space->summary_fd = space->summary_fd_ro = -1;
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                space->places[t].fd = -1;
         memcpy(space->name, spec->name, sizeof space->name);
         r = index_new(space, spec);
         if (r < 0)
@@ -218,7 +221,7 @@ bool store_bury(struct store *store) {
         for (; space->n_buried < space->ix->max_segments; space->n_buried++)
                 if (segment_bury(space, &space->segments[space->n_buried]))
                         return true;
-        if (spill_bury(space) || sequences_bury(space) || attachment_fold(space))
+        if (places_bury(space) || sequences_bury(space) || attachment_fold(space))
                 return true;
         if (has_attachments(space)) /* streams that wait for them are to be woken first: semaphore.c */
                 return false;

@@ -27,7 +27,7 @@ static void offer_leave(struct sequence *q, uint32_t slot, uint32_t how) {
 /* An approximation, and what came back exactly, has its copy and its tokens where they were: it can just go. */
 static bool leave_again(struct sequence *q, uint32_t slot) {
         const struct entry *e = &q->entries[slot];
-        uint32_t how = (e->spill != NONE ? KVD_ENTRY_SPILLED : 0) |
+        uint32_t how = (e->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
                        (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
 
         if (!how)
@@ -40,7 +40,7 @@ static bool leave_again(struct sequence *q, uint32_t slot) {
 static bool can_be_copied(struct space *space, enum kvd_cool how) {
         if (!is_on(space, KVD_kvreviver_on))
                 return false;
-        if (is_on(space, KVD_kvreviver_spill) && spill_has_room(space))
+        if (is_on(space, KVD_kvreviver_spill) && copies_have_room(space))
                 return true;
         return how == KVD_COOL_VAGUE && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
 }
@@ -57,7 +57,7 @@ bool cool_entry(struct sequence *q, uint32_t slot, enum kvd_cool how) {
         }
         if (e->flags & KVD_ENTRY_APPROX)
                 return leave_again(q, slot);
-        if (e->spill != NONE && is_on(q->space, KVD_kvreviver_on))
+        if (e->place != KVD_NOWHERE && is_on(q->space, KVD_kvreviver_on))
                 return leave_again(q, slot);
         if (e->flags & KVD_ENTRY_COMPACT) /* no approximation of what is one already */
                 how = KVD_COOL_SPILL;
@@ -92,23 +92,23 @@ static void stay(struct sequence *q, struct entry *e) {
 }
 
 /* Where the copy goes. False: there is no room for what must be had. */
-static bool find_copy_room(struct sequence *q, bool vague, uint32_t *ret_spill) {
+static bool find_copy_room(struct sequence *q, bool vague, uint32_t *ret) {
         struct space *space = q->space;
 
-        *ret_spill = is_on(space, KVD_kvreviver_spill) ? spill_alloc(space) : NONE;
-        return *ret_spill != NONE ||
+        *ret = is_on(space, KVD_kvreviver_spill) ? copy_take(space) : KVD_NOWHERE;
+        return *ret != KVD_NOWHERE ||
                (vague && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop)));
 }
 
-static void add_spill(struct sequence *q, uint32_t slot, struct sketch *s, uint32_t spill, struct job *job) {
+static void add_spill(struct sequence *q, uint32_t slot, struct sketch *s, uint32_t place, struct job *job) {
         struct entry *e = &q->entries[slot];
         struct kvd_job_item *item = job_add(job, e->ref, slot);
 
         if (s)
                 sketch_enter(q, e, s);
-        item->spill = job->items[job->n_items - 1].spill = spill;
+        item->place = job->items[job->n_items - 1].place = place;
         e->summarised = q->space->blocks[kvd_ref_id(e->ref)].summarised;
-        item->to_row = spill == NONE ? NONE : q->space->ix->capacity + spill;
+        item->to_row = place == KVD_NOWHERE ? NONE : kvd_copy_row(q->space->ix, place);
         item->ordinal = e->ordinal;
         item->position = (int32_t)e->position;
         item->n_tokens = e->slots;
@@ -119,7 +119,7 @@ static void add_spill(struct sequence *q, uint32_t slot, struct sketch *s, uint3
 static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) {
         struct entry *e = &q->entries[slot];
         struct sketch *s = NULL;
-        uint32_t spill;
+        uint32_t place;
 
         if (e->want == KVD_COOL_VAGUE && q->sketches && q->sketches->broken)
                 return false;
@@ -129,7 +129,7 @@ static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) 
                 sketch_drop_unused(q, s);
                 return false;
         }
-        if (!find_copy_room(q, s != NULL, &spill)) {
+        if (!find_copy_room(q, s != NULL, &place)) {
                 sketch_drop_unused(q, s);
                 stay(q, e);
                 q->spent = q->n_own; /* relief would only ask again, and again */
@@ -137,7 +137,7 @@ static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) 
         }
         if (s)
                 job->sketch = s->number;
-        add_spill(q, slot, s, spill, job);
+        add_spill(q, slot, s, place, job);
         return true;
 }
 
@@ -158,11 +158,11 @@ static bool write_spill(struct ticket *t, struct job *job) {
 
 static void copied(struct sequence *q, const struct job_item *item, const struct kvd_spilled *copy) {
         struct entry *e = &q->entries[item->slot];
-        uint32_t flags = (item->spill != NONE ? KVD_ENTRY_SPILLED : 0) |
+        uint32_t flags = (item->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
                          (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
 
-        e->spill = item->spill;
-        q->n_copies += e->spill != NONE;
+        e->place = item->place;
+        q->n_copies += e->place != KVD_NOWHERE;
         e->checksum = copy->checksum;
         e->row_generation = kvd_ref_generation(e->ref);
         offer_leave(q, item->slot, flags);
@@ -170,8 +170,8 @@ static void copied(struct sequence *q, const struct job_item *item, const struct
 
 /* What was copied, if anything was, is of no use. What got into the sketch stays there as noise. */
 static void not_copied(struct job *job, struct sequence *q, const struct job_item *item) {
-        if (item->spill != NONE)
-                spill_free(job->space, item->spill);
+        if (item->place != KVD_NOWHERE)
+                place_erase(job->space, item->place);
         if (!q)
                 return;
         sketch_leave(q, &q->entries[item->slot], false);

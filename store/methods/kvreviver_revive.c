@@ -22,7 +22,7 @@ static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t h
 
         if (e->busy != IDLE || (e->ref && !(e->flags & KVD_ENTRY_APPROX)))
                 return 0;
-        if (e->spill != NONE)
+        if (e->place != KVD_NOWHERE)
                 can |= how & KVD_REVIVE_EXACT;
         if (!e->ref && e->ordinal != KVD_NO_ORDINAL && sketch_answers(q, sketch_find(q, e->sketch)))
                 can |= how & KVD_REVIVE_APPROX;
@@ -87,9 +87,9 @@ static void add_revive(struct sequence *q, uint32_t slot, kvd_ref to, bool appro
         struct kvd_job_item *item = job_add(job, to, slot);
 
         job->items[job->n_items - 1].flags = item->flags = approx ? KVD_ENTRY_APPROX : 0;
-        item->row = e->spill == NONE || approx ? NONE : q->space->ix->capacity + e->spill;
+        item->row = e->place == KVD_NOWHERE || approx ? NONE : kvd_copy_row(q->space->ix, e->place);
         item->to_row = kvd_ref_id(to);
-        item->spill = approx ? NONE : e->spill;
+        item->place = approx ? NONE : e->place;
         item->checksum = approx ? 0 : e->checksum;
         item->ordinal = approx ? e->ordinal : KVD_NO_ORDINAL;
         item->position = (int32_t)e->position;
@@ -124,7 +124,7 @@ static enum written write_one_revive(struct sequence *q, uint32_t slot, struct j
         bool approx = (e->want & KVD_REVIVE_APPROX) && s && sketch_answers(q, s);
         kvd_ref to;
 
-        if (!approx && (!(e->want & KVD_REVIVE_EXACT) || e->spill == NONE)) {
+        if (!approx && (!(e->want & KVD_REVIVE_EXACT) || e->place == KVD_NOWHERE)) {
                 refused(q, slot);
                 return WRITTEN;
         }
@@ -183,7 +183,7 @@ static void arrived(struct sequence *q, const struct job_item *item) {
                 seal(q, item->held, e, approx);
         change_offer(q, item->slot, &offer);
         q->space->blocks[kvd_ref_id(item->held)].summarised = !approx && e->summarised;
-        if (approx ? e->spill == NONE : !e->summarised)
+        if (approx ? e->place == KVD_NOWHERE : !e->summarised)
                 summarise_block(q->space, kvd_ref_id(item->held));
 }
 
@@ -194,7 +194,7 @@ static void copy_broken(struct sequence *q, uint32_t slot) {
         space_count(q->space, KVD_SPACE_REVIVE_BROKEN, 1);
         e->busy = IDLE;
         e->want = 0;
-        entry_free_spill(q, e);
+        entry_erase_copy(q, e);
         if (e->ref)
                 return;
         entry_set_flags(q, e, KVD_ENTRY_OWN | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : KVD_ENTRY_DROPPED));

@@ -223,28 +223,20 @@ void sketch_leave(struct sequence *q, struct entry *e, bool taken_out) {
         sketch_free_if_empty(q, s);
 }
 
-void entry_free_spill(struct sequence *q, struct entry *e) {
-        if (e->spill == NONE)
-                return;
-        spill_free(q->space, e->spill);
-        q->n_copies--;
-        e->spill = NONE;
-}
-
 static bool deletes_estimates(const struct space *space) {
         return setting(space, KVD_kvreviver_delete) == 0;
 }
 
 /*
  * Resident, and exact: its tokens leave the sketch, if there is a way to take them out. Its copy stays, so that it may
- * leave again at once, until the room is wanted (tier/memory.c).
+ * leave again at once, until the room is wanted (copies.c).
  */
 void entry_forget_sketch(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];
         bool in_sketch = e->ordinal != KVD_NO_ORDINAL;
 
-        spill_clean(q->space);
-        if (in_sketch && !sketch_find(q, e->sketch)->broken && (e->spill != NONE || deletes_estimates(q->space))) {
+        copies_clean(q->space);
+        if (in_sketch && !sketch_find(q, e->sketch)->broken && (e->place != KVD_NOWHERE || deletes_estimates(q->space))) {
                 e->busy = FORGET_WANTED;
                 list_push(q, &q->forget, slot);
                 job_ask(&q->forgetting);
@@ -269,7 +261,7 @@ static bool add_forget(struct sequence *q, uint32_t slot, struct job *job) {
                 return false;
         item->row = NONE;
         item->checksum = e->checksum;
-        item->spill = estimate ? NONE : e->spill;
+        item->place = estimate ? NONE : e->place;
         item->flags = estimate ? KVD_ENTRY_APPROX : 0;
         item->ordinal = e->ordinal;
         item->position = (int32_t)e->position;
@@ -327,7 +319,7 @@ void sketch_broken(struct sequence *q, struct sketch *s) {
 static uint32_t without_sketch(const struct entry *e, uint32_t flags) {
         uint32_t kept = flags & ~(uint32_t)(KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED | KVD_ENTRY_DROPPED);
 
-        return kept | (e->spill != NONE ? KVD_ENTRY_SPILLED : KVD_ENTRY_DROPPED);
+        return kept | (e->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : KVD_ENTRY_DROPPED);
 }
 
 /*
@@ -339,7 +331,7 @@ static void degrade(struct sequence *q, uint32_t slot) {
 
         sketch_leave(q, e, false);
         if (e->busy == OFFERED && e->change == KVD_CHANGE_LEAVE && (e->new_flags & KVD_ENTRY_VAGUE)) {
-                if (e->spill == NONE && change_withdraw(q, slot))
+                if (e->place == KVD_NOWHERE && change_withdraw(q, slot))
                         return;
                 e->new_flags = (uint16_t)without_sketch(e, e->new_flags);
         } else if (!e->ref && (e->flags & KVD_ENTRY_VAGUE)) {
@@ -350,7 +342,7 @@ static void degrade(struct sequence *q, uint32_t slot) {
 }
 
 static bool can_be_rebuilt(const struct entry *e) {
-        return e->spill != NONE && e->busy != FORGET_WANTED;
+        return e->place != KVD_NOWHERE && e->busy != FORGET_WANTED;
 }
 
 static struct sketch *first_broken(struct sequence *q) {
@@ -370,7 +362,7 @@ static void add_rebuild(struct sequence *q, uint32_t slot, struct job *job) {
                 return;
         }
         item->row = NONE;
-        item->spill = e->spill;
+        item->place = e->place;
         item->checksum = e->checksum;
         item->ordinal = e->ordinal;
         item->position = (int32_t)e->position;

@@ -111,7 +111,7 @@ static void remap_taken(struct sequence *q, struct entry *e) {
         take_block(q, e);
         e->delta = e->new_delta;
         entry_set_flags(q, e, e->new_flags);
-        entry_free_spill(q, e); /* of what it was */
+        entry_erase_copy(q, e); /* of what it was */
         space_count(q->space, KVD_SPACE_SHARED, 1);
 }
 
@@ -130,7 +130,7 @@ static void leave_taken(struct sequence *q, struct entry *e) {
         if (!(e->new_flags & KVD_ENTRY_VAGUE))
                 sketch_leave(q, e, false);
         if (!(e->new_flags & KVD_ENTRY_SPILLED))
-                entry_free_spill(q, e);
+                entry_erase_copy(q, e);
 }
 
 static void arrive_taken(struct sequence *q, uint32_t slot) {
@@ -158,7 +158,7 @@ static void compact_taken(struct sequence *q, struct entry *e) {
         e->delta = 0;
         entry_set_flags(q, e, e->new_flags);
         sketch_leave(q, e, false);
-        entry_free_spill(q, e);
+        entry_erase_copy(q, e);
 }
 
 /* ---- not taken -------------------------------------------------------------------------------------------------- */
@@ -182,7 +182,7 @@ static void leave_not_taken(struct sequence *q, uint32_t slot) {
 static void want_the_rest(struct sequence *q, uint32_t slot) {
         struct entry *e = &q->entries[slot];
 
-        if (e->busy != IDLE || !(e->want & KVD_REVIVE_EXACT) || e->spill == NONE)
+        if (e->busy != IDLE || !(e->want & KVD_REVIVE_EXACT) || e->place == KVD_NOWHERE)
                 return;
         e->busy = REVIVE_WANTED;
         e->want = KVD_REVIVE_EXACT;
@@ -225,8 +225,8 @@ static struct kvd_change describe(const struct sequence *q, uint32_t slot) {
                 c.distance = e->distance;
 
         /* Labels of what left, and of an approximation, are those of the exact copy. */
-        if (e->spill != NONE && (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX))) {
-                c.row = q->space->ix->capacity + e->spill;
+        if (e->place != KVD_NOWHERE && (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX))) {
+                c.row = kvd_copy_row(q->space->ix, e->place);
                 c.row_generation = e->row_generation;
         } else if (e->other) {
                 c.row = kvd_ref_id(e->other);

@@ -171,7 +171,7 @@ static void check_state_of(struct walk *w, struct sequence *q, uint32_t slot) {
                slot, q->number);
         expect(w, !(e->flags & KVD_ENTRY_DROPPED) == !!(e->ref || (e->flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE))),
                "Q12 entry %u of sequence %u is dropped and has a copy, or is lost without a word", slot, q->number);
-        expect(w, !(e->flags & KVD_ENTRY_SPILLED) || e->spill != NONE,
+        expect(w, !(e->flags & KVD_ENTRY_SPILLED) || e->place != KVD_NOWHERE,
                "Q13 entry %u of sequence %u is spilled to nowhere", slot, q->number);
         expect(w, !(e->flags & KVD_ENTRY_VAGUE) || e->ordinal != KVD_NO_ORDINAL,
                "Q14 entry %u of sequence %u is vague and in no sketch", slot, q->number);
@@ -192,7 +192,7 @@ static void check_entries(struct walk *w, struct sequence *q) {
                 expect(w, e->position == at, "Q15 entry %u of sequence %u is at another place", i, q->number);
                 at += e->n_tokens;
                 own += entry_is_own(e);
-                copies += e->spill != NONE;
+                copies += e->place != KVD_NOWHERE;
                 check_state_of(w, q, i);
                 if (e->ref)
                         check_block_of(w, q, i);
@@ -242,13 +242,13 @@ static void check_lists_of(struct walk *w, struct sequence *q) {
 
 /* ---- copies and sketches ---------------------------------------------------------------------------------------- */
 
-static uint64_t mixed(uint64_t slot) {
-        slot = (slot + 1) * UINT64_C(0x9e3779b97f4a7c15);
-        return (slot ^ slot >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
+static uint64_t mixed(uint64_t place) {
+        place = (place + 1) * UINT64_C(0x9e3779b97f4a7c15);
+        return (place ^ place >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
 }
 
 struct sums {
-        uint64_t slots, n_slots, shared, spilled, vague, leaving, sketch_bytes;
+        uint64_t places, n_places, shared, spilled, vague, leaving, sketch_bytes;
 };
 static struct sums sums; /* of one check; one thread */
 
@@ -256,8 +256,8 @@ static void add_up(struct walk *w, struct sequence *q) {
         for (uint32_t i = 0; i < q->n_entries; i++) {
                 const struct entry *e = &q->entries[i];
 
-                sums.slots += e->spill != NONE ? mixed(e->spill) : 0;
-                sums.n_slots += e->spill != NONE;
+                sums.places += e->place != KVD_NOWHERE ? mixed(e->place) : 0;
+                sums.n_places += e->place != KVD_NOWHERE;
                 sums.shared += !!(e->flags & KVD_ENTRY_SHARED);
                 sums.spilled += !!(e->flags & KVD_ENTRY_SPILLED);
                 sums.vague += !!(e->flags & KVD_ENTRY_VAGUE);
@@ -274,28 +274,36 @@ static void add_up(struct walk *w, struct sequence *q) {
         }
 }
 
+/* Every place is an entry's, the job's, or unused. */
+static void check_places(struct walk *w) {
+        const struct space *s = w->space;
+        uint64_t all = 0;
+
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                for (uint32_t i = 0; i < s->places[t].n_free; i++, sums.n_places++)
+                        sums.places += mixed(place_free_at(s, t, i));
+        for (uint32_t i = 0; i < kvd_places(s->ix); i++)
+                all += mixed(i);
+        expect(w, sums.places == all && sums.n_places == kvd_places(s->ix),
+               "Q21 a place of the exact copies is nobody's, or two entries'");
+}
+
 static void check_sums(struct walk *w) {
         const struct space *s = w->space;
         const struct job *job = job_of(s);
-        uint64_t all = 0;
 
         sums = (struct sums){0};
         each_sequence(w, add_up);
         for (const struct sketch *k = s->dead_sketches; k; k = k->next)
                 sums.sketch_bytes += k->bytes;
         for (uint32_t i = 0; job && i < job->n_items; i++)
-                if (job->items[i].spill != NONE) {
-                        sums.slots += mixed(job->items[i].spill);
-                        sums.n_slots++;
+                if (job->items[i].place != KVD_NOWHERE) {
+                        sums.places += mixed(job->items[i].place);
+                        sums.n_places++;
                 }
-        expect(w, s->spill_bytes == sums.n_slots * s->ix->block_bytes + sums.sketch_bytes,
+        expect(w, s->spill_bytes == places_used(s, KVD_TIER_memory) * s->ix->block_bytes + sums.sketch_bytes,
                "Q20 memory of copies and sketches is miscounted");
-        for (uint32_t i = 0; i < s->n_free_spills; i++)
-                sums.slots += mixed(spill_free_at(s, i));
-        for (uint32_t i = 0; i < s->ix->spill_slots; i++)
-                all += mixed(i);
-        expect(w, sums.slots == all && sums.n_slots + s->n_free_spills == s->ix->spill_slots,
-               "Q21 a slot of the exact copies is nobody's, or two entries'");
+        check_places(w);
         expect(w, sums.shared == s->n_shared && sums.spilled == s->n_spilled && sums.vague == s->n_vague &&
                sums.leaving == s->n_leaving, "Q22 entries are miscounted");
 }

@@ -73,7 +73,7 @@ static enum kvd_cool means(struct space *space) {
 
         if (!is_on(space, KVD_kvreviver_on))
                 return 0;
-        if (is_on(space, KVD_kvreviver_spill) && spill_has_room(space))
+        if (is_on(space, KVD_kvreviver_spill) && copies_have_room(space))
                 return KVD_COOL_SPILL;
         if (vague && !is_on(space, KVD_kvreviver_spill))
                 return KVD_COOL_VAGUE;

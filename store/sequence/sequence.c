@@ -241,7 +241,7 @@ static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const u
         struct entry *e = &q->entries[q->n_entries++];
 
         *e = (struct entry){.ref = block, .position = q->n_tokens, .n_tokens = (uint16_t)n,
-                            .slots = (uint16_t)n, .spill = NONE,
+                            .slots = (uint16_t)n, .place = KVD_NOWHERE,
                             .ordinal = KVD_NO_ORDINAL, .next = NONE};
         memcpy(q->tokens + q->n_tokens, tokens, n * sizeof *tokens);
         q->n_tokens += n;
@@ -350,13 +350,13 @@ static uint64_t let_go(struct sequence *q, struct entry *e) {
         if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) && space->blocks[kvd_ref_id(e->ref)].private &&
             block_current(space, e->ref))
                 block_ref_down(space, kvd_ref_id(e->ref));
-        if (e->spill != NONE) {
-                spill_free(space, e->spill);
+        if (e->place != KVD_NOWHERE) {
+                place_erase(space, e->place);
                 bytes = space->ix->block_bytes;
         }
         entry_set_leaving(q, e, false);
         entry_set_flags(q, e, 0);
-        *e = (struct entry){.spill = NONE, .ordinal = KVD_NO_ORDINAL};
+        *e = (struct entry){.place = KVD_NOWHERE, .ordinal = KVD_NO_ORDINAL};
         return bytes;
 }
 

@@ -12,7 +12,7 @@
  *      IDLE ─────────COMPARE's answer─────────────┘                         └─not────► undone
  *      applied or undone, and tokens in a sketch that should not be: FORGET_WANTED ──► FORGETTING ──► IDLE
  *
- * Who owns what: an entry owns its spill slot, and the ordinals of its tokens in a sketch. A spill slot that a worker
+ * Who owns what: an entry owns its copy's place, and the ordinals of its tokens in a sketch. A place that a worker
  * is writing is the job's until it has the answer. A block that is offered is held, and gets its reference when taken.
  */
 
@@ -38,7 +38,7 @@ struct entry {
         uint64_t checksum;     /* of the exact copy */
         uint32_t row_generation; /* of the block that it was made of, which the copy's row of the summaries has, too */
         uint32_t position;     /* of its first token */
-        uint32_t spill;        /* slot with the exact copy; NONE */
+        uint32_t place;        /* of its exact copy; KVD_NOWHERE */
         uint32_t sketch;       /* number, if ordinal is set */
         uint32_t ordinal;      /* of its first token there; KVD_NO_ORDINAL */
         int32_t delta;
@@ -156,16 +156,11 @@ void job_news(struct space *space);  /* after a job's end: wakes clients that wa
 void summarise_block(struct space *space, uint32_t id); /* if any method wants it; made when a worker is free */
 void methods_changed(struct space *space);              /* after a setting was changed */
 
-/* tier/memory.c */
-bool spill_has_room(struct space *space); /* for one more block; gives up copies of resident ones for it */
-uint32_t spill_alloc(struct space *space); /* or NONE */
-void spill_clean(struct space *space); /* a copy is of a resident entry now: it may be given up */
-void spill_free(struct space *space, uint32_t slot);
-uint32_t spill_free_at(const struct space *space, uint32_t i); /* the i-th unused slot, for check.c */
-bool spill_charge(struct space *space, uint64_t bytes); /* against what all spaces may use */
-void spill_discharge(struct space *space, uint64_t bytes);
-bool spill_bury(struct space *space);      /* frees a piece of a deleted space's. True: there is more */
-void spill_close(struct space *space);
+/* copies.c */
+bool copies_have_room(struct space *space); /* for one more; gives up copies of resident entries for it */
+uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
+void copies_clean(struct space *space); /* a copy is of a resident entry now: it may be given up */
+void entry_erase_copy(struct sequence *sequence, struct entry *entry);
 
 /* kvreviver_sketch.c */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
@@ -177,7 +172,6 @@ void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out
 void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 void sketches_free(struct sequence *sequence);
 bool sketches_bury(struct space *space);   /* idle: a piece of those that are gone. True: there may be more */
-void entry_free_spill(struct sequence *sequence, struct entry *entry);
 void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again; its copy stays */
 
 /* kvreviver_cool.c */

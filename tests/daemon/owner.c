@@ -87,7 +87,7 @@ static void make_index(struct owner *o, uint32_t n_blocks) {
         ix.capacity = ix.segment_blocks;
         if (on_gpu())
                 put_on_device(o, &ix);
-        ix.spill_slots = OWNER_SPILLS;
+        ix.tier_end[KVD_TIER_memory] = OWNER_SPILLS;
         ix.label_channels = MIN(32, o->g.head_dim);
         kvd_index_lay_out(&ix);
         kvd_settings_init(ix.settings);
@@ -209,7 +209,7 @@ kvd_ref owner_ref(uint32_t block) {
 }
 
 struct kvd_job_item owner_item(const struct owner *o, uint32_t block) {
-        return (struct kvd_job_item){.ref = owner_ref(block), .row = block, .to_row = UINT32_MAX, .spill = UINT32_MAX,
+        return (struct kvd_job_item){.ref = owner_ref(block), .row = block, .to_row = UINT32_MAX, .place = KVD_NOWHERE,
                                      .ordinal = KVD_NO_ORDINAL, .n_tokens = o->g.block_tokens};
 }
 

@@ -52,7 +52,7 @@ static struct owner_job *spill_job(uint32_t n, bool vague) {
         job->sketch = vague;
         for (uint32_t i = 0; i < n; i++) {
                 job->items[i] = owner_item(&o, i);
-                job->items[i].spill = 20 - i;
+                job->items[i].place = 20 - i;
                 job->items[i].to_row = o.ix->capacity + 20 - i;
                 job->items[i].ordinal = vague ? i * o.g.block_tokens : KVD_NO_ORDINAL;
         }
@@ -73,7 +73,7 @@ static struct owner_job *copies_job(uint32_t kind, uint32_t n, bool vague) {
         job->sketch = vague;
         for (uint32_t i = 0; i < n; i++) {
                 job->items[i] = owner_item(&o, FRESH + i);
-                job->items[i].spill = 20 - i;
+                job->items[i].place = 20 - i;
                 job->items[i].checksum = checksum(i);
                 job->items[i].row = o.ix->capacity + 20 - i;
                 job->items[i].to_row = FRESH + i;
@@ -120,7 +120,7 @@ START_TEST(a_copy_that_changed_is_told) {
         ck_assert_uint_eq(owner_do(&o, spill_job(3, false)), 0);
         o.spill[19 * o.ix->block_bytes + o.ix->block_bytes - 1] ^= 1;
         job = copies_job(KVD_JOB_REVIVE, 3, false);
-        job->items[2].spill = OWNER_SPILLS; /* there is none of that number */
+        job->items[2].place = OWNER_SPILLS; /* there is none of that number */
         ck_assert_uint_eq(owner_do(&o, job), 0);
         ck_assert_uint_eq(error_of(0), 0);
         ck_assert_uint_eq(error_of(1), EBADMSG);
@@ -341,7 +341,7 @@ START_TEST(forgetting_estimates_zeroes_the_median) {
         ck_assert_uint_eq(owner_do(&o, spill_job(BLOCKS, true)), 0);
         job = copies_job(KVD_JOB_FORGET, 1, true);
         job->items[0].flags = KVD_ENTRY_APPROX;
-        job->items[0].spill = UINT32_MAX;
+        job->items[0].place = UINT32_MAX;
         job->items[0].n_tokens = 1;
         ck_assert_uint_eq(owner_do(&o, job), 0);
         expect_errors(1, 0);

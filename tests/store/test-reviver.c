@@ -126,7 +126,7 @@ START_TEST(a_broken_copy_is_never_shown) {
         struct sequence *q = sequence_find(a, t.number);
 
         cooled(3, KVD_COOL_SPILL);
-        worker_spoil(space, q->entries[1].spill);
+        worker_spoil(space, q->entries[1].place);
         revive(KVD_REVIVE_EXACT, 3, 3, 0);
         work();
         ck_assert_uint_eq(table_sync(&t, NULL), 3);
@@ -741,11 +741,11 @@ static void life_with_failures(void) {
         u.number = number;
         if (table_append(&u, 4 * BT, 10) == 0) {
                 sequence_cool(a, number, KVD_COOL_VAGUE, all, 4);
-                if (space_spill_fd(space, &bytes) >= 0 && space_summary_fd(space, true) >= 0)
+                if (space_tier_fd(space, KVD_TIER_memory, &bytes) >= 0 && space_summary_fd(space, true) >= 0)
                         work();
                 table_sync(&u, NULL);
                 sequence_revive(a, number, KVD_REVIVE_BOTH, all, 4, &exact, &approx);
-                if (space_spill_fd(space, &bytes) >= 0)
+                if (space_tier_fd(space, KVD_TIER_memory, &bytes) >= 0)
                         work();
                 table_sync(&u, NULL);
                 table_check(&u);

@@ -76,7 +76,7 @@ static uint64_t checksum(const void *data) {
 
 static void spill_io(uint32_t slot, void *data, bool write) {
         uint64_t bytes;
-        int fd = space_spill_fd(taken.space, &bytes);
+        int fd = space_tier_fd(taken.space, KVD_TIER_memory, &bytes);
         off_t at = (off_t)slot * BLOCK_BYTES;
 
         ck_assert_int_ge(fd, 0);
@@ -86,7 +86,7 @@ static void spill_io(uint32_t slot, void *data, bool write) {
 
 void worker_spoil(struct space *space, uint32_t slot) {
         uint64_t bytes;
-        int fd = space_spill_fd(space, &bytes);
+        int fd = space_tier_fd(space, KVD_TIER_memory, &bytes);
         uint8_t byte;
 
         ck_assert_int_eq(pread(fd, &byte, 1, (off_t)slot * BLOCK_BYTES + 5), 1);
@@ -187,8 +187,8 @@ static void do_spill(uint32_t n) {
 
                 block_floats(taken.space, item->ref, block);
                 result[i] = (struct kvd_spilled){.checksum = checksum(block)};
-                if (item->spill != UINT32_MAX)
-                        spill_io(item->spill, block, true);
+                if (item->place != UINT32_MAX)
+                        spill_io(item->place, block, true);
                 if (item->ordinal != KVD_NO_ORDINAL)
                         sketch_add(&c, item, block, 1);
         }
@@ -211,7 +211,7 @@ static void do_revive(uint32_t n) {
                 if (item->flags & KVD_ENTRY_APPROX)
                         sketch_query(&c, item, block);
                 else
-                        spill_io(item->spill, block, false);
+                        spill_io(item->place, block, false);
                 result[i] = item->flags & KVD_ENTRY_APPROX || checksum(block) == item->checksum ? 0 : EBADMSG;
                 write_dest(item->ref, block);
         }
@@ -231,12 +231,12 @@ static void do_sketch(uint32_t n, bool anew) {
         for (uint32_t i = 0; i < n; i++) {
                 struct kvd_job_item *item = &items()[i];
 
-                if (item->spill != UINT32_MAX)
-                        spill_io(item->spill, block, false);
+                if (item->place != UINT32_MAX)
+                        spill_io(item->place, block, false);
                 else
                         sketch_query(&c, item, block); /* its estimate */
-                ck_assert_int_eq(item->spill == UINT32_MAX, !!(item->flags & KVD_ENTRY_APPROX));
-                result[i] = item->spill == UINT32_MAX || checksum(block) == item->checksum ? 0 : EBADMSG;
+                ck_assert_int_eq(item->place == UINT32_MAX, !!(item->flags & KVD_ENTRY_APPROX));
+                result[i] = item->place == UINT32_MAX || checksum(block) == item->checksum ? 0 : EBADMSG;
                 if (!result[i])
                         sketch_add(&c, item, block, anew ? 1 : -1);
         }

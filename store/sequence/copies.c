@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Exact copies of a sequence's entries. An entry that is resident again keeps its copy, so that it may leave again at
+ * once; such copies are clean, and are given up when the room is wanted for others.
+ */
+
+#include "store/sequence/sequence.h"
+
+void entry_erase_copy(struct sequence *q, struct entry *e) {
+        if (e->place == KVD_NOWHERE)
+                return;
+        place_erase(q->space, e->place);
+        q->n_copies--;
+        e->place = KVD_NOWHERE;
+}
+
+static bool is_clean(const struct entry *e) {
+        return e->ref && e->place != KVD_NOWHERE && e->busy == IDLE && !(e->flags & KVD_ENTRY_APPROX);
+}
+
+#define RECLAIM_LOOKS 8192u /* entries of one call: about half a millisecond */
+#define RECLAIM_COPIES 64u
+
+/*
+ * Gives up clean copies, a bounded number a call, and goes on where the last call stopped. A whole round that finds
+ * none clears has_clean, until copies_clean says that there may be some.
+ */
+static void reclaim(struct space *space) {
+        uint32_t given = 0, looks;
+
+        for (looks = 0; looks < RECLAIM_LOOKS && given < RECLAIM_COPIES; looks++) {
+                struct sequence *q = space->sequences[space->clean_sequence % KVD_MAX_SEQUENCES];
+
+                if (!q || space->clean_entry >= q->n_entries) {
+                        space->clean_sequence++;
+                        space->clean_entry = 0;
+                        continue;
+                }
+                if (is_clean(&q->entries[space->clean_entry])) {
+                        entry_erase_copy(q, &q->entries[space->clean_entry]);
+                        given++;
+                }
+                space->clean_entry++;
+        }
+        space->clean_looks = given ? 0 : space->clean_looks + looks;
+        if (space->clean_looks > space->n_entries + KVD_MAX_SEQUENCES)
+                space->has_clean = false;
+}
+
+void copies_clean(struct space *space) {
+        space->has_clean = true;
+        space->clean_looks = 0;
+}
+
+/* The space's own first; what all spaces may use is all spaces' to give. */
+bool copies_have_room(struct space *space) {
+        if (place_available(space))
+                return true;
+        if (space->has_clean)
+                reclaim(space);
+        for (struct domain *d = space_store(space)->domains; d && places_left(space); d = d->next)
+                for (struct space *s = d->spaces; s; s = s->next) {
+                        if (place_available(space))
+                                return true;
+                        if (s != space && s->has_clean)
+                                reclaim(s);
+                }
+        return place_available(space);
+}
+
+uint32_t copy_take(struct space *space) {
+        return copies_have_room(space) ? place_take(space) : KVD_NOWHERE;
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Places of exact copies: which are used, and by which tier. Each tier of a space has its numbers on a stack, so that
+ * taking and erasing cost a few instructions; whether a copy may be there, and its memory, are the tier's.
+ */
+
+#include "store/tier/tier.h"
+
+#include <errno.h>
+
+#include "ipc/base/sys.h"
+#include "store/internal.h"
+
+static const struct tier *const tiers[KVD_N_TIERS] = {
+#define KVD_TIER(id, what) [KVD_TIER_##id] = &tier_##id,
+#include "ipc/base/tiers.def"
+};
+
+/* ---- a space's places ------------------------------------------------------------------------------------------- */
+
+void places_count(const struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+        uint64_t end = 0;
+
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
+                end = MIN(end + tiers[t]->count(space, block_bytes, max_blocks), UINT32_MAX / 4);
+                ix->tier_end[t] = (uint32_t)end;
+        }
+}
+
+int places_new(struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
+                struct tier_places *p = &space->places[t];
+
+                p->n = p->n_free = space->ix->tier_end[t] - kvd_tier_first(space->ix, t);
+                p->free = sys->calloc(MAX(p->n, 1), sizeof *p->free);
+                if (!p->free)
+                        return -ENOMEM;
+        }
+        return 0;
+}
+
+void places_free(struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
+                closep(&space->places[t].fd);
+                free(space->places[t].free);
+        }
+}
+
+#define BURY_BYTES (UINT64_C(8) << 20)
+
+/* Many copies are not erased in an instant: piece by piece, from the end. */
+static bool bury_piece(const struct space *space, uint32_t tier, struct tier_places *p) {
+        uint64_t bytes = space->ix->block_bytes;
+        uint32_t n = (uint32_t)MIN(p->end, DIV_UP(BURY_BYTES, bytes));
+
+        if (!n)
+                return false;
+        p->end -= n;
+        tiers[tier]->erase(p->fd, p->end * bytes, n * bytes);
+        return true;
+}
+
+bool places_bury(struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                if (bury_piece(space, t, &space->places[t]))
+                        return true;
+        return false;
+}
+
+int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes) {
+        struct tier_places *p = &space->places[tier];
+
+        *bytes = ALIGN_UP(MAX(p->n * space->ix->block_bytes, 1), 4096);
+        if (p->fd < 0)
+                p->fd = tiers[tier]->open(space, *bytes);
+        if (p->fd < 0)
+                return store_refuse(space_store(space), p->fd, "no %s for copies of space '%s'", tiers[tier]->what,
+                                    space->name);
+        return p->fd;
+}
+
+/* ---- one place -------------------------------------------------------------------------------------------------- */
+
+/* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
+static uint32_t number_at(const struct tier_places *p, uint32_t i) {
+        return p->free[i] + (p->n - 1 - i);
+}
+
+static bool has_room(const struct space *space, uint32_t tier) {
+        return space->places[tier].n_free && tiers[tier]->has_room(space);
+}
+
+bool places_left(const struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                if (space->places[t].n_free)
+                        return true;
+        return false;
+}
+
+bool place_available(const struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                if (has_room(space, t))
+                        return true;
+        return false;
+}
+
+uint32_t place_take(struct space *space) {
+        uint32_t tier = 0, number;
+        struct tier_places *p;
+
+        while (tier < KVD_N_TIERS && !has_room(space, tier))
+                tier++;
+        if (tier == KVD_N_TIERS)
+                return KVD_NOWHERE;
+        p = &space->places[tier];
+        number = number_at(p, --p->n_free);
+        p->end = MAX(p->end, number + 1);
+        tiers[tier]->charge(space, 1);
+        return kvd_tier_first(space->ix, tier) + number;
+}
+
+void place_erase(struct space *space, uint32_t place) {
+        uint32_t tier = kvd_place_tier(space->ix, place);
+        struct tier_places *p = &space->places[tier];
+        uint32_t number = place - kvd_tier_first(space->ix, tier), i = p->n_free++;
+
+        p->free[i] = number - (p->n - 1 - i);
+        tiers[tier]->erase(p->fd, number * space->ix->block_bytes, space->ix->block_bytes);
+        tiers[tier]->charge(space, -1);
+}
+
+uint64_t places_used(const struct space *space, uint32_t tier) {
+        return space->places[tier].n - space->places[tier].n_free;
+}
+
+uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i) {
+        return kvd_tier_first(space->ix, tier) + number_at(&space->places[tier], i);
+}

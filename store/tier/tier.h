@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_TIER_H
+#define KVD_STORE_TIER_H
+
+/*
+ * Where exact copies are. The store knows a copy by its place (ipc/base/tier.h): it takes one, has a worker write there
+ * (KVD_JOB_SPILL) or read from there (KVD_JOB_REVIVE), and erases it. Both jobs end when a worker says so, however long
+ * the tier takes. A tier is one row of ipc/base/tiers.def and a struct tier of that name; places, and who has
+ * which, are the same for all of them.
+ */
+
+#include "ipc/base/tier.h"
+
+struct space;
+
+/* Of one space in one tier. */
+struct tier_places {
+        uint32_t *free;        /* owned; stack of unused places, see number_at */
+        uint32_t n_free, n;
+        uint32_t end;          /* places from here on never had a copy */
+        int fd;                /* owned; what a worker needs to reach the copies; -1: nothing, or not yet */
+};
+
+struct tier {
+        const char *what;      /* for refusals */
+        /* Most copies of a space, fixed when it is made. Places that are not used must cost nothing but their number. */
+        uint64_t (*count)(const struct space *space, uint64_t block_bytes, uint64_t max_blocks);
+        bool (*has_room)(const struct space *space); /* may one more copy be charged to it? */
+        void (*charge)(struct space *space, int64_t copies);
+        int (*open)(struct space *space, uint64_t bytes); /* the descriptor for workers, or -errno */
+        void (*erase)(int fd, uint64_t from, uint64_t bytes); /* gives back what lies there */
+};
+
+extern const struct tier tier_memory;
+
+/* Says how many places a space has, before its index is laid out; then makes them. */
+void places_count(const struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix);
+int places_new(struct space *space);
+void places_free(struct space *space);
+bool places_bury(struct space *space); /* erases a piece of a deleted space's copies. True: there may be more */
+
+bool place_available(const struct space *space);
+bool places_left(const struct space *space); /* is there one at all, whatever memory allows? */
+uint32_t place_take(struct space *space); /* KVD_NOWHERE: no tier has room */
+void place_erase(struct space *space, uint32_t place);
+
+uint64_t places_used(const struct space *space, uint32_t tier); /* copies that are there */
+uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i); /* the i-th unused place, for checks */
+
+/* What all spaces may use of the host's memory for copies and sketches; the space's domain must be known. */
+bool spill_charge(struct space *space, uint64_t bytes);
+void spill_discharge(struct space *space, uint64_t bytes);
+
+#endif
