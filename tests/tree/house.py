@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the source tree looks like, in numbers: sizes, circles of files, structs that everybody opens, duplicates.
+
+    house.py ROOT           prints the tables
+    house.py ROOT --limits  one line for each limit (LIMITS) that is exceeded; exit status 1 if there are any
+    house.py --self-test    does it find what it is there to find?
+
+A file depends on another if it names a function or a constant object that only the other defines: by names, so a
+dependency is a place to look, not a verdict. A circle is a set of files each of which depends, through others, on all
+the others. Duplicates are runs of at least DUPLICATE lines that stand twice, spaces and names of variables apart.
+"""
+import collections
+import itertools
+import pathlib
+import re
+import statistics
+import sys
+import tempfile
+
+FOLDERS = ("client", "daemon", "ipc", "kernels", "store", "tools/kvctl", "tools/kvlm", "tests")
+SOURCES = {".c", ".h", ".cu", ".cuh"}
+STRUCTS = {"space": "store", "store": "store", "block": "store"}
+DUPLICATE = 6
+COLUMNS = 100
+
+# The largest that is allowed. A circle's limit is its files, a struct's its fields, a function's its lines.
+LIMITS = {
+    "circle client": 4, "circle daemon": 4, "circle ipc": 4, "circle store": 4, "circle tools/kvctl": 4,
+    "circle tools/kvlm": 4, "fields space": 24, "fields store": 24, "function": 48,
+}
+
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
+WORD = re.compile(r"\b[A-Za-z_]\w*\b")
+FUNCTION = re.compile(r"^(static )?(?!typedef|struct \w+ \{|enum|union|extern|#)[A-Za-z_][^\n;={}]*?\b(\w+)"
+                      r"\(((?:[^;{}()]|\([^()]*\))*)\)[^;{}=]*\{\n(.*?)^\}", re.S | re.M)
+OBJECT = re.compile(r"^(?:extern )?const struct \w+ (?:\*const )?(\w+)(?:\[\w*\])? = ", re.M)
+
+
+def plain(text):
+    """The text without comments and strings, line by line where it was."""
+    blank = lambda match: re.sub(r"[^\n]", " ", match.group())      # noqa: E731
+    return STRING.sub('""', COMMENT.sub(blank, text))
+
+
+class Source:
+    def __init__(self, root, path):
+        self.path, self.folder = path.relative_to(root).as_posix(), None
+        self.text = path.read_text(errors="replace")
+        self.lines = self.text.splitlines()
+        self.plain = plain(self.text)
+        self.functions = [(name, parameters, body.count("\n") + 2 + parameters.count("\n"), bool(static))
+                          for static, name, parameters, body in FUNCTION.findall(self.plain)]
+        self.comment = sum(1 for a, b in zip(self.lines, self.plain.splitlines()) if a.strip() and not b.strip())
+
+
+def sources(root):
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in SOURCES and path.is_file():
+                source = Source(root, path)
+                source.folder = folder
+                yield source
+
+
+def n_parameters(text):
+    return 0 if text.strip() in ("", "void") else text.count(",") + 1
+
+
+# ---- circles ----------------------------------------------------------------------------------------------------
+
+
+def dependencies(files):
+    """{file: {other: names}} among files."""
+    defines, private = collections.defaultdict(set), {}
+    for f in files:
+        private[f.path] = {name for name, _, _, static in f.functions if static}
+        for name, _, _, static in f.functions:
+            if not static:
+                defines[name].add(f.path)
+        for name in OBJECT.findall(f.plain):
+            defines[name].add(f.path)
+    graph = {f.path: collections.defaultdict(set) for f in files}
+    for f in files:
+        for name in set(WORD.findall(f.plain)) - private[f.path]:
+            owners = defines.get(name, ())
+            if len(owners) == 1 and f.path not in owners:
+                graph[f.path][next(iter(owners))].add(name)
+    return graph
+
+
+def circles(graph):
+    """Strongly connected components of more than one file, largest first (Tarjan)."""
+    index, low, stack, found, counter = {}, {}, [], [], itertools.count()
+
+    def visit(node):
+        index[node] = low[node] = next(counter)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    sys.setrecursionlimit(10000)
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return sorted(found, key=len, reverse=True)
+
+
+# ---- structs, duplicates ----------------------------------------------------------------------------------------
+
+
+def fields(files, name):
+    for f in files:
+        match = re.search(r"^struct %s \{\n(.*?)^\};?" % name, f.plain, re.S | re.M)
+        if match:
+            body = re.sub(r"\([^()]*\)\(.*?\)", "f", re.sub(r"\{[^{}]*\}", "", match.group(1)), flags=re.S)
+            return sum(part.count(",") + 1 for part in body.split(";") if part.strip())
+    return 0
+
+
+def duplicates(files):
+    """(first, second, lines) of runs that stand twice; each line is counted once."""
+    windows, result, used = {}, [], set()
+    for f in files:
+        code = [(i, re.sub(r"\b[a-z]\w{0,2}\b|\s", "", line)) for i, line in enumerate(f.plain.splitlines(), 1)]
+        code = [(i, line) for i, line in code if len(line) > 1 and not line.startswith("#")]
+        at = 0
+        while at + DUPLICATE <= len(code):
+            key = tuple(line for _, line in code[at:at + DUPLICATE])
+            first = windows.setdefault(key, (f, code, at))
+            if first[:1] == (f,) and first[2] + DUPLICATE > at:
+                at += 1
+                continue
+            n = 0
+            while at + n < len(code) and first[2] + n < len(first[1]) and code[at + n][1] == first[1][first[2] + n][1]:
+                n += 1
+            if (f.path, code[at][0]) not in used and sum(len(line) for _, line in code[at:at + n]) > 120:
+                used.update((f.path, i) for i, _ in code[at:at + n])
+                result.append((f"{first[0].path}:{first[1][first[2]][0]}", f"{f.path}:{code[at][0]}", n))
+            at += n
+    return sorted(result, key=lambda it: -it[2])
+
+
+# ---- what is printed --------------------------------------------------------------------------------------------
+
+
+def quantile(values, share):
+    values = sorted(values)
+    return values[min(len(values) - 1, int(share * len(values)))] if values else 0
+
+
+def size_row(name, files):
+    lengths = [len(f.lines) for f in files if f.path.endswith((".c", ".cu"))]
+    spans = [lines for f in files for _, _, lines, _ in f.functions]
+    wide = sum(len(line) > COLUMNS for f in files for line in f.lines)
+    total = sum(len(f.lines) for f in files)
+    many = sum(n_parameters(parameters) >= 6 for f in files for _, parameters, _, _ in f.functions)
+    return (name, total, len(lengths), len(files) - len(lengths), statistics.median(lengths) if lengths else 0,
+            quantile(lengths, .9), max(lengths, default=0), len(spans), statistics.median(spans) if spans else 0,
+            quantile(spans, .9), max(spans, default=0), many, f"{100 * sum(f.comment for f in files) / total:.0f} %",
+            f"{100 * wide / total:.1f} %")
+
+
+def table(head, rows):
+    rows = [tuple(str(cell) for cell in row) for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                        for i, (cell, width) in enumerate(zip(row, widths))).rstrip())
+    print()
+
+
+def report(files):
+    by = {folder: [f for f in files if f.folder == folder] for folder in FOLDERS}
+    product = [f for f in files if f.folder != "tests"]
+    table(("folder", "lines", ".c", ".h", "median", "90 %", "longest", "functions", "median", "90 %", "longest",
+           "6+ par.", "comment", f"> {COLUMNS} col."),
+          [size_row(name, by[name]) for name in FOLDERS if by[name]] +
+          [size_row("all but tests", product)])
+    rows = []
+    for folder in FOLDERS[:-1]:
+        graph = dependencies([f for f in by[folder] if f.path.endswith(".c")])
+        found = circles(graph)
+        rows.append((folder, len(graph), sum(map(len, graph.values())), " ".join(str(len(it)) for it in found) or "-"))
+    table(("dependencies", "files", "arrows", "files of each circle"), rows)
+    table(("struct", "fields"), [(name, fields(by[folder], name)) for name, folder in STRUCTS.items()])
+    rows = []
+    for name, some in (("all but tests", product), ("tests", by["tests"])):
+        found = duplicates(some)
+        rows.append((name, len(found), sum(n for _, _, n in found), found[0][2] if found else 0))
+    table(("duplicates", "runs", "lines", "longest"), rows)
+
+
+def exceeded(files):
+    for name, limit in LIMITS.items():
+        kind, _, what = name.partition(" ")
+        if kind == "circle":
+            found = circles(dependencies([f for f in files if f.folder == what and f.path.endswith(".c")]))
+            if found and len(found[0]) > limit:
+                yield f"{what}: a circle of {len(found[0])} files (at most {limit}): {' '.join(found[0])}"
+        elif kind == "fields":
+            n = fields([f for f in files if f.folder == STRUCTS[what]], what)
+            if n > limit:
+                yield f"struct {what} has {n} fields (at most {limit})"
+        else:
+            for f in files:
+                for function, _, lines, _ in f.functions if f.folder != "tests" else ():
+                    if lines > limit:
+                        yield f"{f.path}: {function} has {lines} lines (at most {limit})"
+
+
+def self_test():
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        (root / "store").mkdir()
+        ring = "abcdef"
+        for one, other in zip(ring, ring[1:] + ring[0]):
+            (root / "store" / f"{one}.c").write_text(f"int {one}(void) {{\n        return {other}(); /* g() */\n}}\n")
+        (root / "store" / "g.c").write_text("int g(int x,\n      int y) {\n" + "        x++;\n" * 60 + "}\n")
+        same = "".join(f"        call_number_{i}(first_thing, second_thing);\n" for i in range(9))
+        (root / "store" / "h.h").write_text("struct space {\n" + "        int a, b; /* c; */\n" * 15 + "};\n")
+        (root / "store" / "i.c").write_text("void i(void) {\n" + same + "}\n\nvoid k(void) {\n" + same + "}\n")
+        files = list(sources(root))
+        found = list(exceeded(files))
+        assert len(found) == 3 and "circle of 6" in found[0] and "30 fields" in found[1] and "g has 63" in found[2], found
+        assert [n for _, _, n in duplicates([f for f in files if f.path.endswith("i.c")])] == [10]
+
+
+def main(arguments):
+    if arguments == ["--self-test"]:
+        return self_test()
+    files = list(sources(pathlib.Path(arguments[0])))
+    if arguments[1:] != ["--limits"]:
+        return report(files)
+    return "\n".join(exceeded(files)) or None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
