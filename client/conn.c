@@ -18,7 +18,7 @@
 #define MAX_ABANDONED 16u
 
 struct abandoned { /* a request whose answer came too late */
-        uint64_t sequence; /* 0: unused */
+        uint64_t serial; /* 0: unused */
         uint32_t space;
         uint32_t prefix_tokens; /* of a lease */
         uint8_t prefix_key[16];
@@ -27,7 +27,7 @@ struct abandoned { /* a request whose answer came too late */
 
 struct conn {
         int fd; /* owned; -1: closed */
-        uint64_t sequence;
+        uint64_t serial;
         struct kvd_decoder *decoder; /* owned */
         struct kvd_msg_attach_reply peer;
         char path[128], version[64], domain[64];
@@ -193,7 +193,7 @@ static int wait_for(int fd, short events, uint64_t deadline_ns) {
 }
 
 static int send_request(struct conn *c, uint32_t number, const void *request, uint64_t deadline_ns) {
-        struct kvd_msg msg = {.number = number, .sequence = ++c->sequence};
+        struct kvd_msg msg = {.number = number, .serial = ++c->serial};
         ssize_t n;
         int r;
 
@@ -216,7 +216,7 @@ static int send_request(struct conn *c, uint32_t number, const void *request, ui
 static struct abandoned remember(const struct conn *c, uint32_t number, const void *request) {
         const struct kvd_msg_allocate *allocate = request;
         const struct kvd_msg_lease *lease = request;
-        struct abandoned a = {.sequence = c->sequence};
+        struct abandoned a = {.serial = c->serial};
 
         if (number == KVD_MSG_allocate)
                 a.space = allocate->space;
@@ -231,7 +231,7 @@ static struct abandoned remember(const struct conn *c, uint32_t number, const vo
 
 static void abandon(struct conn *c, uint32_t number, const void *request) {
         for (uint32_t i = 0; i < MAX_ABANDONED; i++)
-                if (!c->abandoned[i].sequence) {
+                if (!c->abandoned[i].serial) {
                         c->abandoned[i] = remember(c, number, request);
                         return;
                 }
@@ -241,7 +241,7 @@ static void abandon(struct conn *c, uint32_t number, const void *request) {
 static void send_and_forget(struct conn *c, struct kvd_msg *msg) {
         ssize_t n;
 
-        msg->sequence = ++c->sequence;
+        msg->serial = ++c->serial;
         n = kvd_msg_encode(msg, c->out, sizeof c->out);
         if (n > 0)
                 kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT);
@@ -272,10 +272,10 @@ static void undo(struct conn *c, const struct kvd_msg *late, struct kvd_fds *fds
         for (uint32_t i = 0; i < MAX_ABANDONED; i++) {
                 struct kvd_msg msg;
 
-                if (!late->sequence || c->abandoned[i].sequence != late->sequence)
+                if (!late->serial || c->abandoned[i].serial != late->serial)
                         continue;
                 msg = opposite(&c->abandoned[i], late);
-                c->abandoned[i].sequence = 0;
+                c->abandoned[i].serial = 0;
                 if (msg.number)
                         send_and_forget(c, &msg);
                 return;
@@ -323,7 +323,7 @@ static int take_reply(struct conn *c, uint32_t number, const struct kvd_msg *msg
 }
 
 int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *reply, struct kvd_fds *fds) {
-        uint64_t deadline_ns = sys_now_ns() + DEADLINE_MS * UINT64_C(1000000), sequence;
+        uint64_t deadline_ns = sys_now_ns() + DEADLINE_MS * UINT64_C(1000000), serial;
         struct kvd_msg msg;
         int r;
 
@@ -334,7 +334,7 @@ int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *re
         r = send_request(c, number, request, deadline_ns);
         if (r < 0)
                 return r;
-        sequence = c->sequence;
+        serial = c->serial;
         c->in_doubt = true;
         for (;;) {
                 r = receive(c, &msg, fds, deadline_ns);
@@ -342,7 +342,7 @@ int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *re
                         abandon(c, number, request);
                 if (r < 0)
                         return r;
-                if (msg.sequence == sequence || (msg.sequence == 0 && msg.number == KVD_MSG_error))
+                if (msg.serial == serial || (msg.serial == 0 && msg.number == KVD_MSG_error))
                         break;
                 undo(c, &msg, fds);
         }

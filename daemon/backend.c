@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/hold.h"
+#include "daemon/exporter.h"
 #include "ipc/base/util.h"
 
 /*
@@ -134,13 +134,13 @@ static int take_vmm(struct backend *b) {
 /* Needs a context, and so a process of its own. because: descriptors were not to be had. */
 static int take_legacy(struct backend *b, const struct config *config, const char *because) {
         char why[120], first[120];
-        int r = hold_probe(config->worker_program, b->uuid.bytes, why, sizeof why);
+        int r = exporter_probe(config->worker_program, b->uuid.bytes, why, sizeof why);
 
         snprintf(first, sizeof first, "%s", because);
         if (r < 0)
                 return refuse(b, r, "%s%s%s", first, first[0] ? "; " : "", why);
         b->backend = KVD_BACKEND_LEGACY;
-        return refuse(b, 0, "%s%sa holder can make memory, and give it to other processes as legacy handles", first,
+        return refuse(b, 0, "%s%san exporter can make memory, and give it to other processes as legacy handles", first,
                       first[0] ? "; " : "");
 }
 

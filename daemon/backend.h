@@ -4,7 +4,7 @@
 
 /*
  * Where the pool is: host memory, or a GPU, found out by doing with it once what will be done with it. The daemon has
- * no CUDA context: cuInit, and making and exporting memory, need none; what needs one is the worker's, or the holder's.
+ * no CUDA context: cuInit, and making and exporting memory, need none; what needs one is the worker's, or the exporter's.
  * Nothing here is asked twice: the answer holds for the daemon's life.
  */
 

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 
 #include "daemon/log.h"
-#include "daemon/team.h"
+#include "daemon/mates.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -84,7 +84,7 @@ void client_end(struct client *c, bool died) {
         if (c->n_spaces)
                 server_watch_order(c->server);
         server_client_unused(c->server, c);
-        team_release(c->server, &ended);
+        mates_release(c->server, &ended);
 }
 
 void client_disconnect(struct client *c) {
@@ -127,7 +127,7 @@ static void wait_for_team(struct client *c) {
 static void process_ended(struct loop_source *source, short revents) {
         struct client *c = container_of(source, struct client, process);
 
-        if (c->n_spaces && team_lives(c)) {
+        if (c->n_spaces && mates_alive(c)) {
                 wait_for_team(c);
                 return;
         }
@@ -208,7 +208,7 @@ int client_remove_space(struct client *c, uint32_t handle) {
 
         if (!s)
                 return client_refuse(c, -EBADF, "space handle %u is not of this connection", handle);
-        if (s->attachment && (attachment_pending(s->attachment) || team_lives(c))) {
+        if (s->attachment && (attachment_pending(s->attachment) || mates_alive(c))) {
                 attachment_orphan(s->attachment); /* its streams, or a teammate, write on: until they end */
                 s->handle = 0;
                 return 0;
@@ -347,7 +347,7 @@ static void answer(struct client *c, ssize_t size) {
         int r;
 
         r = read_request(c, size, &request);
-        reply.msg = (struct kvd_msg){.sequence = request.sequence};
+        reply.msg = (struct kvd_msg){.serial = request.serial};
         reply.fds.n = 0;
         if (r >= 0)
                 r = call_handler(c, &request, &reply);

@@ -10,7 +10,7 @@
  *          └──────────▶ UNUSED ◀┴────────── process gone (pidfd) ──────────┘
  *
  * If it used a GPU's memory, it stays ORPHANED for a while longer: see process_ended in client.c. If other processes of
- * its team live, it stays until they are gone, too: see team.h.
+ * its team live, it stays until they are gone, too: see mates.h.
  */
 
 #include "daemon/peer.h"
@@ -32,7 +32,7 @@ struct client {
         struct client *next;         /* in server->unused or server->half_open */
         enum client_state state;
         bool admin, closing;         /* closing: after the reply */
-        bool gone;                   /* the process is; what it held waits for its team (team.h) */
+        bool gone;                   /* the process is; what it held waits for its team (mates.h) */
         uint8_t team[TEAM_BYTES];    /* zeros: none */
         uint32_t number;             /* smallest that was free in its domain */
         struct domain *domain;

@@ -17,7 +17,7 @@
 #include "daemon/notify.h"
 #include "daemon/options.h"
 #include "daemon/server.h"
-#include "daemon/warm.h"
+#include "daemon/gpu_clear.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -32,7 +32,7 @@ struct daemon {
         struct listener listener;     /* owned */
         struct notify notify;         /* owned */
         struct loop_timer watchdog;
-        struct warm warm;
+        struct gpu_clear gpu_clear;
         bool ending;
         struct loop_source signals;   /* its fd is owned; -1 */
         struct loop_source stop;      /* its fd is owned; -1 */
@@ -154,9 +154,9 @@ static int prepare_memory(struct daemon *d, char why[static DAEMON_WHY]) {
 
         if (d->backend.backend == KVD_BACKEND_HOST)
                 return 0;
-        d->warm = (struct warm){.loop = d->loop, .store = d->store, .work = d->server->work,
-                                .hold = d->server->hold};
-        r = warm_up(&d->warm, why);
+        d->gpu_clear = (struct gpu_clear){.loop = d->loop, .store = d->store, .work = d->server->work,
+                                .exporter = d->server->exporter};
+        r = gpu_clear_wait(&d->gpu_clear, why);
         return d->ending ? 0 : r;
 }
 

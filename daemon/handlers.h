@@ -13,7 +13,7 @@ client_handler handle_detach;
 client_handler handle_segments;
 client_handler handle_drain;
 
-/* team.c */
+/* mates.c */
 client_handler handle_join;
 
 /* handlers_blocks.c: the cache */

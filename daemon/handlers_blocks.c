@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "daemon/log.h"
-#include "daemon/take.h"
+#include "daemon/arrays.h"
 
 static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
         return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};
@@ -42,7 +42,7 @@ int handle_release(struct client *c, const struct kvd_msg *request, struct reply
         r = client_find_space(c, request->release.space, &attachment);
         if (r < 0)
                 return r;
-        n = take_blocks(c, request->release.blocks);
+        n = array_of_blocks(c, request->release.blocks);
         if (n < 0)
                 return (int)n;
         reply->msg.release_reply.released = space_release(attachment, c->server->scratch->blocks, (uint32_t)n);
@@ -50,7 +50,7 @@ int handle_release(struct client *c, const struct kvd_msg *request, struct reply
 }
 
 static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal_request *ret) {
-        int64_t n_blocks = take_blocks(c, m->blocks), n_tokens = n_blocks < 0 ? 0 : take_tokens(c, m->tokens);
+        int64_t n_blocks = array_of_blocks(c, m->blocks), n_tokens = n_blocks < 0 ? 0 : array_of_tokens(c, m->tokens);
         struct scratch *s = c->server->scratch;
 
         if (n_blocks < 0 || n_tokens < 0)
@@ -66,7 +66,7 @@ static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal
                 .semaphore = m->semaphore,
                 .semaphore_value = m->semaphore_value,
         };
-        return take_key(c, m->prefix_key, &ret->prefix_key);
+        return key_of(c, m->prefix_key, &ret->prefix_key);
 }
 
 int handle_seal(struct client *c, const struct kvd_msg *request, struct reply *reply) {
@@ -99,7 +99,7 @@ int handle_lease(struct client *c, const struct kvd_msg *request, struct reply *
         r = client_find_space(c, m->space, &attachment);
         if (r < 0)
                 return r;
-        r = take_key(c, m->prefix_key, &prefix);
+        r = key_of(c, m->prefix_key, &prefix);
         if (r < 0)
                 return r;
         if (m->op != 1 && m->op != 2)

@@ -37,7 +37,7 @@ static void count_visible(const struct client *c, struct kvd_msg_daemon_info_rep
                 m->spaces++;
                 m->pool_used += usage.segments * space_index(s)->segment_bytes;
         }
-        for (uint32_t i = 0; i < server->n_slots; i++)
+        for (uint32_t i = 0; i < server->n_seats; i++)
                 m->clients += server->clients[i].state >= CLIENT_ATTACHED && client_sees(c, server->clients[i].domain);
 }
 
@@ -156,7 +156,7 @@ int handle_space_info(struct client *c, const struct kvd_msg *request, struct re
 static const struct client *visible_client(const struct client *c, uint32_t cursor) {
         const struct server *server = c->server;
 
-        for (uint32_t i = 0; i < server->n_slots; i++) {
+        for (uint32_t i = 0; i < server->n_seats; i++) {
                 const struct client *other = &server->clients[i];
 
                 if (other->state >= CLIENT_ATTACHED && client_sees(c, other->domain) && cursor-- == 0)
@@ -208,7 +208,7 @@ int handle_client_info(struct client *c, const struct kvd_msg *request, struct r
 /* ---- pins ------------------------------------------------------------------------------------------------------ */
 
 static const struct client *find_client(const struct server *server, const struct domain *domain, uint32_t number) {
-        for (uint32_t i = 0; i < server->n_slots; i++) {
+        for (uint32_t i = 0; i < server->n_seats; i++) {
                 const struct client *c = &server->clients[i];
 
                 if (c->state >= CLIENT_ATTACHED && c->domain == domain && c->number == number)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "daemon/log.h"
-#include "daemon/take.h"
+#include "daemon/arrays.h"
 #include "daemon/work.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/util.h"
@@ -21,7 +21,7 @@ static int make_configuration(struct client *c, struct attachment *attachment, c
         if (!work_is_on(c->server->work))
                 return client_refuse(c, -EOPNOTSUPP, "a sharing configuration needs a worker, and this daemon runs "
                                      "none; see worker in kvd.conf");
-        n = take_blocks(c, m->blocks);
+        n = array_of_blocks(c, m->blocks);
         if (n < 0)
                 return (int)n;
         critical.n_blocks = (uint32_t)n;
@@ -96,7 +96,7 @@ int handle_sample(struct client *c, const struct kvd_msg *request, struct reply 
         if (!work_is_on(c->server->work))
                 return client_refuse(c, -EOPNOTSUPP, "a profile needs a worker, and this daemon runs none; see worker "
                                      "in kvd.conf");
-        n = take_blocks(c, m->blocks);
+        n = array_of_blocks(c, m->blocks);
         if (n < 0)
                 return (int)n;
         r = space_sample(attachment, m->r, m->tokens, c->server->scratch->blocks, (uint32_t)n,

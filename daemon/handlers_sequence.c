@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-#include "daemon/take.h"
+#include "daemon/arrays.h"
 #include "daemon/work.h"
 #include "ipc/base/util.h"
 
@@ -51,8 +51,8 @@ int handle_append(struct client *c, const struct kvd_msg *request, struct reply 
         r = client_find_space(c, m->space, &attachment);
         if (r < 0)
                 return r;
-        n_blocks = take_blocks(c, m->blocks);
-        n_tokens = n_blocks < 0 ? 0 : take_tokens(c, m->tokens);
+        n_blocks = array_of_blocks(c, m->blocks);
+        n_tokens = n_blocks < 0 ? 0 : array_of_tokens(c, m->tokens);
         if (n_blocks < 0 || n_tokens < 0)
                 return -EINVAL;
         append.n_blocks = (uint32_t)n_blocks;
@@ -89,10 +89,10 @@ int handle_sync(struct client *c, const struct kvd_msg *request, struct reply *r
         r = client_find_space(c, m->space, &attachment);
         if (r < 0)
                 return r;
-        n = take_slots(c, m->taken, "taken");
+        n = array_of_numbers(c, m->taken, "taken");
         if (n < 0)
                 return (int)n;
-        r = sequence_sync(attachment, m->sequence, s->slots, (uint32_t)n, s->changes);
+        r = sequence_sync(attachment, m->sequence, s->numbers, (uint32_t)n, s->changes);
         if (r < 0)
                 return client_store_failed(c, r);
         sequence_report(attachment, m->sequence, &report);
@@ -118,10 +118,10 @@ int handle_cool(struct client *c, const struct kvd_msg *request, struct reply *r
                 return r;
         if (m->how == 0)
                 return client_refuse(c, -EINVAL, "how is 0; 1 spills, 2 makes vague, 3 drops");
-        n = take_slots(c, m->slots, "slots");
+        n = array_of_numbers(c, m->slots, "slots");
         if (n < 0)
                 return (int)n;
-        r = sequence_cool(attachment, m->sequence, m->how, c->server->scratch->slots, (uint32_t)n);
+        r = sequence_cool(attachment, m->sequence, m->how, c->server->scratch->numbers, (uint32_t)n);
         if (r < 0)
                 return client_store_failed(c, r);
         reply->msg.cool_reply.cooling = (uint32_t)r;
@@ -142,10 +142,10 @@ int handle_revive(struct client *c, const struct kvd_msg *request, struct reply 
                 return r;
         if (m->how == 0)
                 return client_refuse(c, -EINVAL, "how is 0; 1 is exactly, 2 approximately, 3 both");
-        n = take_slots(c, m->slots, "slots");
+        n = array_of_numbers(c, m->slots, "slots");
         if (n < 0)
                 return (int)n;
-        r = sequence_revive(attachment, m->sequence, m->how, c->server->scratch->slots, (uint32_t)n, &answer->exact,
+        r = sequence_revive(attachment, m->sequence, m->how, c->server->scratch->numbers, (uint32_t)n, &answer->exact,
                             &answer->approx);
         return r < 0 ? client_store_failed(c, r) : 0;
 }

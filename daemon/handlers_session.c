@@ -51,7 +51,7 @@ static uint32_t choose_number(const struct client *c) {
 
         do {
                 taken = false;
-                for (uint32_t i = 0; i < server->n_slots && !taken; i++)
+                for (uint32_t i = 0; i < server->n_seats && !taken; i++)
                         taken = server->clients[i].domain == c->domain && server->clients[i].number == number;
                 number += taken;
         } while (taken);
@@ -250,9 +250,9 @@ int handle_drain(struct client *c, const struct kvd_msg *request, struct reply *
         if (r < 0)
                 return r;
         if (unmapped.size)
-                memcpy(scratch->slots, unmapped.data, unmapped.size);
-        n = attachment_drain(attachment, scratch->slots, unmapped.size / sizeof(uint32_t), scratch->slots,
-                             ARRAY_SIZE(scratch->slots));
-        reply->msg.drain_reply.wanted = (struct kvd_slice){scratch->slots, n * (uint32_t)sizeof(uint32_t)};
+                memcpy(scratch->numbers, unmapped.data, unmapped.size);
+        n = attachment_drain(attachment, scratch->numbers, unmapped.size / sizeof(uint32_t), scratch->numbers,
+                             ARRAY_SIZE(scratch->numbers));
+        reply->msg.drain_reply.wanted = (struct kvd_slice){scratch->numbers, n * (uint32_t)sizeof(uint32_t)};
         return 0;
 }

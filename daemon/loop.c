@@ -17,11 +17,11 @@
  * once, is armed again after its source was called. So a source may take one message and return, and everybody else
  * gets a turn before it is called for the next.
  *
- * Events name their source by slot and generation. A source that is removed in the turn that an event of it was
+ * Events name their source by watch and generation. A source that is removed in the turn that an event of it was
  * collected, or whose cancelled poll still reports, is thereby not called.
  */
 
-struct slot {
+struct watch {
         struct loop_source *source; /* NULL: unused */
         uint32_t generation;
         uint32_t next_free;
@@ -31,8 +31,8 @@ struct slot {
 struct loop {
         const struct loop_backend *backend;
         void *waiter; /* the back end's own; owned */
-        struct slot *slots; /* owned */
-        uint32_t n_slots, free_slot; /* n_slots ends the list of unused ones */
+        struct watch *watches; /* owned */
+        uint32_t n_watches, free_watch; /* n_watches ends the list of unused ones */
         struct loop_timer *timers; /* the next one first */
         bool (*idle)(void *);
         void *idle_data;
@@ -47,12 +47,12 @@ static int open_backend(struct loop *loop, enum loop_kind kind) {
         int r;
 
         loop->backend = kind == LOOP_EPOLL ? &loop_backend_epoll : &loop_backend_io_uring;
-        r = loop->backend->open(loop->n_slots, &loop->waiter);
+        r = loop->backend->open(loop->n_watches, &loop->waiter);
         if (r >= 0 || kind != LOOP_AUTO)
                 return r;
         log_info("io_uring is not available here (%s): using epoll", strerror(-r));
         loop->backend = &loop_backend_epoll;
-        return loop->backend->open(loop->n_slots, &loop->waiter);
+        return loop->backend->open(loop->n_watches, &loop->waiter);
 }
 
 int loop_new(enum loop_kind kind, uint32_t max_sources, struct loop **ret) {
@@ -62,12 +62,12 @@ int loop_new(enum loop_kind kind, uint32_t max_sources, struct loop **ret) {
         loop = sys->calloc(1, sizeof *loop);
         if (!loop)
                 return -ENOMEM;
-        loop->slots = sys->calloc(max_sources, sizeof *loop->slots);
-        if (!loop->slots)
+        loop->watches = sys->calloc(max_sources, sizeof *loop->watches);
+        if (!loop->watches)
                 return -ENOMEM;
-        loop->n_slots = max_sources;
+        loop->n_watches = max_sources;
         for (uint32_t i = 0; i < max_sources; i++)
-                loop->slots[i] = (struct slot){.generation = 1, .next_free = i + 1};
+                loop->watches[i] = (struct watch){.generation = 1, .next_free = i + 1};
         r = open_backend(loop, kind);
         if (r < 0)
                 return r;
@@ -80,7 +80,7 @@ struct loop *loop_free(struct loop *loop) {
                 return NULL;
         if (loop->waiter)
                 loop->backend->close(loop->waiter);
-        free(loop->slots);
+        free(loop->watches);
         free(loop);
         return NULL;
 }
@@ -95,57 +95,57 @@ const char *loop_name(const struct loop *loop) {
 
 /* ---- sources --------------------------------------------------------------------------------------------------- */
 
-static loop_token slot_token(const struct loop *loop, const struct slot *s) {
-        return (uint64_t)s->generation << 32 | (uint64_t)(s - loop->slots);
+static loop_token watch_token(const struct loop *loop, const struct watch *s) {
+        return (uint64_t)s->generation << 32 | (uint64_t)(s - loop->watches);
 }
 
-static int slot_arm(struct loop *loop, struct slot *s) {
+static int watch_arm(struct loop *loop, struct watch *s) {
         int r;
 
-        r = loop->backend->arm(loop->waiter, s->source->fd, s->source->events, slot_token(loop, s));
+        r = loop->backend->arm(loop->waiter, s->source->fd, s->source->events, watch_token(loop, s));
         s->armed = r >= 0;
         return r;
 }
 
-static void slot_disarm(struct loop *loop, struct slot *s) {
+static void watch_disarm(struct loop *loop, struct watch *s) {
         if (s->armed)
-                loop->backend->disarm(loop->waiter, s->source->fd, slot_token(loop, s));
+                loop->backend->disarm(loop->waiter, s->source->fd, watch_token(loop, s));
         s->armed = false;
         s->generation++;
 }
 
-static void slot_release(struct loop *loop, struct slot *s) {
+static void watch_release(struct loop *loop, struct watch *s) {
         s->source->loop = NULL;
         s->source = NULL;
-        s->next_free = loop->free_slot;
-        loop->free_slot = (uint32_t)(s - loop->slots);
+        s->next_free = loop->free_watch;
+        loop->free_watch = (uint32_t)(s - loop->watches);
 }
 
 int loop_add(struct loop *loop, struct loop_source *source) {
-        struct slot *s;
+        struct watch *s;
         int r;
 
-        if (loop->free_slot == loop->n_slots)
+        if (loop->free_watch == loop->n_watches)
                 return -ENOSPC;
-        s = &loop->slots[loop->free_slot];
-        loop->free_slot = s->next_free;
+        s = &loop->watches[loop->free_watch];
+        loop->free_watch = s->next_free;
         s->source = source;
         source->loop = loop;
-        source->slot = (uint32_t)(s - loop->slots);
-        r = slot_arm(loop, s);
+        source->watch = (uint32_t)(s - loop->watches);
+        r = watch_arm(loop, s);
         if (r < 0)
-                slot_release(loop, s);
+                watch_release(loop, s);
         return r;
 }
 
 int loop_change(struct loop_source *source, short events) {
-        struct slot *s = &source->loop->slots[source->slot];
+        struct watch *s = &source->loop->watches[source->watch];
 
         source->events = events;
         if (!s->armed) /* it is being called, and armed with its new events afterwards */
                 return 0;
-        slot_disarm(source->loop, s);
-        return slot_arm(source->loop, s);
+        watch_disarm(source->loop, s);
+        return watch_arm(source->loop, s);
 }
 
 void loop_remove(struct loop_source *source) {
@@ -153,21 +153,21 @@ void loop_remove(struct loop_source *source) {
 
         if (!loop)
                 return;
-        slot_disarm(loop, &loop->slots[source->slot]);
-        slot_release(loop, &loop->slots[source->slot]);
+        watch_disarm(loop, &loop->watches[source->watch]);
+        watch_release(loop, &loop->watches[source->watch]);
 }
 
 void loop_ready(struct loop *loop, loop_token token, short revents) {
-        struct slot *s = &loop->slots[(uint32_t)token];
+        struct watch *s = &loop->watches[(uint32_t)token];
         int r;
 
-        if ((uint32_t)token >= loop->n_slots || slot_token(loop, s) != token || !s->source)
+        if ((uint32_t)token >= loop->n_watches || watch_token(loop, s) != token || !s->source)
                 return;
         s->armed = !loop->backend->one_shot;
         s->source->ready(s->source, revents);
-        if (s->armed || slot_token(loop, s) != token)
+        if (s->armed || watch_token(loop, s) != token)
                 return;
-        r = slot_arm(loop, s);
+        r = watch_arm(loop, s);
         if (r < 0)
                 loop->failed = r;
 }

@@ -31,7 +31,7 @@ struct loop_source {
         short events; /* POLLIN, POLLOUT */
         void (*ready)(struct loop_source *source, short revents);
         struct loop *loop; /* of the loop, from here; NULL: not added */
-        uint32_t slot;
+        uint32_t watch;
 };
 
 /* ready is called as long as the descriptor is ready, once a turn. It may remove any source, its own too. */

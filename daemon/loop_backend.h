@@ -9,7 +9,7 @@
 
 struct loop;
 
-/* A slot's number in the low, its generation in the high half: an event of a source removed since is recognised. */
+/* A watch's number in the low, its generation in the high half: an event of a source removed since is recognised. */
 typedef uint64_t loop_token;
 
 struct loop_backend {

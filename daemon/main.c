@@ -9,7 +9,7 @@
 
 #include "daemon/activation.h"
 #include "daemon/daemon.h"
-#include "daemon/holder/holder.h"
+#include "daemon/exporter/main.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
 #include "daemon/worker/worker.h"
@@ -126,8 +126,8 @@ int main(int argc, char **argv) {
 
         if (argc > 1 && strcmp(argv[1], "--worker") == 0)
                 return worker_main(argc, argv);
-        if (argc > 1 && strcmp(argv[1], "--holder") == 0)
-                return holder_main(argc, argv);
+        if (argc > 1 && strcmp(argv[1], "--exporter") == 0)
+                return exporter_main(argc, argv);
         if (options_parse(&options, argc, argv, why) < 0) {
                 fprintf(stderr, "kvd: %s\n", why);
                 return EXIT_CONFIG;

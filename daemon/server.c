@@ -9,7 +9,7 @@
 
 #include "daemon/client.h"
 #include "daemon/log.h"
-#include "daemon/hold.h"
+#include "daemon/exporter.h"
 #include "daemon/work.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -19,12 +19,12 @@
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
 /* One more, for the connection that is taken before another makes room for it. */
-static uint32_t n_slots(const struct config *config) {
+static uint32_t n_seats(const struct config *config) {
         return config->max_clients + SERVER_HALF_OPEN + 1;
 }
 
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * n_slots(config) + 1 + WORK_SOURCES + HOLD_SOURCES;
+        return 2 * n_seats(config) + 1 + WORK_SOURCES + EXPORTER_SOURCES;
 }
 
 static int make_instance(struct server *server) {
@@ -46,11 +46,11 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         server->retry.fire = accept_again;
         server->deadline.fire = deadline_passed;
         server->scratch = sys->calloc(1, sizeof *server->scratch);
-        server->clients = sys->calloc(n_slots(config), sizeof *server->clients);
+        server->clients = sys->calloc(n_seats(config), sizeof *server->clients);
         if (!server->scratch || !server->clients)
                 return -ENOMEM;
-        server->n_slots = n_slots(config);
-        for (uint32_t i = server->n_slots; i-- > 0;)
+        server->n_seats = n_seats(config);
+        for (uint32_t i = server->n_seats; i-- > 0;)
                 server_client_unused(server, &server->clients[i]);
         r = kvd_decoder_new(&server->decoder);
         if (r < 0)
@@ -62,8 +62,8 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         if (server->spare < 0)
                 return -errno;
         r = work_new(config, loop, store, &server->work);
-        if (r == 0 && store_has_holder(store))
-                r = hold_new(config, loop, store, server->work, &server->hold);
+        if (r == 0 && store_has_exporter(store))
+                r = exporter_new(config, loop, store, server->work, &server->exporter);
         if (r < 0)
                 return r;
         *ret = STEAL(server);
@@ -71,7 +71,7 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
 }
 
 void server_shut(struct server *server) {
-        for (uint32_t i = 0; i < server->n_slots; i++)
+        for (uint32_t i = 0; i < server->n_seats; i++)
                 if (server->clients[i].state != CLIENT_UNUSED)
                         client_end(&server->clients[i], false);
         loop_timer_stop(&server->retry);
@@ -87,7 +87,7 @@ struct server *server_free(struct server *server) {
                 return NULL;
         server_shut(server);
         closep(&server->spare);
-        server->hold = hold_free(server->hold);
+        server->exporter = exporter_free(server->exporter);
         server->work = work_free(server->work);
         kvd_decoder_free(server->decoder);
         free(server->scratch);
@@ -215,7 +215,7 @@ static struct client *half_open_victim(const struct server *server, uint32_t uid
 uint32_t server_user_clients(const struct server *server, uint32_t uid) {
         uint32_t n = 0;
 
-        for (uint32_t i = 0; i < server->n_slots; i++)
+        for (uint32_t i = 0; i < server->n_seats; i++)
                 n += server->clients[i].state >= CLIENT_ATTACHED && server->clients[i].peer.uid == uid;
         return n;
 }

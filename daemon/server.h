@@ -22,7 +22,7 @@
 
 struct client;
 struct backend;
-struct hold;
+struct exporter;
 struct work;
 
 /* Room for what one request carries, copied from its frame to where it is aligned, and for its answer. */
@@ -36,7 +36,7 @@ struct scratch {
         uint64_t counters[64];
         struct check_report report;
         struct chain_info chain;
-        uint32_t slots[8192];
+        uint32_t numbers[8192];
         struct kvd_change changes[KVD_SYNC_CHANGES];
         uint8_t layers[1024], heads[32768];
         double settings[KVD_N_SETTINGS];
@@ -52,14 +52,14 @@ struct server {
         struct kvd_decoder *decoder; /* owned */
         struct scratch *scratch;     /* owned */
         struct work *work;           /* owned */
-        struct hold *hold;           /* owned; NULL: the pool has no holder */
+        struct exporter *exporter;           /* owned; NULL: the pool has no exporter */
 
         struct loop_source listening;
         struct loop_timer retry;     /* accept failed: try again then */
         int spare;                   /* owned; given up to refuse a connection when there are no descriptors left */
 
-        struct client *clients;      /* owned; n_slots of them, used or not */
-        uint32_t n_slots;
+        struct client *clients;      /* owned; n_seats of them, used or not */
+        uint32_t n_seats;
         struct client *unused;       /* list */
         struct client *half_open;    /* list, oldest first */
         uint32_t n_half_open;

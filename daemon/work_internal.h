@@ -42,7 +42,7 @@ struct work {
         struct known *known;          /* owned */
         uint32_t sketch_space, sketch; /* that it has mapped; 0: none */
         uint32_t asked;               /* number of the message that an answer is awaited to; 0: none */
-        uint64_t sequence;
+        uint64_t serial;
         uint32_t unmapping[2];        /* space and segment that it was asked to unmap */
         uint32_t clear_failures;
         char clear_why[160];

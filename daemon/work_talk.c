@@ -190,7 +190,7 @@ static void take_answer(struct work *w, const struct kvd_msg *m) {
 }
 
 static bool is_answer(const struct work *w, const struct kvd_msg *m) {
-        if (!w->asked || m->sequence != w->sequence)
+        if (!w->asked || m->serial != w->serial)
                 return false;
         if (m->number == KVD_MSG_error)
                 return true;

@@ -40,7 +40,7 @@ int work_ask(struct work *w, struct kvd_msg *msg, const struct kvd_fds *fds) {
         ssize_t n;
         int r;
 
-        msg->sequence = ++w->sequence;
+        msg->serial = ++w->serial;
         n = kvd_msg_encode(msg, w->frame, KVD_FRAME_MAX);
         r = n < 0 ? (int)n : kvd_frame_send(w->socket.fd, w->frame, (size_t)n, fds, MSG_DONTWAIT);
         if (r < 0)

@@ -62,7 +62,7 @@ static int pack_member(msgpack_packer *pk, const struct kvd_msg *msg, const stru
 
 static int pack_envelope(msgpack_packer *pk, const struct kvd_msg *msg, int members) {
         return msgpack_pack_array(pk, 3) || msgpack_pack_uint32(pk, msg->number) ||
-               msgpack_pack_uint64(pk, msg->sequence) || msgpack_pack_map(pk, (size_t)members);
+               msgpack_pack_uint64(pk, msg->serial) || msgpack_pack_map(pk, (size_t)members);
 }
 
 ssize_t kvd_msg_encode(const struct kvd_msg *msg, void *frame, size_t size) {

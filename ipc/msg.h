@@ -5,7 +5,7 @@
 /*
  * The messages of msg.def as C: numbers, structs, descriptions, and one encoder and one decoder for all of them.
  *
- *      struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 7, .allocate = {.space = 1, .count = 64}};
+ *      struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 7, .allocate = {.space = 1, .count = 64}};
  *      n = kvd_msg_encode(&m, frame, sizeof frame);
  *
  * str and bin members point into the frame that they were decoded from, and live as long as it does. Nothing here
@@ -55,7 +55,7 @@ typedef struct kvd_slice kvd_field_bin;
 
 struct kvd_msg {
         uint32_t number; /* enum kvd_msg_number */
-        uint64_t sequence;
+        uint64_t serial;
         union {
 #define KVD_MSG_BEGIN(number, name, text) struct kvd_msg_##name name;
 #define KVD_FIELD(type, message, name, limit, text)
@@ -107,9 +107,9 @@ void kvd_decoder_freep(struct kvd_decoder **decoder);
 
 /*
  * Reads a frame from a peer. 0, or kvd_decoder_why() says in one line what is wrong:
- * -EBADMSG: not a message at all, number and sequence are 0;
+ * -EBADMSG: not a message at all, number and serial are 0;
  * -ENOSYS: the number is unknown; -EINVAL: a field is unknown, of the wrong type, or over its limit. Number and
- * sequence are valid then, so that the request can be answered, and the rest is 0.
+ * serial are valid then, so that the request can be answered, and the rest is 0.
  */
 int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size, struct kvd_msg *ret);
 const char *kvd_decoder_why(const struct kvd_decoder *decoder);

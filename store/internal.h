@@ -54,7 +54,7 @@ struct store {
         const struct memory_ops *memory;
         struct segment *stale;  /* host memory: whose is being freed; NULL: none */
         struct device_pool *device_pool; /* owned; a GPU's memory, or NULL */
-        bool holder_gone;      /* legacy handles: memory is gone that clients have mapped */
+        bool exporter_gone;      /* legacy handles: memory is gone that clients have mapped */
 
         struct ticket_queue waiting[2]; /* for a worker: urgent, others */
         uint64_t n_waiting, last_job;

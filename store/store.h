@@ -356,13 +356,13 @@ void store_clear_done(struct store *store, bool cleared);
 void store_clear_failed(struct store *store); /* it cannot be done: not before store_make_missing */
 
 /*
- * KVD_BACKEND_LEGACY: memory is made, cleared and kept by a holder, one piece of that number for each space. A number
+ * KVD_BACKEND_LEGACY: memory is made, cleared and kept by an exporter, one piece of that number for each space. A number
  * that comes again names memory that nobody uses any more: that is given up first.
  */
-bool store_has_holder(const struct store *store);
-bool store_next_hold(struct store *store, uint32_t *number, uint64_t *bytes);
-void store_hold_done(struct store *store, uint32_t number, const uint8_t handle[64]);
-void store_holder_gone(struct store *store); /* deletes every space */
+bool store_has_exporter(const struct store *store);
+bool store_next_export(struct store *store, uint32_t *number, uint64_t *bytes);
+void store_export_done(struct store *store, uint32_t number, const uint8_t handle[64]);
+void store_exporter_gone(struct store *store); /* deletes every space */
 const uint8_t *space_segment_handle(const struct space *space, uint32_t segment); /* 64 bytes; NULL: it has none */
 
 /* A segment that the worker should unmap; false: none. */

@@ -13,7 +13,7 @@ struct candidate {
 };
 
 struct compare {
-        struct run *run;
+        struct task *task;
         struct kvd_memshare_shape shape;
         enum kvd_memshare_metric metric;
         double limit;

@@ -31,11 +31,11 @@ typedef void pair_visitor(struct pairs *p, uint32_t target, uint32_t source, flo
 
 static void each_pair(struct pairs *p, pair_visitor *visit) {
         const struct compare *c = p->c;
-        const struct kvd_job_step *new = &c->run->steps[0];
+        const struct kvd_job_step *new = &c->task->steps[0];
 
         for (uint32_t target = new->first_item; target < new->first_item + new->n_items; target++)
                 for (uint32_t k = 0; k < c->n_steps; k++) {
-                        const struct kvd_job_step *s = &c->run->steps[c->steps[k].step];
+                        const struct kvd_job_step *s = &c->task->steps[c->steps[k].step];
 
                         for (uint32_t i = s->first_item; i < s->first_item + s->n_items; i++)
                                 if (p->ids[target] != GPU_NO_BLOCK && p->ids[i] != GPU_NO_BLOCK &&
@@ -50,7 +50,7 @@ static void count_pair(struct pairs *p, uint32_t target, uint32_t source, float 
 
 /* Keys of the source turn by as many positions as it lies before the target. */
 static uint32_t angle_of(struct pairs *p, uint32_t target, uint32_t source) {
-        const struct kvd_job_item *items = p->c->run->items;
+        const struct kvd_job_item *items = p->c->task->items;
         int64_t delta = (int64_t)items[target].position - items[source].position;
         uint32_t i = p->n_angles;
 
@@ -71,21 +71,21 @@ static void put_pair(struct pairs *p, uint32_t target, uint32_t source, float si
 }
 
 static int find_pairs(struct pairs *p) {
-        struct run *run = p->c->run;
+        struct task *task = p->c->task;
 
-        p->ids = run_room(run, run->job->n_items, sizeof *p->ids);
+        p->ids = task_room(task, task->job->n_items, sizeof *p->ids);
         if (!p->ids)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < run->job->n_items; i++)
-                p->ids[i] = run_address(run, i) && run->items[i].n_tokens == run->shape.tokens ?
-                                    kvd_ref_id(run->items[i].ref) : GPU_NO_BLOCK;
+        for (uint32_t i = 0; i < task->job->n_items; i++)
+                p->ids[i] = task_address(task, i) && task->items[i].n_tokens == task->shape.tokens ?
+                                    kvd_ref_id(task->items[i].ref) : GPU_NO_BLOCK;
         each_pair(p, count_pair);
         if (p->n > MOST_PAIRS)
                 return -ENOSYS;
-        p->pairs = run_room(run, p->n, sizeof *p->pairs);
-        p->similarity = run_room(run, p->n, sizeof *p->similarity);
-        p->distances = run_room(run, p->n, sizeof *p->distances);
-        p->deltas = run_room(run, MOST_ANGLES, sizeof *p->deltas);
+        p->pairs = task_room(task, p->n, sizeof *p->pairs);
+        p->similarity = task_room(task, p->n, sizeof *p->similarity);
+        p->distances = task_room(task, p->n, sizeof *p->distances);
+        p->deltas = task_room(task, MOST_ANGLES, sizeof *p->deltas);
         if (!p->pairs || !p->similarity || !p->distances || !p->deltas)
                 return -ENOMEM;
         p->n = 0;
@@ -96,7 +96,7 @@ static int find_pairs(struct pairs *p) {
 static int make_angles(struct pairs *p) {
         const struct compare *c = p->c;
 
-        p->angles = run_room(c->run, (size_t)p->n_angles * 2 * c->half, sizeof *p->angles);
+        p->angles = task_room(c->task, (size_t)p->n_angles * 2 * c->half, sizeof *p->angles);
         for (uint32_t i = 0; p->angles && i < p->n_angles; i++)
                 kvd_memshare_angles(c->frequencies, c->half, p->deltas[i], p->angles + (size_t)i * 2 * c->half,
                                     p->angles + (size_t)i * 2 * c->half + c->half);
@@ -114,7 +114,7 @@ static cu_address part(struct pairs *p, uint64_t bytes) {
 
 static void lay_out(struct pairs *p, cu_address from) {
         const struct compare *c = p->c;
-        uint64_t n = c->run->job->n_items;
+        uint64_t n = c->task->job->n_items;
 
         p->next = from;
         p->d_ids = part(p, n * sizeof *p->ids);
@@ -125,8 +125,8 @@ static void lay_out(struct pairs *p, cu_address from) {
 }
 
 static int upload(struct pairs *p) {
-        struct worker_device *device = p->c->run->device;
-        int r = device_write(device, p->d_ids, p->ids, p->c->run->job->n_items * sizeof *p->ids);
+        struct worker_device *device = p->c->task->device;
+        int r = device_write(device, p->d_ids, p->ids, p->c->task->job->n_items * sizeof *p->ids);
 
         if (r == 0)
                 r = device_write(device, p->d_pairs, p->pairs, p->n * sizeof *p->pairs);
@@ -139,9 +139,9 @@ static int upload(struct pairs *p) {
 static int launch(struct pairs *p, struct gpu *gpu, cu_stream stream) {
         const struct compare *c = p->c;
         const struct gpu_memshare_shape shape = {c->shape.layers, c->shape.heads, c->shape.tokens, c->shape.dim,
-                                                 c->run->space->ix->geometry.order, c->shape.type};
-        const struct gpu_blocks blocks = {c->run->space->device_base, c->run->shape.block_bytes, p->d_ids};
-        const struct gpu_memshare_keep norms = {.blocks = blocks, .shape = shape, .n = c->run->job->n_items,
+                                                 c->task->space->ix->geometry.order, c->shape.type};
+        const struct gpu_blocks blocks = {c->task->space->device_base, c->task->shape.block_bytes, p->d_ids};
+        const struct gpu_memshare_keep norms = {.blocks = blocks, .shape = shape, .n = c->task->job->n_items,
                                                 .to = p->d_norms};
         const struct gpu_memshare distances = {.blocks = blocks, .shape = shape, .metric = c->metric, .half = c->half,
                                                .limit = c->limit, .pairs = p->d_pairs, .n = p->n,
@@ -153,7 +153,7 @@ static int launch(struct pairs *p, struct gpu *gpu, cu_stream stream) {
 }
 
 static int run_pairs(struct pairs *p, struct gpu *gpu) {
-        struct worker_device *device = p->c->run->device;
+        struct worker_device *device = p->c->task->device;
         cu_address room;
         int r;
 
@@ -166,17 +166,17 @@ static int run_pairs(struct pairs *p, struct gpu *gpu) {
         if (r == 0)
                 r = launch(p, gpu, device->stream);
         if (device_finish(device) < 0)
-                return run_refuse(p->c->run, -EIO, "%s", device->why);
+                return task_refuse(p->c->task, -EIO, "%s", device->why);
         if (r < 0)
                 return -ENOSYS; /* whatever it is: there is another way */
         r = device_read(device, p->distances, p->d_distances, p->n * sizeof *p->distances);
         if (r < 0 || device_finish(device) < 0)
-                return run_refuse(p->c->run, -EIO, "%s", device->why);
+                return task_refuse(p->c->task, -EIO, "%s", device->why);
         return 0;
 }
 
 int compare_on_device(struct compare *c) {
-        struct gpu *gpu = device_kernels(c->run->device);
+        struct gpu *gpu = device_kernels(c->task->device);
         struct pairs p = {.c = c};
         int r = gpu ? find_pairs(&p) : -ENOSYS;
 

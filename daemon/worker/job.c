@@ -9,32 +9,32 @@
 #include "ipc/base/sys.h"
 
 static const struct {
-        run_kind *run;
+        task_kind *task;
         const char *name;
-        enum run_access access; /* to the blocks that its items name */
-        run_kind *on_device;    /* by the GPU itself; NULL: by the processor, in any case */
+        enum task_access access; /* to the blocks that its items name */
+        task_kind *on_device;    /* by the GPU itself; NULL: by the processor, in any case */
 } kinds[] = {
-        [KVD_JOB_SUMMARISE] = {.run = run_summarise, .name = "summarise", .access = RUN_READ,
-                               .on_device = run_summarise_on_device},
-        [KVD_JOB_SCORE] = {.run = run_score, .name = "score", .access = RUN_READ, .on_device = run_score_on_device},
-        [KVD_JOB_COMPACT] = {.run = run_compact, .name = "compact", .access = RUN_PACK},
-        [KVD_JOB_CALIBRATE] = {.run = run_calibrate, .name = "calibrate", .access = RUN_READ},
-        [KVD_JOB_COMPARE] = {.run = run_compare, .name = "compare", .access = RUN_NONE},
-        [KVD_JOB_SPILL] = {.run = run_spill, .name = "spill", .access = RUN_READ},
-        [KVD_JOB_REVIVE] = {.run = run_revive, .name = "revive", .access = RUN_WRITE},
-        [KVD_JOB_FORGET] = {.run = run_forget, .name = "forget", .access = RUN_NONE},
-        [KVD_JOB_REBUILD] = {.run = run_rebuild, .name = "rebuild", .access = RUN_NONE},
-        [KVD_JOB_CONFIG] = {.run = run_config, .name = "config", .access = RUN_READ},
-        [KVD_JOB_PROFILE] = {.run = run_profile, .name = "profile", .access = RUN_READ},
+        [KVD_JOB_SUMMARISE] = {.task = task_summarise, .name = "summarise", .access = TASK_READ,
+                               .on_device = task_summarise_on_device},
+        [KVD_JOB_SCORE] = {.task = task_score, .name = "score", .access = TASK_READ, .on_device = task_score_on_device},
+        [KVD_JOB_COMPACT] = {.task = task_compact, .name = "compact", .access = TASK_PACK},
+        [KVD_JOB_CALIBRATE] = {.task = task_calibrate, .name = "calibrate", .access = TASK_READ},
+        [KVD_JOB_COMPARE] = {.task = task_compare, .name = "compare", .access = TASK_NONE},
+        [KVD_JOB_SPILL] = {.task = task_spill, .name = "spill", .access = TASK_READ},
+        [KVD_JOB_REVIVE] = {.task = task_revive, .name = "revive", .access = TASK_WRITE},
+        [KVD_JOB_FORGET] = {.task = task_forget, .name = "forget", .access = TASK_NONE},
+        [KVD_JOB_REBUILD] = {.task = task_rebuild, .name = "rebuild", .access = TASK_NONE},
+        [KVD_JOB_CONFIG] = {.task = task_config, .name = "config", .access = TASK_READ},
+        [KVD_JOB_PROFILE] = {.task = task_profile, .name = "profile", .access = TASK_READ},
 };
 
 /* ---- for the families ------------------------------------------------------------------------------------------ */
 
-int run_refuse(struct run *run, int error, const char *format, ...) {
+int task_refuse(struct task *task, int error, const char *format, ...) {
         va_list args;
 
         va_start(args, format);
-        vsnprintf(run->why, run->why_size, format, args);
+        vsnprintf(task->why, task->why_size, format, args);
         va_end(args);
         return error;
 }
@@ -44,7 +44,7 @@ struct room {
         _Alignas(64) uint8_t bytes[];
 };
 
-void *run_room(struct run *run, size_t n, size_t size) {
+void *task_room(struct task *task, size_t n, size_t size) {
         struct room *room;
         size_t bytes;
 
@@ -53,66 +53,66 @@ void *run_room(struct run *run, size_t n, size_t size) {
         room = aligned_alloc(64, sizeof *room + ALIGN_UP(bytes, 64));
         if (!room)
                 return NULL;
-        room->next = run->rooms;
-        run->rooms = room;
+        room->next = task->rooms;
+        task->rooms = room;
         return memset(room->bytes, 0, bytes);
 }
 
-static void leave_rooms(struct run *run) {
-        while (run->rooms) {
-                struct room *room = run->rooms;
+static void leave_rooms(struct task *task) {
+        while (task->rooms) {
+                struct room *room = task->rooms;
 
-                run->rooms = room->next;
+                task->rooms = room->next;
                 free(room);
         }
 }
 
-void *run_results(struct run *run, size_t n, size_t size) {
+void *task_results(struct task *task, size_t n, size_t size) {
         if (n > RESULT_BYTES / size) {
-                run_refuse(run, -E2BIG, "%zu results do not fit into an answer", n);
+                task_refuse(task, -E2BIG, "%zu results do not fit into an answer", n);
                 return NULL;
         }
-        run->result_size = (uint32_t)(n * size);
-        return memset(run->result, 0, n * size);
+        task->result_size = (uint32_t)(n * size);
+        return memset(task->result, 0, n * size);
 }
 
-int run_needs_numbers(struct run *run) {
-        if (run->shape.type)
+int task_needs_numbers(struct task *task) {
+        if (task->shape.type)
                 return 0;
-        return run_refuse(run, -EOPNOTSUPP, "numbers of 8 bits without a scale cannot be compared or summed; spilling "
+        return task_refuse(task, -EOPNOTSUPP, "numbers of 8 bits without a scale cannot be compared or summed; spilling "
                           "and reviving exactly is all that can be done with them");
 }
 
-uint8_t *run_spilled(const struct run *run, uint32_t slot) {
-        const struct worker_space *w = run->space;
+uint8_t *task_spilled(const struct task *task, uint32_t slot) {
+        const struct worker_space *w = task->space;
 
         return slot < kvd_places(w->ix) ? w->spill + slot * w->ix->block_bytes : NULL;
 }
 
-uint8_t *run_row(const struct run *run, uint32_t row) {
-        const struct worker_space *w = run->space;
+uint8_t *task_row(const struct task *task, uint32_t row) {
+        const struct worker_space *w = task->space;
 
         if (row >= (uint64_t)w->ix->capacity + kvd_places(w->ix))
                 return NULL;
         return kvd_summary_row(&w->summary, w->summaries, row);
 }
 
-const uint8_t *run_summary(const struct run *run, uint32_t row, uint32_t generation) {
-        const uint8_t *at = run_row(run, row);
+const uint8_t *task_summary(const struct task *task, uint32_t row, uint32_t generation) {
+        const uint8_t *at = task_row(task, row);
 
         if (!at || shm_load((const shm_u64 *)at) != ((uint64_t)generation << 32 | KVD_SUMMARY_MADE))
                 return NULL;
         return at;
 }
 
-void run_copy_summary(const struct run *run, const uint8_t *from, uint8_t *to, uint32_t generation) {
+void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to, uint32_t generation) {
         shm_write_begin((shm_u64 *)to, 0);
-        memcpy(to + 8, from + 8, run->space->summary.row_bytes - 8);
+        memcpy(to + 8, from + 8, task->space->summary.row_bytes - 8);
         shm_write_end((shm_u64 *)to, (uint64_t)generation << 32 | KVD_SUMMARY_MADE);
 }
 
-double run_setting(const struct run *run, enum kvd_setting which) {
-        return kvd_setting_get(run->space->ix->settings, which);
+double task_setting(const struct task *task, enum kvd_setting which) {
+        return kvd_setting_get(task->space->ix->settings, which);
 }
 
 /* ---- a job ------------------------------------------------------------------------------------------------------ */
@@ -137,68 +137,68 @@ static struct shape shape_of(const struct kvd_index *ix) {
         };
 }
 
-static int find_arguments(struct run *run, const struct spaces *spaces, uint64_t bytes) {
+static int find_arguments(struct task *task, const struct spaces *spaces, uint64_t bytes) {
         const struct kvd_job *job = spaces->arguments;
         uint64_t need;
 
         if (!job || bytes < sizeof *job || bytes > KVD_JOB_BYTES)
-                return run_refuse(run, -EPROTO, "a job of %llu bytes", (unsigned long long)bytes);
-        need = sizeof *job + job->n_items * sizeof *run->items + job->n_steps * sizeof *run->steps +
-               job->n_tokens * sizeof *run->tokens;
-        if (need > bytes || job->kind >= ARRAY_SIZE(kinds) || !kinds[job->kind].run)
-                return run_refuse(run, -EPROTO, "a job of kind %u that needs %llu bytes, not %llu", job->kind,
+                return task_refuse(task, -EPROTO, "a job of %llu bytes", (unsigned long long)bytes);
+        need = sizeof *job + job->n_items * sizeof *task->items + job->n_steps * sizeof *task->steps +
+               job->n_tokens * sizeof *task->tokens;
+        if (need > bytes || job->kind >= ARRAY_SIZE(kinds) || !kinds[job->kind].task)
+                return task_refuse(task, -EPROTO, "a job of kind %u that needs %llu bytes, not %llu", job->kind,
                                   (unsigned long long)need, (unsigned long long)bytes);
-        run->job = job;
-        run->items = (const void *)(job + 1);
-        run->steps = (const void *)(run->items + job->n_items);
-        run->tokens = (const void *)(run->steps + job->n_steps);
+        task->job = job;
+        task->items = (const void *)(job + 1);
+        task->steps = (const void *)(task->items + job->n_items);
+        task->tokens = (const void *)(task->steps + job->n_steps);
         return 0;
 }
 
-static int find_memory(struct run *run, struct spaces *spaces) {
-        const struct kvd_job *job = run->job;
+static int find_memory(struct task *task, struct spaces *spaces) {
+        const struct kvd_job *job = task->job;
 
-        run->space = spaces_find(spaces, job->space);
-        if (!run->space)
-                return run_refuse(run, -EPROTO, "a job of a space that was not sent");
-        run->device = &spaces->device;
-        run->shape = shape_of(run->space->ix);
-        run->sketch = NULL;
+        task->space = spaces_find(spaces, job->space);
+        if (!task->space)
+                return task_refuse(task, -EPROTO, "a job of a space that was not sent");
+        task->device = &spaces->device;
+        task->shape = shape_of(task->space->ix);
+        task->sketch = NULL;
         if (!job->sketch)
                 return 0;
         if (spaces->sketch.number != job->sketch || spaces->sketch.space != job->space)
-                return run_refuse(run, -EPROTO, "a job of a sketch that was not sent");
-        run->sketch = &spaces->sketch;
+                return task_refuse(task, -EPROTO, "a job of a sketch that was not sent");
+        task->sketch = &spaces->sketch;
         return 0;
 }
 
 /* On the GPU if that can be, or by the processor. */
-static int run_somewhere(struct run *run, run_kind *on_device) {
-        enum run_access access = kinds[run->job->kind].access;
-        int r = on_device && run_on_device(run) ? on_device(run) : -ENOSYS;
+static int run_somewhere(struct task *task, task_kind *on_device) {
+        enum task_access access = kinds[task->job->kind].access;
+        int r = on_device && task_on_device(task) ? on_device(task) : -ENOSYS;
 
         if (r != -ENOSYS)
                 return r;
-        r = run_stage(run, access);
+        r = task_stage(task, access);
         if (r == 0)
-                r = kinds[run->job->kind].run(run);
-        return r == 0 ? run_unstage(run, access) : r;
+                r = kinds[task->job->kind].task(task);
+        return r == 0 ? task_unstage(task, access) : r;
 }
 
-int run_job(struct run *run, struct spaces *spaces, uint64_t bytes) {
+int task_job(struct task *task, struct spaces *spaces, uint64_t bytes) {
         int r;
 
-        run->result_size = 0;
-        r = find_arguments(run, spaces, bytes);
+        task->result_size = 0;
+        r = find_arguments(task, spaces, bytes);
         if (r == 0)
-                r = find_memory(run, spaces);
+                r = find_memory(task, spaces);
         if (r == 0) {
-                run->why[0] = 0;
-                r = run_somewhere(run, kinds[run->job->kind].on_device);
-                if (r < 0 && !run->why[0])
-                        run_refuse(run, r, "%s: %s", kinds[run->job->kind].name, strerror(-r));
+                task->why[0] = 0;
+                r = run_somewhere(task, kinds[task->job->kind].on_device);
+                if (r < 0 && !task->why[0])
+                        task_refuse(task, r, "%s: %s", kinds[task->job->kind].name, strerror(-r));
         }
-        leave_rooms(run);
-        run->staged = NULL;
+        leave_rooms(task);
+        task->staged = NULL;
         return r;
 }

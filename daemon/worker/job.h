@@ -32,7 +32,7 @@ struct shape {
         size_t block_bytes;
 };
 
-struct run {
+struct task {
         const struct kvd_job *job;
         const struct kvd_job_item *items;
         const struct kvd_job_step *steps;
@@ -44,7 +44,7 @@ struct run {
         uint8_t **staged;             /* [item]: its block in host memory; NULL: none, or blocks are where they are */
         const struct kvd_ops *ops;
         struct team *team;
-        struct room *rooms;           /* owned: run_room */
+        struct room *rooms;           /* owned: task_room */
         uint8_t *result;              /* RESULT_BYTES */
         uint32_t result_size;
         char *why;                    /* of a refusal */
@@ -52,65 +52,65 @@ struct run {
 };
 
 /* Does the job that lies in the arguments. 0, or a negative errno and one line in why. */
-int run_job(struct run *run, struct spaces *spaces, uint64_t bytes);
+int task_job(struct task *task, struct spaces *spaces, uint64_t bytes);
 
 /* ---- for the families -------------------------------------------------------------------------------------------- */
 
-typedef int run_kind(struct run *run);
-run_kind run_summarise;
-run_kind run_summarise_on_device;
-run_kind run_score;
-run_kind run_score_on_device;
-run_kind run_compact;
-run_kind run_compare;
-run_kind run_calibrate;
-run_kind run_spill;
-run_kind run_revive;
-run_kind run_forget;
-run_kind run_rebuild;
-run_kind run_config;
-run_kind run_profile;
+typedef int task_kind(struct task *task);
+task_kind task_summarise;
+task_kind task_summarise_on_device;
+task_kind task_score;
+task_kind task_score_on_device;
+task_kind task_compact;
+task_kind task_compare;
+task_kind task_calibrate;
+task_kind task_spill;
+task_kind task_revive;
+task_kind task_forget;
+task_kind task_rebuild;
+task_kind task_config;
+task_kind task_profile;
 
-_printf_(3, 4) int run_refuse(struct run *run, int error, const char *format, ...);
+_printf_(3, 4) int task_refuse(struct task *task, int error, const char *format, ...);
 
 /* Zeroed memory until the job's end, aligned to 64 bytes; NULL: there is none. */
-void *run_room(struct run *run, size_t n, size_t size);
+void *task_room(struct task *task, size_t n, size_t size);
 
-/* Room for the result, zeroed; NULL after run_refuse: it would not fit into an answer. */
-void *run_results(struct run *run, size_t n, size_t size);
+/* Room for the result, zeroed; NULL after task_refuse: it would not fit into an answer. */
+void *task_results(struct task *task, size_t n, size_t size);
 
 /* -EOPNOTSUPP if no kernel reads the space's numbers. */
-int run_needs_numbers(struct run *run);
+int task_needs_numbers(struct task *task);
 
 /* The item's block, for the processor. NULL: no such block, or in another incarnation. */
-uint8_t *run_block(const struct run *run, uint32_t item);
+uint8_t *task_block(const struct task *task, uint32_t item);
 
-/* Spaces on a GPU (stage.c): where the item's block is there; 0: no such block. */
-bool run_on_device(const struct run *run);
-cu_address run_address(const struct run *run, uint32_t item);
+/* Spaces on a GPU (staging.c): where the item's block is there; 0: no such block. */
+bool task_on_device(const struct task *task);
+cu_address task_address(const struct task *task, uint32_t item);
 
-/* Before and behind a job: brings what it reads within run_block's reach, and what it wrote back. */
-enum run_access {
-        RUN_NONE,
-        RUN_READ,
-        RUN_WRITE,
-        RUN_PACK, /* writes the items that are KVD_JOB_DEST, reads the others */
+/* Before and behind a job: brings what it reads within task_block's reach, and what it wrote back. */
+enum task_access {
+        TASK_NONE,
+        TASK_READ,
+        TASK_WRITE,
+        TASK_PACK, /* writes the items that are KVD_JOB_DEST, reads the others */
 };
-int run_stage(struct run *run, enum run_access access);
-int run_unstage(struct run *run, enum run_access access);
-uint8_t *run_spilled(const struct run *run, uint32_t slot); /* NULL: no such slot */
-uint8_t *run_row(const struct run *run, uint32_t row);      /* of the summaries; NULL: no such row */
+int task_stage(struct task *task, enum task_access access);
+int task_unstage(struct task *task, enum task_access access);
+uint8_t *task_spilled(const struct task *task, uint32_t slot); /* NULL: no such slot */
+uint8_t *task_row(const struct task *task, uint32_t row);      /* of the summaries; NULL: no such row */
 
 /* The row, if it has the summary of that incarnation; or NULL. */
-const uint8_t *run_summary(const struct run *run, uint32_t row, uint32_t generation);
+const uint8_t *task_summary(const struct task *task, uint32_t row, uint32_t generation);
 
 /* KeyDiff: the sum of the directions of all items' keys, [layer][head][dim], but of KVD_JOB_DEST; NULL: no memory. */
-float *run_anchors(struct run *run);
+float *task_anchors(struct task *task);
 
 /* Another row with the same contents, for a block of that generation. */
-void run_copy_summary(const struct run *run, const uint8_t *from, uint8_t *to, uint32_t generation);
+void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to, uint32_t generation);
 
-double run_setting(const struct run *run, enum kvd_setting which);
+double task_setting(const struct task *task, enum kvd_setting which);
 
 static inline uint8_t *layer_keys(const struct shape *s, const uint8_t *block, uint32_t layer) {
         return (uint8_t *)block + layer * 2 * s->plane;

@@ -15,7 +15,7 @@
 #include "kernels/keydiff.h"
 
 struct packing {
-        struct run *run;
+        struct task *task;
         const float *anchors;    /* [layer][head][dim] */
         uint8_t **from, **to;    /* blocks */
         uint32_t n_from, n_to;
@@ -25,8 +25,8 @@ struct packing {
         size_t room, scratch;    /* bytes; floats */
 };
 
-static struct kvd_key_rows keys_of(const struct run *run, uint32_t layer) {
-        const struct shape *s = &run->shape;
+static struct kvd_key_rows keys_of(const struct task *task, uint32_t layer) {
+        const struct shape *s = &task->shape;
 
         return (struct kvd_key_rows){.offset = layer * 2 * s->plane, .head_stride = s->head_stride,
                                      .token_stride = s->token_stride, .per_block = s->tokens, .heads = s->heads,
@@ -35,23 +35,23 @@ static struct kvd_key_rows keys_of(const struct run *run, uint32_t layer) {
 
 /* A block at a time: they need not be full. */
 static void score_layer(const struct packing *p, uint32_t layer, float *scores, float *scratch) {
-        const struct shape *s = &p->run->shape;
+        const struct shape *s = &p->task->shape;
         const float *anchor = p->anchors + (size_t)layer * s->heads * s->dim;
-        struct kvd_key_rows keys = keys_of(p->run, layer);
+        struct kvd_key_rows keys = keys_of(p->task, layer);
         uint32_t at = 0;
 
         for (uint32_t i = 0; i < p->n_from; i++) {
                 const uint8_t *block = p->from[i];
-                uint32_t n = MIN(p->run->items[i].n_tokens, s->tokens);
+                uint32_t n = MIN(p->task->items[i].n_tokens, s->tokens);
 
                 keys.blocks = &block;
-                p->run->ops->keydiff->score(scores + at, p->n_tokens, &keys, 0, n, anchor, scratch);
+                p->task->ops->keydiff->score(scores + at, p->n_tokens, &keys, 0, n, anchor, scratch);
                 at += n;
         }
 }
 
 static void move(const struct packing *p, uint32_t layer, uint32_t head, const uint32_t *chosen) {
-        const struct shape *s = &p->run->shape;
+        const struct shape *s = &p->task->shape;
         struct kvd_slots from = {.blocks = p->from, .stride = s->token_stride * s->element, .per_block = s->tokens,
                                  .bytes = s->dim * s->element};
         struct kvd_slots to = from;
@@ -59,19 +59,19 @@ static void move(const struct packing *p, uint32_t layer, uint32_t head, const u
         to.blocks = p->to;
         for (uint32_t plane = 0; plane < 2; plane++) {
                 from.offset = to.offset = (2 * layer + plane) * s->plane + head * s->head_stride * s->element;
-                p->run->ops->block->compact(&to, &from, chosen, p->keep);
+                p->task->ops->block->compact(&to, &from, chosen, p->keep);
         }
 }
 
 static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
         const struct packing *p = data;
-        const struct shape *s = &p->run->shape;
+        const struct shape *s = &p->task->shape;
         float *scores = (float *)(p->rooms + thread * p->room), *scratch = scores + (size_t)s->heads * p->n_tokens;
         uint32_t *chosen = (uint32_t *)(scratch + p->scratch);
 
         score_layer(p, layer, scores, scratch);
         for (uint32_t h = 0; h < s->heads; h++) {
-                p->run->ops->block->topk(chosen, scores + (size_t)h * p->n_tokens, p->n_tokens, p->keep, true,
+                p->task->ops->block->topk(chosen, scores + (size_t)h * p->n_tokens, p->n_tokens, p->keep, true,
                                          chosen + p->n_tokens);
                 for (uint32_t i = 0; i < p->keep; i++)
                         chosen[i] = p->place[chosen[i]];
@@ -82,55 +82,55 @@ static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
 /* ---- what the job names ------------------------------------------------------------------------------------------ */
 
 static int count(struct packing *p) {
-        struct run *run = p->run;
+        struct task *task = p->task;
 
-        p->n_from = run->job->param[0];
-        p->n_to = run->job->param[1];
-        p->keep = run->job->param[2];
-        if ((uint64_t)p->n_from + p->n_to > run->job->n_items)
-                return run_refuse(run, -EPROTO, "blocks beyond the job's items");
+        p->n_from = task->job->param[0];
+        p->n_to = task->job->param[1];
+        p->keep = task->job->param[2];
+        if ((uint64_t)p->n_from + p->n_to > task->job->n_items)
+                return task_refuse(task, -EPROTO, "blocks beyond the job's items");
         for (uint32_t i = 0; i < p->n_from; i++)
-                p->n_tokens += MIN(run->items[i].n_tokens, run->shape.tokens);
-        if (!p->keep || p->keep > p->n_tokens || DIV_UP(p->keep, run->shape.tokens) != p->n_to)
-                return run_refuse(run, -EPROTO, "%u tokens of %u in %u blocks", p->keep, p->n_tokens, p->n_to);
+                p->n_tokens += MIN(task->items[i].n_tokens, task->shape.tokens);
+        if (!p->keep || p->keep > p->n_tokens || DIV_UP(p->keep, task->shape.tokens) != p->n_to)
+                return task_refuse(task, -EPROTO, "%u tokens of %u in %u blocks", p->keep, p->n_tokens, p->n_to);
         return 0;
 }
 
 static int find_blocks(struct packing *p) {
-        struct run *run = p->run;
+        struct task *task = p->task;
 
         for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
-                uint8_t *block = run_block(run, i);
+                uint8_t *block = task_block(task, i);
 
                 if (!block)
-                        return run_refuse(run, -ESTALE, "a block is gone");
+                        return task_refuse(task, -ESTALE, "a block is gone");
                 *(i < p->n_from ? &p->from[i] : &p->to[i - p->n_from]) = block;
         }
         for (uint32_t i = 0, at = 0; i < p->n_from; i++)
-                for (uint32_t t = 0; t < MIN(run->items[i].n_tokens, run->shape.tokens); t++)
-                        p->place[at++] = i * run->shape.tokens + t;
+                for (uint32_t t = 0; t < MIN(task->items[i].n_tokens, task->shape.tokens); t++)
+                        p->place[at++] = i * task->shape.tokens + t;
         for (uint32_t i = 0; i < p->n_to; i++)
-                memset(p->to[i], 0, run->shape.block_bytes);
+                memset(p->to[i], 0, task->shape.block_bytes);
         return 0;
 }
 
 static int make_rooms(struct packing *p) {
-        struct run *run = p->run;
-        struct kvd_key_rows keys = keys_of(run, 0);
+        struct task *task = p->task;
+        struct kvd_key_rows keys = keys_of(task, 0);
 
         p->scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
-        p->room = ALIGN_UP(((size_t)run->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) * sizeof(float), 64);
-        p->from = run_room(run, p->n_from, sizeof *p->from);
-        p->to = run_room(run, p->n_to, sizeof *p->to);
-        p->place = run_room(run, p->n_tokens, sizeof *p->place);
-        p->rooms = run_room(run, team_threads(run->team), p->room);
-        p->anchors = run_anchors(run);
+        p->room = ALIGN_UP(((size_t)task->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) * sizeof(float), 64);
+        p->from = task_room(task, p->n_from, sizeof *p->from);
+        p->to = task_room(task, p->n_to, sizeof *p->to);
+        p->place = task_room(task, p->n_tokens, sizeof *p->place);
+        p->rooms = task_room(task, team_threads(task->team), p->room);
+        p->anchors = task_anchors(task);
         return p->from && p->to && p->place && p->rooms && p->anchors ? 0 : -ENOMEM;
 }
 
-int run_compact(struct run *run) {
-        struct packing p = {.run = run};
-        int r = run_needs_numbers(run);
+int task_compact(struct task *task) {
+        struct packing p = {.task = task};
+        int r = task_needs_numbers(task);
 
         if (r == 0)
                 r = count(&p);
@@ -140,8 +140,8 @@ int run_compact(struct run *run) {
                 r = find_blocks(&p);
         if (r < 0)
                 return r;
-        if (!run_results(run, 1, sizeof(uint32_t)))
+        if (!task_results(task, 1, sizeof(uint32_t)))
                 return -E2BIG;
-        team_run(run->team, run->shape.layers, pack_layer, &p);
+        team_run(task->team, task->shape.layers, pack_layer, &p);
         return 0;
 }

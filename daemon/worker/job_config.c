@@ -16,7 +16,7 @@
 #include "kernels/hshare.h"
 
 struct config {
-        struct run *run;
+        struct task *task;
         uint32_t layers, heads, queries, words;
         uint32_t dense;          /* first layers that are not sparse */
         enum kvd_share how;
@@ -40,7 +40,7 @@ static uint64_t *bits_of(const struct config *c, size_t row) {
 /* ---- input ------------------------------------------------------------------------------------------------------- */
 
 static int check(struct config *c) {
-        const uint32_t *param = c->run->job->param;
+        const uint32_t *param = c->task->job->param;
         uint64_t rows, bytes;
 
         c->layers = param[0];
@@ -49,30 +49,30 @@ static int check(struct config *c) {
         c->words = param[3];
         if (!c->layers || c->layers > 256 || !c->heads || c->heads > 256 || !c->queries || c->queries > 4096 ||
             !c->words || c->words > 65536)
-                return run_refuse(c->run, -EINVAL, "a configuration is of 1 to 256 layers and heads, 4096 queries, and "
+                return task_refuse(c->task, -EINVAL, "a configuration is of 1 to 256 layers and heads, 4096 queries, and "
                                   "65536 words of bits");
         rows = (uint64_t)c->layers * c->heads * c->queries;
         bytes = rows * c->words * sizeof(uint64_t);
-        if (bytes > c->run->job->n_items * c->run->shape.block_bytes)
-                return run_refuse(c->run, -EINVAL, "bits of %llu bytes in %u blocks", (unsigned long long)bytes,
-                                  c->run->job->n_items);
+        if (bytes > c->task->job->n_items * c->task->shape.block_bytes)
+                return task_refuse(c->task, -EINVAL, "bits of %llu bytes in %u blocks", (unsigned long long)bytes,
+                                  c->task->job->n_items);
         return 0;
 }
 
 /* A row may lie in two blocks. */
 static int copy_bits(struct config *c) {
-        struct run *run = c->run;
+        struct task *task = c->task;
         uint64_t left = row_of(c, c->layers, 0) * c->words * sizeof(uint64_t);
         uint8_t *to;
 
-        c->bits = run_room(run, left, 1);
+        c->bits = task_room(task, left, 1);
         to = (uint8_t *)c->bits;
-        for (uint32_t i = 0; to && i < run->job->n_items && left; i++) {
-                const uint8_t *block = run_block(run, i);
-                uint64_t n = MIN(left, run->shape.block_bytes);
+        for (uint32_t i = 0; to && i < task->job->n_items && left; i++) {
+                const uint8_t *block = task_block(task, i);
+                uint64_t n = MIN(left, task->shape.block_bytes);
 
                 if (!block)
-                        return run_refuse(run, -ESTALE, "a block of bits is gone");
+                        return task_refuse(task, -ESTALE, "a block of bits is gone");
                 memcpy(to, block, n);
                 to += n;
                 left -= n;
@@ -81,16 +81,16 @@ static int copy_bits(struct config *c) {
 }
 
 static int make_room(struct config *c) {
-        struct run *run = c->run;
-        uint32_t threads = team_threads(run->team);
+        struct task *task = c->task;
+        uint32_t threads = team_threads(task->team);
         size_t n = c->layers - c->dense;
 
-        c->counts = run_room(run, row_of(c, c->layers, 0), sizeof *c->counts);
-        c->both = run_room(run, threads * row_of(c, 1, 0), sizeof *c->both);
-        c->of_layers = run_room(run, n * n + n, sizeof *c->of_layers);
-        c->of_heads = run_room(run, threads * (size_t)(c->heads + 1) * c->heads, sizeof *c->of_heads);
-        c->plans = run_room(run, (size_t)threads * MAX(c->heads, c->layers), sizeof *c->plans);
-        c->layer_result = run_results(run, (size_t)c->layers * (1 + c->heads), 1);
+        c->counts = task_room(task, row_of(c, c->layers, 0), sizeof *c->counts);
+        c->both = task_room(task, threads * row_of(c, 1, 0), sizeof *c->both);
+        c->of_layers = task_room(task, n * n + n, sizeof *c->of_layers);
+        c->of_heads = task_room(task, threads * (size_t)(c->heads + 1) * c->heads, sizeof *c->of_heads);
+        c->plans = task_room(task, (size_t)threads * MAX(c->heads, c->layers), sizeof *c->plans);
+        c->layer_result = task_results(task, (size_t)c->layers * (1 + c->heads), 1);
         if (!c->counts || !c->both || !c->of_layers || !c->of_heads || !c->plans || !c->layer_result)
                 return -ENOMEM;
         c->head_result = c->layer_result + c->layers;
@@ -103,7 +103,7 @@ static int make_room(struct config *c) {
 static float similarity(const struct config *c, size_t a, size_t b, uint32_t n, uint32_t thread) {
         uint32_t *both = c->both + thread * row_of(c, 1, 0);
 
-        c->run->ops->hshare->overlap(both, bits_of(c, a), bits_of(c, b), n, c->words);
+        c->task->ops->hshare->overlap(both, bits_of(c, a), bits_of(c, b), n, c->words);
         return (float)kvd_share_similarity(both, c->counts + a, c->counts + b, n);
 }
 
@@ -111,7 +111,7 @@ static void count_layer(void *data, uint32_t layer, uint32_t thread) {
         struct config *c = data;
         size_t row = row_of(c, layer, 0);
 
-        c->run->ops->hshare->overlap(c->counts + row, bits_of(c, row), bits_of(c, row), c->heads * c->queries,
+        c->task->ops->hshare->overlap(c->counts + row, bits_of(c, row), bits_of(c, row), c->heads * c->queries,
                                      c->words);
 }
 
@@ -128,7 +128,7 @@ static void plan_heads(void *data, uint32_t layer, uint32_t thread) {
         struct config *c = data;
         float *s = c->of_heads + (size_t)thread * (c->heads + 1) * c->heads;
         uint32_t *plan = c->plans + (size_t)thread * MAX(c->heads, c->layers);
-        uint32_t k = kvd_share_count(run_setting(c->run, KVD_hshare_head_ratio), c->heads);
+        uint32_t k = kvd_share_count(task_setting(c->task, KVD_hshare_head_ratio), c->heads);
 
         memset(s, 0, (size_t)c->heads * c->heads * sizeof *s);
         for (uint32_t i = 0; i < c->heads; i++)
@@ -142,7 +142,7 @@ static void plan_heads(void *data, uint32_t layer, uint32_t thread) {
 
 static void plan_layers(struct config *c) {
         uint32_t n = c->layers - c->dense;
-        uint32_t k = n ? kvd_share_count(run_setting(c->run, KVD_hshare_layer_ratio), n) : 0;
+        uint32_t k = n ? kvd_share_count(task_setting(c->task, KVD_hshare_layer_ratio), n) : 0;
 
         for (uint32_t l = 0; l < c->dense; l++)
                 c->layer_result[l] = (uint8_t)l;
@@ -152,22 +152,22 @@ static void plan_layers(struct config *c) {
                 c->layer_result[c->dense + l] = (uint8_t)(c->dense + c->plans[l]);
 }
 
-int run_config(struct run *run) {
-        struct config c = {.run = run};
+int task_config(struct task *task) {
+        struct config c = {.task = task};
         int r = check(&c);
 
         if (r < 0)
                 return r;
-        c.dense = (uint32_t)MIN(run_setting(run, KVD_hshare_dense_layers), c.layers);
-        c.how = run_setting(run, KVD_hshare_algo) ? KVD_SHARE_STAR : KVD_SHARE_GREEDY_ROOT;
+        c.dense = (uint32_t)MIN(task_setting(task, KVD_hshare_dense_layers), c.layers);
+        c.how = task_setting(task, KVD_hshare_algo) ? KVD_SHARE_STAR : KVD_SHARE_GREEDY_ROOT;
         r = make_room(&c);
         if (r == 0)
                 r = copy_bits(&c);
         if (r < 0)
                 return r;
-        team_run(run->team, c.layers, count_layer, &c);
-        team_run(run->team, c.layers, plan_heads, &c);
-        team_run(run->team, c.layers - c.dense, compare_layer, &c);
+        team_run(task->team, c.layers, count_layer, &c);
+        team_run(task->team, c.layers, plan_heads, &c);
+        team_run(task->team, c.layers - c.dense, compare_layer, &c);
         plan_layers(&c);
         return 0;
 }

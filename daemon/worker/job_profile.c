@@ -18,7 +18,7 @@
 #include "kernels/bicache.h"
 
 struct profile {
-        struct run *run;
+        struct task *task;
         uint32_t groups, n_blocks, n_tokens; /* blocks of one side of one group */
         const uint8_t **blocks;
         struct kvd_products *rooms;          /* [thread][K, V][token] */
@@ -27,8 +27,8 @@ struct profile {
 
 /* Of all tokens' keys, or values, of one layer. */
 static void add_products(const struct profile *p, const uint8_t **alone, size_t off, struct kvd_products *to) {
-        const struct run *run = p->run;
-        const struct shape *s = &run->shape;
+        const struct task *task = p->task;
+        const struct shape *s = &task->shape;
         const uint8_t **whole = alone + p->n_blocks;
 
         memset(to, 0, p->n_tokens * sizeof *to);
@@ -36,7 +36,7 @@ static void add_products(const struct profile *p, const uint8_t **alone, size_t 
                 for (uint32_t h = 0; h < s->heads; h++) {
                         size_t at = off + h * s->head_stride * s->element;
 
-                        run->ops->bicache->products(to + t, alone[t / s->tokens] + at, s->token_stride,
+                        task->ops->bicache->products(to + t, alone[t / s->tokens] + at, s->token_stride,
                                                     whole[t / s->tokens] + at, s->token_stride, s->type,
                                                     MIN(s->tokens, p->n_tokens - t), s->dim);
                 }
@@ -44,7 +44,7 @@ static void add_products(const struct profile *p, const uint8_t **alone, size_t 
 
 static void compare_layer(void *data, uint32_t at, uint32_t thread) {
         const struct profile *p = data;
-        const struct shape *s = &p->run->shape;
+        const struct shape *s = &p->task->shape;
         const uint8_t **alone = p->blocks + (size_t)(at / s->layers) * 2 * p->n_blocks;
         struct kvd_products *keys = p->rooms + (size_t)thread * 2 * p->n_tokens, *values = keys + p->n_tokens;
         size_t off = at % s->layers * 2 * s->plane;
@@ -55,28 +55,28 @@ static void compare_layer(void *data, uint32_t at, uint32_t thread) {
         p->result[at][1] = (float)kvd_similarity_flat(keys, values, p->n_tokens);
 }
 
-int run_profile(struct run *run) {
-        struct profile p = {.run = run, .groups = run->space->ix->geometry.layer_groups,
-                            .n_tokens = run->job->param[0]};
-        int r = run_needs_numbers(run);
+int task_profile(struct task *task) {
+        struct profile p = {.task = task, .groups = task->space->ix->geometry.layer_groups,
+                            .n_tokens = task->job->param[0]};
+        int r = task_needs_numbers(task);
 
         if (r < 0)
                 return r;
-        p.n_blocks = run->job->n_items / p.groups / 2;
-        if (!p.n_tokens || run->job->n_items != p.groups * 2 * p.n_blocks ||
-            p.n_tokens > (uint64_t)p.n_blocks * run->shape.tokens)
-                return run_refuse(run, -EINVAL, "%u tokens in %u blocks of %u groups", p.n_tokens, run->job->n_items,
+        p.n_blocks = task->job->n_items / p.groups / 2;
+        if (!p.n_tokens || task->job->n_items != p.groups * 2 * p.n_blocks ||
+            p.n_tokens > (uint64_t)p.n_blocks * task->shape.tokens)
+                return task_refuse(task, -EINVAL, "%u tokens in %u blocks of %u groups", p.n_tokens, task->job->n_items,
                                   p.groups);
-        p.blocks = run_room(run, run->job->n_items, sizeof *p.blocks);
-        p.result = run_results(run, (size_t)p.groups * run->shape.layers, sizeof *p.result);
-        p.rooms = run_room(run, (size_t)team_threads(run->team) * 2 * p.n_tokens, sizeof *p.rooms);
+        p.blocks = task_room(task, task->job->n_items, sizeof *p.blocks);
+        p.result = task_results(task, (size_t)p.groups * task->shape.layers, sizeof *p.result);
+        p.rooms = task_room(task, (size_t)team_threads(task->team) * 2 * p.n_tokens, sizeof *p.rooms);
         if (!p.blocks || !p.result || !p.rooms)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < run->job->n_items; i++) {
-                p.blocks[i] = run_block(run, i);
+        for (uint32_t i = 0; i < task->job->n_items; i++) {
+                p.blocks[i] = task_block(task, i);
                 if (!p.blocks[i])
-                        return run_refuse(run, -ESTALE, "a block of the sample is gone");
+                        return task_refuse(task, -ESTALE, "a block of the sample is gone");
         }
-        team_run(run->team, p.groups * run->shape.layers, compare_layer, &p);
+        team_run(task->team, p.groups * task->shape.layers, compare_layer, &p);
         return 0;
 }

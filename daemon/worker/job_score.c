@@ -13,7 +13,7 @@
 #include "kernels/keydiff.h"
 
 struct scores {
-        struct run *run;
+        struct task *task;
         const float *anchors; /* [layer][head][dim]: of the sequence */
         float *rooms;    /* [thread]: scratch of the kernels, then scores [head][token], best [head] */
         size_t room;     /* floats */
@@ -21,68 +21,68 @@ struct scores {
         float *result;   /* [item] */
 };
 
-static struct kvd_key_rows keys_of(const struct run *run, const uint8_t *const *block) {
-        const struct shape *s = &run->shape;
+static struct kvd_key_rows keys_of(const struct task *task, const uint8_t *const *block) {
+        const struct shape *s = &task->shape;
 
         return (struct kvd_key_rows){.blocks = block, .head_stride = s->head_stride, .token_stride = s->token_stride,
                                  .per_block = s->tokens, .heads = s->heads, .dim = s->dim, .type = s->type};
 }
 
-static uint32_t item_tokens(const struct run *run, uint32_t i) {
-        return MIN(run->items[i].n_tokens, run->shape.tokens);
+static uint32_t item_tokens(const struct task *task, uint32_t i) {
+        return MIN(task->items[i].n_tokens, task->shape.tokens);
 }
 
 /* ---- anchors ----------------------------------------------------------------------------------------------------- */
 
 struct sums {
-        struct run *run;
+        struct task *task;
         float *anchors;
         float *scratch;
         uint32_t *counts; /* [head] */
 };
 
 static void add_own(const struct sums *all, uint32_t i, const uint8_t *block) {
-        const struct run *run = all->run;
-        const struct shape *s = &run->shape;
-        struct kvd_key_rows keys = keys_of(run, &block);
+        const struct task *task = all->task;
+        const struct shape *s = &task->shape;
+        struct kvd_key_rows keys = keys_of(task, &block);
 
         for (uint32_t l = 0; l < s->layers; l++) {
                 keys.offset = l * 2 * s->plane;
-                run->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim, all->counts, &keys, 0,
-                                          item_tokens(run, i), all->scratch);
+                task->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim, all->counts, &keys, 0,
+                                          item_tokens(task, i), all->scratch);
         }
 }
 
 static void add_anchor(const struct sums *all, uint32_t i) {
-        const struct kvd_job_item *item = &all->run->items[i];
-        const struct shape *s = &all->run->shape;
-        const uint8_t *row = run_summary(all->run, item->row, kvd_ref_generation(item->ref)), *block;
+        const struct kvd_job_item *item = &all->task->items[i];
+        const struct shape *s = &all->task->shape;
+        const uint8_t *row = task_summary(all->task, item->row, kvd_ref_generation(item->ref)), *block;
         size_t n = (size_t)s->layers * s->heads * s->dim;
 
         if (row) {
-                const float *anchors = (const float *)(row + all->run->space->summary.anchors_off);
+                const float *anchors = (const float *)(row + all->task->space->summary.anchors_off);
 
                 for (size_t d = 0; d < n; d++)
                         all->anchors[d] += anchors[d];
                 return;
         }
-        block = run_block(all->run, i);
+        block = task_block(all->task, i);
         if (block)
                 add_own(all, i, block);
 }
 
-float *run_anchors(struct run *run) {
-        const struct shape *s = &run->shape;
-        struct kvd_key_rows keys = keys_of(run, NULL);
-        struct sums all = {.run = run};
+float *task_anchors(struct task *task) {
+        const struct shape *s = &task->shape;
+        struct kvd_key_rows keys = keys_of(task, NULL);
+        struct sums all = {.task = task};
 
-        all.anchors = run_room(run, (size_t)s->layers * s->heads * s->dim, sizeof *all.anchors);
-        all.scratch = run_room(run, kvd_keydiff_scratch(&keys), sizeof *all.scratch);
-        all.counts = run_room(run, s->heads, sizeof *all.counts);
+        all.anchors = task_room(task, (size_t)s->layers * s->heads * s->dim, sizeof *all.anchors);
+        all.scratch = task_room(task, kvd_keydiff_scratch(&keys), sizeof *all.scratch);
+        all.counts = task_room(task, s->heads, sizeof *all.counts);
         if (!all.anchors || !all.scratch || !all.counts)
                 return NULL;
-        for (uint32_t i = 0; i < run->job->n_items; i++)
-                if (run->items[i].flags != KVD_JOB_DEST)
+        for (uint32_t i = 0; i < task->job->n_items; i++)
+                if (task->items[i].flags != KVD_JOB_DEST)
                         add_anchor(&all, i);
         return all.anchors;
 }
@@ -92,46 +92,46 @@ float *run_anchors(struct run *run) {
 /* Mean over the layers; those in which no key is valid have no say. */
 static void score(void *data, uint32_t i, uint32_t thread) {
         const struct scores *all = data;
-        const struct run *run = all->run;
-        const struct shape *s = &run->shape;
-        const uint8_t *block = run_block(run, i);
-        uint32_t n = item_tokens(run, i), layers = 0;
+        const struct task *task = all->task;
+        const struct shape *s = &task->shape;
+        const uint8_t *block = task_block(task, i);
+        uint32_t n = item_tokens(task, i), layers = 0;
         float *scratch = all->rooms + thread * all->room, *scores = scratch + all->scratch;
         float *best = scores + (size_t)s->heads * s->tokens, mean, sum = 0.0f;
-        struct kvd_key_rows keys = keys_of(run, &block);
+        struct kvd_key_rows keys = keys_of(task, &block);
 
         for (uint32_t l = 0; block && n && l < s->layers; l++) {
                 keys.offset = l * 2 * s->plane;
-                run->ops->keydiff->score(scores, s->tokens, &keys, 0, n, all->anchors + (size_t)l * s->heads * s->dim,
+                task->ops->keydiff->score(scores, s->tokens, &keys, 0, n, all->anchors + (size_t)l * s->heads * s->dim,
                                          scratch);
-                run->ops->keydiff->blocks(&mean, best, scores, s->tokens, s->heads, n, s->tokens);
+                task->ops->keydiff->blocks(&mean, best, scores, s->tokens, s->heads, n, s->tokens);
                 if (mean >= -2.0f) {
                         sum += mean;
                         layers++;
                 }
         }
         mean = layers ? sum / (float)layers : -1.0f;
-        run->ops->keydiff->priority(&all->result[i], &mean, 1);
+        task->ops->keydiff->priority(&all->result[i], &mean, 1);
 }
 
-int run_score(struct run *run) {
-        const struct shape *s = &run->shape;
-        struct scores all = {.run = run};
-        struct kvd_key_rows keys = keys_of(run, NULL);
-        int r = run_needs_numbers(run);
+int task_score(struct task *task) {
+        const struct shape *s = &task->shape;
+        struct scores all = {.task = task};
+        struct kvd_key_rows keys = keys_of(task, NULL);
+        int r = task_needs_numbers(task);
 
         if (r < 0)
                 return r;
         all.scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
         all.room = all.scratch + (size_t)s->heads * s->tokens + s->heads;
         all.room = ALIGN_UP(all.room, 16);
-        all.result = run_results(run, run->job->n_items, sizeof(float));
+        all.result = task_results(task, task->job->n_items, sizeof(float));
         if (!all.result)
                 return -E2BIG;
-        all.anchors = run_anchors(run);
-        all.rooms = run_room(run, team_threads(run->team) * all.room, sizeof(float));
+        all.anchors = task_anchors(task);
+        all.rooms = task_room(task, team_threads(task->team) * all.room, sizeof(float));
         if (!all.anchors || !all.rooms)
                 return -ENOMEM;
-        team_run(run->team, run->job->n_items, score, &all);
+        team_run(task->team, task->job->n_items, score, &all);
         return 0;
 }

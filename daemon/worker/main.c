@@ -25,7 +25,7 @@ struct worker {
         int socket;
         struct kvd_decoder *decoder;
         struct spaces spaces;
-        struct run run;
+        struct task task;
         uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX], result[RESULT_BYTES];
         char why[200];
 };
@@ -68,21 +68,21 @@ static int worker_new(int socket, uint32_t threads, struct worker **ret) {
         if (!w)
                 return -ENOMEM;
         w->socket = socket;
-        w->run = (struct run){.ops = kvd_ops_pick(NULL), .team = team_new(threads), .result = w->result, .why = w->why,
+        w->task = (struct task){.ops = kvd_ops_pick(NULL), .team = team_new(threads), .result = w->result, .why = w->why,
                               .why_size = sizeof w->why};
         *ret = w;
-        return w->run.team ? kvd_decoder_new(&w->decoder) : -ENOMEM;
+        return w->task.team ? kvd_decoder_new(&w->decoder) : -ENOMEM;
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
 
 static void do_job(struct worker *w, const struct kvd_msg *m, struct kvd_msg *reply) {
-        int r = run_job(&w->run, &w->spaces, m->work.bytes);
+        int r = task_job(&w->task, &w->spaces, m->work.bytes);
 
         reply->work_reply.id = m->work.id;
         reply->work_reply.error = (uint32_t)-r;
         if (r == 0)
-                reply->work_reply.result = (struct kvd_slice){w->result, w->run.result_size};
+                reply->work_reply.result = (struct kvd_slice){w->result, w->task.result_size};
         else
                 log_limited(LOG_WARNING, "worker %d: a job was refused: %s", getpid(), w->why);
 }
@@ -119,7 +119,7 @@ static int answer(struct worker *w, ssize_t size, struct kvd_fds *fds) {
 
         if (kvd_msg_decode(w->decoder, w->in, (size_t)size, &request) < 0)
                 return -EPROTO;
-        reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .sequence = request.sequence};
+        reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .serial = request.serial};
         r = handle(w, &request, fds, &reply);
         kvd_fds_close(fds);
         if (r == -ENOSYS)

@@ -15,7 +15,7 @@
 #include "kernels/keydiff.h"
 
 struct device_scores {
-        struct run *run;
+        struct task *task;
         uint32_t n, n_tokens;      /* items; tokens, the last block's as many as it has */
         uint32_t *ids;             /* [2][n]: all, and those without a summary */
         bool unsummarised;
@@ -32,32 +32,32 @@ static uint64_t sums_bytes(const struct shape *s) {
 
 /* Blocks lie one behind the other: only the last may be part filled. */
 static int count_tokens(struct device_scores *d) {
-        const struct run *run = d->run;
+        const struct task *task = d->task;
 
-        d->n = run->job->n_items;
+        d->n = task->job->n_items;
         for (uint32_t i = 0; i + 1 < d->n; i++)
-                if (run->items[i].n_tokens < run->shape.tokens)
+                if (task->items[i].n_tokens < task->shape.tokens)
                         return -ENOSYS;
-        if (!d->n || !run->items[d->n - 1].n_tokens || !run->shape.type || run->shape.dim > GPU_KEYDIFF_DIM)
+        if (!d->n || !task->items[d->n - 1].n_tokens || !task->shape.type || task->shape.dim > GPU_KEYDIFF_DIM)
                 return -ENOSYS;
-        d->n_tokens = (d->n - 1) * run->shape.tokens + MIN(run->items[d->n - 1].n_tokens, run->shape.tokens);
+        d->n_tokens = (d->n - 1) * task->shape.tokens + MIN(task->items[d->n - 1].n_tokens, task->shape.tokens);
         return 0;
 }
 
 static int find_blocks(struct device_scores *d) {
-        struct run *run = d->run;
-        const struct shape *s = &run->shape;
+        struct task *task = d->task;
+        const struct shape *s = &task->shape;
 
-        d->ids = run_room(run, 2 * (size_t)d->n, sizeof *d->ids);
-        d->sums = run_room(run, sums_bytes(s), 1);
-        d->means = run_room(run, (size_t)s->layers * d->n, sizeof *d->means);
+        d->ids = task_room(task, 2 * (size_t)d->n, sizeof *d->ids);
+        d->sums = task_room(task, sums_bytes(s), 1);
+        d->means = task_room(task, (size_t)s->layers * d->n, sizeof *d->means);
         if (!d->ids || !d->sums || !d->means)
                 return -ENOMEM;
         for (uint32_t i = 0; i < d->n; i++) {
-                const struct kvd_job_item *item = &run->items[i];
-                const uint8_t *row = run_summary(run, item->row, kvd_ref_generation(item->ref));
-                uint32_t id = run_address(run, i) ? kvd_ref_id(item->ref) : GPU_NO_BLOCK;
-                const float *anchors = row ? (const float *)(row + run->space->summary.anchors_off) : NULL;
+                const struct kvd_job_item *item = &task->items[i];
+                const uint8_t *row = task_summary(task, item->row, kvd_ref_generation(item->ref));
+                uint32_t id = task_address(task, i) ? kvd_ref_id(item->ref) : GPU_NO_BLOCK;
+                const float *anchors = row ? (const float *)(row + task->space->summary.anchors_off) : NULL;
 
                 d->ids[i] = id;
                 d->ids[d->n + i] = row ? GPU_NO_BLOCK : id;
@@ -79,7 +79,7 @@ static cu_address part(struct device_scores *d, uint64_t bytes) {
 
 /* Called twice: from 0, to know how much it is, and from where it is. */
 static void lay_out(struct device_scores *d, cu_address from) {
-        const struct shape *s = &d->run->shape;
+        const struct shape *s = &d->task->shape;
         uint64_t heads = (uint64_t)s->layers * s->heads;
 
         d->at = d->next = from;
@@ -93,17 +93,17 @@ static void lay_out(struct device_scores *d, cu_address from) {
 }
 
 static int make_room(struct device_scores *d) {
-        const struct run *run = d->run;
-        const struct shape *s = &run->shape;
+        const struct task *task = d->task;
+        const struct shape *s = &task->shape;
 
         d->keys = (struct gpu_keydiff){
-                .keys = {.blocks = {.base = run->space->device_base, .block_bytes = s->block_bytes},
+                .keys = {.blocks = {.base = task->space->device_base, .block_bytes = s->block_bytes},
                          .layer_stride = 2 * s->plane, .head_stride = s->head_stride, .token_stride = s->token_stride,
                          .layers = s->layers, .heads = s->heads, .dim = s->dim, .per_block = s->tokens,
                          .number = s->type},
                 .to = d->n_tokens, .stride = d->n_tokens};
         lay_out(d, 0);
-        d->at = device_room(run->device, d->next);
+        d->at = device_room(task->device, d->next);
         if (!d->at)
                 return -ENOSYS;
         lay_out(d, d->at);
@@ -113,10 +113,10 @@ static int make_room(struct device_scores *d) {
 /* ---- the job ----------------------------------------------------------------------------------------------------- */
 
 static int upload(struct device_scores *d) {
-        struct worker_device *device = d->run->device;
-        const struct shape *s = &d->run->shape;
+        struct worker_device *device = d->task->device;
+        const struct shape *s = &d->task->shape;
         uint64_t counts = (uint64_t)s->layers * s->heads * sizeof(uint32_t);
-        uint32_t *zeros = run_room(d->run, counts, 1);
+        uint32_t *zeros = task_room(d->task, counts, 1);
         int r = zeros ? device_write(device, d->d_ids, d->ids, 2 * (uint64_t)d->n * sizeof *d->ids) : -ENOMEM;
 
         if (r == 0)
@@ -125,7 +125,7 @@ static int upload(struct device_scores *d) {
 }
 
 static int launch(struct device_scores *d, struct gpu *gpu, cu_stream stream) {
-        const struct shape *s = &d->run->shape;
+        const struct shape *s = &d->task->shape;
         int r = 0;
 
         d->keys.keys.blocks.ids = d->d_ids + d->n * sizeof *d->ids;
@@ -151,19 +151,19 @@ static void put_results(const struct device_scores *d, float *result) {
                 float mean = 0.0f;
                 uint32_t layers = 0;
 
-                for (uint32_t l = 0; l < d->run->shape.layers; l++)
+                for (uint32_t l = 0; l < d->task->shape.layers; l++)
                         if (d->means[(size_t)l * d->n + i] >= -2.0f) {
                                 mean += d->means[(size_t)l * d->n + i];
                                 layers++;
                         }
                 mean = layers ? mean / (float)layers : -1.0f;
-                d->run->ops->keydiff->priority(&result[i], &mean, 1);
+                d->task->ops->keydiff->priority(&result[i], &mean, 1);
         }
 }
 
-int run_score_on_device(struct run *run) {
-        struct device_scores d = {.run = run};
-        struct gpu *gpu = device_kernels(run->device);
+int task_score_on_device(struct task *task) {
+        struct device_scores d = {.task = task};
+        struct gpu *gpu = device_kernels(task->device);
         float *result;
         int r = gpu ? count_tokens(&d) : -ENOSYS;
 
@@ -174,15 +174,15 @@ int run_score_on_device(struct run *run) {
         if (r == 0)
                 r = upload(&d);
         if (r == 0)
-                r = launch(&d, gpu, run->device->stream);
-        if (device_finish(run->device) < 0)
-                return run_refuse(run, -EIO, "%s", run->device->why);
+                r = launch(&d, gpu, task->device->stream);
+        if (device_finish(task->device) < 0)
+                return task_refuse(task, -EIO, "%s", task->device->why);
         if (r < 0)
                 return -ENOSYS; /* whatever it is: there is another way */
-        r = device_read(run->device, d.means, d.d_means, (uint64_t)run->shape.layers * d.n * sizeof(float));
-        if (r < 0 || device_finish(run->device) < 0)
-                return run_refuse(run, -EIO, "%s", run->device->why);
-        result = run_results(run, d.n, sizeof *result);
+        r = device_read(task->device, d.means, d.d_means, (uint64_t)task->shape.layers * d.n * sizeof(float));
+        if (r < 0 || device_finish(task->device) < 0)
+                return task_refuse(task, -EIO, "%s", task->device->why);
+        result = task_results(task, d.n, sizeof *result);
         if (!result)
                 return -E2BIG;
         put_results(&d, result);

@@ -23,41 +23,41 @@ static void settle_modes(struct sketch_use *use) {
         struct kvd_sketch_header *h = use->header;
 
         if (!h->key_mode || !h->hash) {
-                h->key_mode = 1 + (uint32_t)run_setting(use->run, KVD_kvreviver_key_mode);
-                h->hash = 1 + (uint32_t)run_setting(use->run, KVD_kvreviver_hash);
+                h->key_mode = 1 + (uint32_t)task_setting(use->task, KVD_kvreviver_key_mode);
+                h->hash = 1 + (uint32_t)task_setting(use->task, KVD_kvreviver_hash);
         }
         learn_hash(use);
 }
 
-int sketch_open(struct run *run, struct sketch_use *use) {
-        struct kvd_sketch_header *h = run->sketch ? run->sketch->at : NULL;
+int sketch_open(struct task *task, struct sketch_use *use) {
+        struct kvd_sketch_header *h = task->sketch ? task->sketch->at : NULL;
         size_t plane;
         int r;
 
         if (!h)
-                return run_refuse(run, -EPROTO, "a job without a sketch");
-        r = run_needs_numbers(run);
+                return task_refuse(task, -EPROTO, "a job without a sketch");
+        r = task_needs_numbers(task);
         if (r < 0)
                 return r;
-        if (__atomic_load_n(&h->state, __ATOMIC_ACQUIRE) != KVD_SKETCH_IDLE && run->job->kind != KVD_JOB_REBUILD)
-                return run_refuse(run, -ESTALE, "sketch %u is half written; it must be made anew", run->sketch->number);
+        if (__atomic_load_n(&h->state, __ATOMIC_ACQUIRE) != KVD_SKETCH_IDLE && task->job->kind != KVD_JOB_REBUILD)
+                return task_refuse(task, -ESTALE, "sketch %u is half written; it must be made anew", task->sketch->number);
         plane = (size_t)h->rows * h->columns * h->cell_floats;
-        *use = (struct sketch_use){.run = run, .header = h, .mean = (float *)(h + 1)};
+        *use = (struct sketch_use){.task = task, .header = h, .mean = (float *)(h + 1)};
         use->keys = use->mean + h->cell_floats;
         use->values = use->keys + plane;
-        use->members = run_room(run, run->job->n_items, sizeof *use->members);
+        use->members = task_room(task, task->job->n_items, sizeof *use->members);
         settle_modes(use);
         return use->members ? 0 : -ENOMEM;
 }
 
 int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block) {
-        struct run *run = use->run;
-        const struct kvd_job_item *item = &run->items[i];
+        struct task *task = use->task;
+        const struct kvd_job_item *item = &task->items[i];
         struct sketch_member *m = &use->members[i];
         uint64_t ordinals[KVD_MAX_BLOCK_TOKENS];
 
-        m->n_tokens = MIN(item->n_tokens, run->shape.tokens);
-        m->places = run_room(run, (size_t)m->n_tokens * use->hash.rows, sizeof *m->places);
+        m->n_tokens = MIN(item->n_tokens, task->shape.tokens);
+        m->places = task_room(task, (size_t)m->n_tokens * use->hash.rows, sizeof *m->places);
         if (!m->places)
                 return -ENOMEM;
         for (uint32_t t = 0; t < m->n_tokens; t++)
@@ -70,7 +70,7 @@ int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block) {
 uint64_t sketch_tokens(const struct sketch_use *use) {
         uint64_t n = 0;
 
-        for (uint32_t i = 0; i < use->run->job->n_items; i++)
+        for (uint32_t i = 0; i < use->task->job->n_items; i++)
                 n += use->members[i].block ? use->members[i].n_tokens : 0;
         return n;
 }
@@ -78,7 +78,7 @@ uint64_t sketch_tokens(const struct sketch_use *use) {
 /* ---- the mark ---------------------------------------------------------------------------------------------------- */
 
 void sketch_begin(struct sketch_use *use) {
-        use->header->job = use->run->job->id;
+        use->header->job = use->task->job->id;
         __atomic_store_n(&use->header->state, KVD_SKETCH_BUSY, __ATOMIC_SEQ_CST);
 }
 
@@ -92,7 +92,7 @@ void sketch_end(struct sketch_use *use, int64_t tokens) {
 /* One layer's and head's keys (plane 0) or values (plane 1). */
 static struct kvd_sketch_part part_of(const struct sketch_use *use, uint32_t at, bool values) {
         const struct kvd_sketch_header *h = use->header;
-        uint32_t dim = use->run->shape.dim;
+        uint32_t dim = use->task->shape.dim;
         struct kvd_sketch_part part = {.stride = h->cell_floats, .rows = h->rows, .columns = h->columns, .dim = dim};
 
         part.cells = (values ? use->values : use->keys) + (size_t)at * dim;
@@ -101,8 +101,8 @@ static struct kvd_sketch_part part_of(const struct sketch_use *use, uint32_t at,
         return part;
 }
 
-static struct kvd_sketch_vectors vectors_of(const struct run *run, uint8_t *const *block, uint32_t at, bool values) {
-        const struct shape *s = &run->shape;
+static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *const *block, uint32_t at, bool values) {
+        const struct shape *s = &task->shape;
         uint32_t layer = at / s->heads, head = at % s->heads;
 
         return (struct kvd_sketch_vectors){
@@ -114,7 +114,7 @@ static struct kvd_sketch_vectors vectors_of(const struct run *run, uint8_t *cons
 }
 
 static void on_all_parts(struct sketch_use *use, team_piece *piece, void *data) {
-        team_run(use->run->team, use->run->shape.layers * use->run->shape.heads, piece, data);
+        team_run(use->task->team, use->task->shape.layers * use->task->shape.heads, piece, data);
 }
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
@@ -128,45 +128,45 @@ struct change {
 static void change_part(void *data, uint32_t at, uint32_t thread) {
         const struct change *change = data;
         const struct sketch_use *use = change->use;
-        const struct run *run = use->run;
+        const struct task *task = use->task;
 
         for (int values = 0; values < 2; values++) {
                 struct kvd_sketch_part part = part_of(use, at, values);
 
-                for (uint32_t i = 0; i < run->job->n_items; i++) {
+                for (uint32_t i = 0; i < task->job->n_items; i++) {
                         const struct sketch_member *m = &use->members[i];
-                        struct kvd_sketch_vectors x = vectors_of(run, &m->block, at, values);
+                        struct kvd_sketch_vectors x = vectors_of(task, &m->block, at, values);
 
                         if (m->block)
-                                run->ops->sketch->insert(&part, m->places, m->n_tokens, &x, change->weight);
+                                task->ops->sketch->insert(&part, m->places, m->n_tokens, &x, change->weight);
                 }
         }
 }
 
 /* Keys of one token as floats. */
-static const float *key_floats(const struct run *run, const uint8_t *key, float *room) {
-        if (run->shape.type == KVD_NUMBER_F32)
+static const float *key_floats(const struct task *task, const uint8_t *key, float *room) {
+        if (task->shape.type == KVD_NUMBER_F32)
                 return (const float *)key;
-        run->ops->widen(room, (const uint16_t *)key, run->shape.dim, run->shape.type);
+        task->ops->widen(room, (const uint16_t *)key, task->shape.dim, task->shape.type);
         return room;
 }
 
 static void mean_part(void *data, uint32_t at, uint32_t thread) {
         const struct change *change = data;
         const struct sketch_use *use = change->use;
-        const struct run *run = use->run;
-        const struct shape *s = &run->shape;
+        const struct task *task = use->task;
+        const struct shape *s = &task->shape;
         float *mean = use->mean + (size_t)at * s->dim, *room = change->rooms + (size_t)thread * s->dim;
         float n = (float)sketch_tokens(use);
 
         memset(mean, 0, s->dim * sizeof *mean);
-        for (uint32_t i = 0; i < run->job->n_items; i++) {
+        for (uint32_t i = 0; i < task->job->n_items; i++) {
                 const struct sketch_member *m = &use->members[i];
 
                 for (uint32_t t = 0; m->block && t < m->n_tokens; t++) {
                         const uint8_t *key = head_keys(s, m->block, at / s->heads, at % s->heads) +
                                              t * s->token_stride * s->element;
-                        const float *k = key_floats(run, key, room);
+                        const float *k = key_floats(task, key, room);
 
                         for (uint32_t d = 0; d < s->dim; d++)
                                 mean[d] += k[d] / n;
@@ -175,12 +175,12 @@ static void mean_part(void *data, uint32_t at, uint32_t thread) {
 }
 
 static int freeze_mean(struct sketch_use *use) {
-        struct run *run = use->run;
+        struct task *task = use->task;
         struct change change = {.use = use};
 
         if (use->header->key_mode != 1 + KEYS_CENTRED || use->header->has_mean || !sketch_tokens(use))
                 return 0;
-        change.rooms = run_room(run, (size_t)team_threads(run->team) * run->shape.dim, sizeof(float));
+        change.rooms = task_room(task, (size_t)team_threads(task->team) * task->shape.dim, sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
         on_all_parts(use, mean_part, &change);
@@ -210,8 +210,8 @@ void sketch_remove(struct sketch_use *use) {
 static void remove_estimate(void *data, uint32_t at, uint32_t thread) {
         const struct change *change = data;
         const struct sketch_use *use = change->use;
-        const struct run *run = use->run;
-        const struct shape *s = &run->shape;
+        const struct task *task = use->task;
+        const struct shape *s = &task->shape;
         uint8_t *room = (uint8_t *)(change->rooms + (size_t)thread * s->tokens * s->dim);
         const struct kvd_sketch_vectors x = {.blocks = &room, .stride = s->dim, .per_block = s->tokens,
                                              .type = KVD_NUMBER_F32};
@@ -219,22 +219,22 @@ static void remove_estimate(void *data, uint32_t at, uint32_t thread) {
         for (int values = 0; values < 2; values++) {
                 struct kvd_sketch_part part = part_of(use, at, values);
 
-                for (uint32_t i = 0; i < run->job->n_items; i++) {
+                for (uint32_t i = 0; i < task->job->n_items; i++) {
                         const struct sketch_member *m = &use->members[i];
 
                         if (!m->block)
                                 continue;
-                        run->ops->sketch->query(&part, m->places, m->n_tokens, &x, 1.0f);
-                        run->ops->sketch->insert(&part, m->places, m->n_tokens, &x, -1.0f);
+                        task->ops->sketch->query(&part, m->places, m->n_tokens, &x, 1.0f);
+                        task->ops->sketch->insert(&part, m->places, m->n_tokens, &x, -1.0f);
                 }
         }
 }
 
 int sketch_remove_estimates(struct sketch_use *use) {
-        struct run *run = use->run;
+        struct task *task = use->task;
         struct change change = {.use = use};
 
-        change.rooms = run_room(run, (size_t)team_threads(run->team) * run->shape.tokens * run->shape.dim,
+        change.rooms = task_room(task, (size_t)team_threads(task->team) * task->shape.tokens * task->shape.dim,
                                 sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
@@ -244,17 +244,17 @@ int sketch_remove_estimates(struct sketch_use *use) {
 
 static void query_part(void *data, uint32_t at, uint32_t thread) {
         const struct sketch_use *use = data;
-        const struct run *run = use->run;
+        const struct task *task = use->task;
 
         for (int values = 0; values < 2; values++) {
                 struct kvd_sketch_part part = part_of(use, at, values);
 
-                for (uint32_t i = 0; i < run->job->n_items; i++) {
+                for (uint32_t i = 0; i < task->job->n_items; i++) {
                         const struct sketch_member *m = &use->members[i];
-                        struct kvd_sketch_vectors x = vectors_of(run, &m->block, at, values);
+                        struct kvd_sketch_vectors x = vectors_of(task, &m->block, at, values);
 
                         if (m->block)
-                                run->ops->sketch->query(&part, m->places, m->n_tokens, &x, 1.0f);
+                                task->ops->sketch->query(&part, m->places, m->n_tokens, &x, 1.0f);
                 }
         }
 }

@@ -17,7 +17,7 @@ struct sketch_member {
 };
 
 struct sketch_use {
-        struct run *run;
+        struct task *task;
         struct kvd_sketch_header *header;
         struct kvd_sketch_hash hash;
         float *mean, *keys, *values; /* in the sketch's memory */
@@ -25,7 +25,7 @@ struct sketch_use {
 };
 
 /* -ESTALE: a worker died while it wrote to the sketch. -EPROTO: the job has none. Only who changes it may begin it. */
-int sketch_open(struct run *run, struct sketch_use *use);
+int sketch_open(struct task *task, struct sketch_use *use);
 
 /* Item i takes part, with this block. -ENOMEM. */
 int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block);

@@ -7,9 +7,9 @@
 #include "daemon/worker/job.h"
 
 /* Whether no head is without. */
-bool summary_has_channels(const struct run *run);
+bool summary_has_channels(const struct task *task);
 
-/* For those that are without, by the processor, from what run_block finds of the job's blocks. 0 or -ENOMEM. */
-int summary_choose_channels(struct run *run);
+/* For those that are without, by the processor, from what task_block finds of the job's blocks. 0 or -ENOMEM. */
+int summary_choose_channels(struct task *task);
 
 #endif

@@ -14,7 +14,7 @@
 #include "kernels/cuda/summarise.h"
 
 struct device_rows {
-        struct run *run;
+        struct task *task;
         uint32_t n;       /* items */
         uint32_t *ids;    /* [n]; GPU_NO_BLOCK: no such block, or no row to put it */
         uint32_t *tokens; /* [n] */
@@ -23,43 +23,43 @@ struct device_rows {
         cu_address next, d_ids, d_tokens, d_channels, d_rows;
 };
 
-static uint64_t channels_bytes(const struct run *run) {
-        return (uint64_t)run->shape.layers * run->shape.heads * run->space->summary.channels * sizeof(uint16_t);
+static uint64_t channels_bytes(const struct task *task) {
+        return (uint64_t)task->shape.layers * task->shape.heads * task->space->summary.channels * sizeof(uint16_t);
 }
 
-static uint64_t labels_bytes(const struct run *run) {
-        const struct shape *s = &run->shape;
+static uint64_t labels_bytes(const struct task *task) {
+        const struct shape *s = &task->shape;
 
-        return (uint64_t)s->layers * s->heads * s->tokens * run->space->summary.label_bytes;
+        return (uint64_t)s->layers * s->heads * s->tokens * task->space->summary.label_bytes;
 }
 
-static int choose_channels(struct run *run) {
+static int choose_channels(struct task *task) {
         int r;
 
-        if (summary_has_channels(run))
+        if (summary_has_channels(task))
                 return 0;
-        r = run_stage(run, RUN_READ);
+        r = task_stage(task, TASK_READ);
         if (r == 0)
-                r = summary_choose_channels(run);
-        run->staged = NULL; /* rows are next in that memory */
+                r = summary_choose_channels(task);
+        task->staged = NULL; /* rows are next in that memory */
         return r;
 }
 
 static int find_blocks(struct device_rows *d) {
-        struct run *run = d->run;
-        const struct kvd_summary *layout = &run->space->summary;
+        struct task *task = d->task;
+        const struct kvd_summary *layout = &task->space->summary;
 
-        d->n = run->job->n_items;
-        d->bytes = layout->labels_off + labels_bytes(run) - layout->norms_off;
-        d->ids = run_room(run, d->n, sizeof *d->ids);
-        d->tokens = run_room(run, d->n, sizeof *d->tokens);
+        d->n = task->job->n_items;
+        d->bytes = layout->labels_off + labels_bytes(task) - layout->norms_off;
+        d->ids = task_room(task, d->n, sizeof *d->ids);
+        d->tokens = task_room(task, d->n, sizeof *d->tokens);
         if (!d->ids || !d->tokens)
                 return -ENOMEM;
         for (uint32_t i = 0; i < d->n; i++) {
-                const struct kvd_job_item *item = &run->items[i];
+                const struct kvd_job_item *item = &task->items[i];
 
-                d->ids[i] = run_address(run, i) && run_row(run, item->row) ? kvd_ref_id(item->ref) : GPU_NO_BLOCK;
-                d->tokens[i] = MIN(item->n_tokens, run->shape.tokens);
+                d->ids[i] = task_address(task, i) && task_row(task, item->row) ? kvd_ref_id(item->ref) : GPU_NO_BLOCK;
+                d->tokens[i] = MIN(item->n_tokens, task->shape.tokens);
         }
         return 0;
 }
@@ -77,16 +77,16 @@ static void lay_out(struct device_rows *d, cu_address from) {
         d->next = from;
         d->d_ids = part(d, d->n * sizeof *d->ids);
         d->d_tokens = part(d, d->n * sizeof *d->tokens);
-        d->d_channels = part(d, channels_bytes(d->run));
-        d->d_rows = part(d, d->n * d->run->space->summary.row_bytes);
+        d->d_channels = part(d, channels_bytes(d->task));
+        d->d_rows = part(d, d->n * d->task->space->summary.row_bytes);
 }
 
 static int make_room(struct device_rows *d) {
         cu_address room;
 
         lay_out(d, 0);
-        room = device_room(d->run->device, d->next);
-        d->rows = device_staging(d->run->device, d->n * d->run->space->summary.row_bytes);
+        room = device_room(d->task->device, d->next);
+        d->rows = device_staging(d->task->device, d->n * d->task->space->summary.row_bytes);
         if (!room || !d->rows)
                 return -ENOSYS;
         lay_out(d, room);
@@ -94,17 +94,17 @@ static int make_room(struct device_rows *d) {
 }
 
 static int upload(struct device_rows *d) {
-        struct worker_device *device = d->run->device;
+        struct worker_device *device = d->task->device;
         int r = device_write(device, d->d_ids, d->ids, d->n * sizeof *d->ids);
 
         if (r == 0)
                 r = device_write(device, d->d_tokens, d->tokens, d->n * sizeof *d->tokens);
-        return r == 0 ? device_write(device, d->d_channels, d->run->space->summaries, channels_bytes(d->run)) : r;
+        return r == 0 ? device_write(device, d->d_channels, d->task->space->summaries, channels_bytes(d->task)) : r;
 }
 
 static int launch(struct device_rows *d, struct gpu *gpu) {
-        const struct worker_space *w = d->run->space;
-        const struct shape *s = &d->run->shape;
+        const struct worker_space *w = d->task->space;
+        const struct shape *s = &d->task->shape;
         const struct gpu_summarise a = {
                 .blocks = {w->device_base, s->block_bytes, d->d_ids}, .n = d->n,
                 .shape = {s->layers, s->heads, s->tokens, s->dim, w->ix->geometry.order, s->type},
@@ -112,12 +112,12 @@ static int launch(struct device_rows *d, struct gpu *gpu) {
                 .rows = d->d_rows, .row_bytes = w->summary.row_bytes, .norms_off = w->summary.norms_off,
                 .anchors_off = w->summary.anchors_off, .labels_off = w->summary.labels_off};
 
-        return gpu_summarise(gpu, d->run->device->stream, &a);
+        return gpu_summarise(gpu, d->task->device->stream, &a);
 }
 
 /* Also rows of no block are read, and nothing is made of them. */
 static int make_rows(struct device_rows *d, struct gpu *gpu) {
-        struct worker_device *device = d->run->device;
+        struct worker_device *device = d->task->device;
         int r = make_room(d);
 
         if (r == 0)
@@ -125,12 +125,12 @@ static int make_rows(struct device_rows *d, struct gpu *gpu) {
         if (r == 0)
                 r = launch(d, gpu);
         if (device_finish(device) < 0)
-                return run_refuse(d->run, -EIO, "%s", device->why);
+                return task_refuse(d->task, -EIO, "%s", device->why);
         if (r < 0)
                 return -ENOSYS; /* whatever it is: there is another way */
-        r = device_read(device, d->rows, d->d_rows, d->n * d->run->space->summary.row_bytes);
+        r = device_read(device, d->rows, d->d_rows, d->n * d->task->space->summary.row_bytes);
         if (r < 0 || device_finish(device) < 0)
-                return run_refuse(d->run, -EIO, "%s", device->why);
+                return task_refuse(d->task, -EIO, "%s", device->why);
         return 0;
 }
 
@@ -138,9 +138,9 @@ static int make_rows(struct device_rows *d, struct gpu *gpu) {
 
 static void put_row(void *data, uint32_t i, uint32_t thread) {
         const struct device_rows *d = data;
-        const struct kvd_job_item *item = &d->run->items[i];
-        const struct kvd_summary *layout = &d->run->space->summary;
-        uint8_t *row = run_row(d->run, item->row);
+        const struct kvd_job_item *item = &d->task->items[i];
+        const struct kvd_summary *layout = &d->task->space->summary;
+        uint8_t *row = task_row(d->task, item->row);
 
         if (d->ids[i] == GPU_NO_BLOCK)
                 return;
@@ -149,18 +149,18 @@ static void put_row(void *data, uint32_t i, uint32_t thread) {
         shm_write_end((shm_u64 *)row, (uint64_t)kvd_ref_generation(item->ref) << 32 | KVD_SUMMARY_MADE);
 }
 
-int run_summarise_on_device(struct run *run) {
-        struct device_rows d = {.run = run};
-        struct gpu *gpu = device_kernels(run->device);
-        int r = gpu ? run_needs_numbers(run) : -ENOSYS;
+int task_summarise_on_device(struct task *task) {
+        struct device_rows d = {.task = task};
+        struct gpu *gpu = device_kernels(task->device);
+        int r = gpu ? task_needs_numbers(task) : -ENOSYS;
 
         if (r == 0)
-                r = choose_channels(run);
+                r = choose_channels(task);
         if (r == 0)
                 r = find_blocks(&d);
         if (r == 0 && d.n)
                 r = make_rows(&d, gpu);
         if (r == 0)
-                team_run(run->team, d.n, put_row, &d);
+                team_run(task->team, d.n, put_row, &d);
         return r;
 }

@@ -239,7 +239,7 @@ int space_delete(struct space *space, bool force) {
         if (n && !force)
                 return store_refuse(store, -EBUSY, "%u client%s using space '%s'; stop %s, or pass --force", n,
                                     n == 1 ? " is" : "s are", space->name, n == 1 ? "it" : "them");
-        if (n && store->config.backend == KVD_BACKEND_LEGACY && !store->holder_gone)
+        if (n && store->config.backend == KVD_BACKEND_LEGACY && !store->exporter_gone)
                 return store_refuse(store, -EBUSY, "%u clients use space '%s', and have its memory by legacy CUDA "
                                     "handles, which cannot be taken from under them; end them", n, space->name);
         end_attachments(space);

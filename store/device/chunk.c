@@ -209,13 +209,13 @@ void store_clear_failed(struct store *store) {
         pool_of(store)->clear_failed = true;
 }
 
-/* ---- legacy handles: a holder makes the memory, clear, and keeps it ---------------------------------------------- */
+/* ---- legacy handles: an exporter makes the memory, clear, and keeps it ---------------------------------------------- */
 
-bool store_has_holder(const struct store *store) {
+bool store_has_exporter(const struct store *store) {
         return store->config.backend == KVD_BACKEND_LEGACY;
 }
 
-bool store_next_hold(struct store *store, uint32_t *number, uint64_t *bytes) {
+bool store_next_export(struct store *store, uint32_t *number, uint64_t *bytes) {
         struct device_pool *pool = pool_of(store);
 
         if (!pool || pool->cuda || pool->clear_failed)
@@ -230,7 +230,7 @@ bool store_next_hold(struct store *store, uint32_t *number, uint64_t *bytes) {
         return false;
 }
 
-void store_hold_done(struct store *store, uint32_t number, const uint8_t handle[CU_IPC_HANDLE_BYTES]) {
+void store_export_done(struct store *store, uint32_t number, const uint8_t handle[CU_IPC_HANDLE_BYTES]) {
         struct chunk *chunk = &pool_of(store)->chunks[number];
 
         memcpy(chunk->handle.bytes, handle, sizeof chunk->handle.bytes);
@@ -238,14 +238,14 @@ void store_hold_done(struct store *store, uint32_t number, const uint8_t handle[
 }
 
 /* What clients have of it stays theirs, as if their space was deleted. */
-void store_holder_gone(struct store *store) {
+void store_exporter_gone(struct store *store) {
         struct device_pool *pool = pool_of(store);
         struct space *space;
 
-        store->holder_gone = true;
+        store->exporter_gone = true;
         while ((space = store_next_space(store, 0)))
                 space_delete(space, true);
-        store->holder_gone = false;
+        store->exporter_gone = false;
         for (uint32_t i = 0; i < pool->n; i++)
                 if (pool->chunks[i].state == CLEARING || pool->chunks[i].state == CLEAN)
                         chunk_set_state(pool, &pool->chunks[i], DIRTY);

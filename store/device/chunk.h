@@ -34,7 +34,7 @@ struct chunk {
 };
 
 struct device_pool {
-        const struct kvd_cuda *cuda; /* NULL: a holder makes the memory, and this process only keeps its handles */
+        const struct kvd_cuda *cuda; /* NULL: an exporter makes the memory, and this process only keeps its handles */
         struct cu_allocation what;
         uint64_t bytes;          /* of a chunk */
         uint32_t n;

@@ -180,7 +180,7 @@ void peer_send(struct peer_end *p, const struct kvd_msg *request) {
         struct kvd_msg msg = *request;
         ssize_t n;
 
-        msg.sequence = ++p->sequence;
+        msg.serial = ++p->serial;
         n = kvd_msg_encode(&msg, p->frame, sizeof p->frame);
         ck_assert_int_gt(n, 0);
         ck_assert_int_eq(kvd_frame_send(p->fd, p->frame, (size_t)n, NULL, 0), 0);
@@ -205,7 +205,7 @@ struct kvd_msg peer_call(struct peer_end *p, struct kvd_msg request) {
 
         peer_send(p, &request);
         ck_assert_msg(peer_receive(p, &reply), "the daemon closed the connection");
-        ck_assert_uint_eq(reply.sequence, p->sequence);
+        ck_assert_uint_eq(reply.serial, p->serial);
         ck_assert(reply.number == KVD_MSG_error || reply.number == request.number + KVD_REPLY);
         return reply;
 }

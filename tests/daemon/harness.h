@@ -36,7 +36,7 @@ double instance_cpu(const struct instance *in);        /* seconds used by the da
 
 struct peer_end {
         int fd;
-        uint64_t sequence;
+        uint64_t serial;
         struct kvd_decoder *decoder;
         struct kvd_fds fds; /* of the last reply */
         uint8_t frame[KVD_FRAME_MAX];
@@ -46,7 +46,7 @@ struct peer_end *peer_connect(const char *socket);          /* not attached */
 struct peer_end *peer_attach(const char *socket);
 struct peer_end *peer_close(struct peer_end *p);            /* closes the socket, and the last descriptors */
 
-void peer_send(struct peer_end *p, const struct kvd_msg *request); /* sequence is chosen */
+void peer_send(struct peer_end *p, const struct kvd_msg *request); /* the serial is chosen */
 /* 0 bytes: the daemon closed the connection: false. Waits up to ten seconds. */
 bool peer_receive(struct peer_end *p, struct kvd_msg *ret);
 /* Sends and receives; the reply must be the one for this request, or `error`. */

@@ -167,7 +167,7 @@ uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t
         struct kvd_msg reply;
         ssize_t n;
 
-        msg.sequence = ++o->sequence;
+        msg.serial = ++o->serial;
         if (n_fds)
                 memcpy(set.fd, fds, n_fds * sizeof *fds);
         n = kvd_msg_encode(&msg, o->frame, sizeof o->frame);
@@ -177,7 +177,7 @@ uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t
         n = kvd_frame_receive(o->socket, o->frame, NULL, 0);
         ck_assert_msg(n > 0, "the worker is gone");
         ck_assert_int_eq(kvd_msg_decode(o->decoder, o->frame, (size_t)n, &reply), 0);
-        ck_assert_uint_eq(reply.sequence, msg.sequence);
+        ck_assert_uint_eq(reply.serial, msg.serial);
         if (reply.number == KVD_MSG_error)
                 return reply.error.code;
         ck_assert_uint_eq(reply.number, msg.number + KVD_REPLY);

@@ -19,7 +19,7 @@
 struct owner {
         pid_t pid;
         int socket;
-        uint64_t sequence, jobs;
+        uint64_t serial, jobs;
         struct kvd_decoder *decoder;
         struct kvd_geometry g;
         struct kvd_index *ix;

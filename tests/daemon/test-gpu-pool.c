@@ -561,7 +561,7 @@ static void delete(struct peer_end *p, const char *domain, uint32_t force, int e
 }
 
 /* The pool is 8 segments of 8 MiB: the ninth space would have none, and the memory of the first is cleared for it. */
-START_TEST(a_space_has_one_segment_from_the_holder) {
+START_TEST(a_space_has_one_segment_from_the_exporter) {
         struct peer_end *p;
         struct user *a, *b;
 
@@ -619,23 +619,23 @@ static pid_t child_called(const char *name) {
 }
 
 /* What clients have mapped stays theirs; they begin anew in memory of the next one. */
-START_TEST(a_holder_that_dies_takes_the_spaces_with_it) {
+START_TEST(an_exporter_that_dies_takes_the_spaces_with_it) {
         struct user *a, *again;
-        pid_t holder;
+        pid_t exporter;
 
         instance_start(&in, by_handle);
         a = user_open("a");
         ck_assert_uint_eq(take(a, POOL_BLOCKS, 0x5a), POOL_BLOCKS / 8);
-        holder = child_called("kvd-holder");
-        ck_assert_int_gt(holder, 0);
-        ck_assert_int_eq(kill(holder, SIGKILL), 0);
+        exporter = child_called("kvd-exporter");
+        ck_assert_int_gt(exporter, 0);
+        ck_assert_int_eq(kill(exporter, SIGKILL), 0);
         WAIT_UNTIL(atomic_load(&a->ix->alive) == 0);
         peer_refused(a->peer, MSG(allocate, a->handle, 1), -ESTALE);
         for (uint32_t i = 0; i < a->n; i++)
                 ck_assert_int_eq(block(a, a->refs[i])[i], 0x5a);
         again = user_open("a");
         WAIT_UNTIL(take(again, POOL_BLOCKS, 0x5b) > 0);
-        ck_assert_int_ne(child_called("kvd-holder"), holder);
+        ck_assert_int_ne(child_called("kvd-exporter"), exporter);
         check(again, "a");
         user_close(again);
         peer_close(a->peer);
@@ -670,8 +670,8 @@ int main(void) {
         tcase_add_test(t, a_worker_killed_while_it_clears_is_replaced);
         tcase_add_test(t, an_error_of_the_gpu_ends_the_worker_and_nothing_else);
         tcase_add_test(t, the_next_daemon_gets_what_the_clients_of_the_last_let_go);
-        tcase_add_test(t, a_space_has_one_segment_from_the_holder);
-        tcase_add_test(t, a_holder_that_dies_takes_the_spaces_with_it);
+        tcase_add_test(t, a_space_has_one_segment_from_the_exporter);
+        tcase_add_test(t, an_exporter_that_dies_takes_the_spaces_with_it);
         suite_add_tcase(suite, t);
         srunner_run_all(runner, CK_NORMAL);
         failed = srunner_ntests_failed(runner);

@@ -301,7 +301,7 @@ static void send_descriptors(struct peer_end *p, uint32_t n) {
 
         while (fds.n < n)
                 fds.fd[fds.n++] = 0;
-        msg.sequence = ++p->sequence;
+        msg.serial = ++p->serial;
         size = kvd_msg_encode(&msg, p->frame, sizeof p->frame);
         ck_assert_int_eq(kvd_frame_send(p->fd, p->frame, (size_t)size, &fds, 0), 0);
 }
@@ -333,10 +333,10 @@ START_TEST(never_reading) {
         start(_i);
         p = peer_attach(in.socket);
         while (r == 0) {
-                request.sequence = p->sequence + 1;
+                request.serial = p->serial + 1;
                 n = kvd_msg_encode(&request, p->frame, sizeof p->frame);
                 r = kvd_frame_send(p->fd, p->frame, (size_t)n, NULL, MSG_DONTWAIT);
-                p->sequence += r == 0;
+                p->serial += r == 0;
                 if (r == -EAGAIN && answered++ < 200) {
                         usleep(1000);
                         r = 0;
@@ -344,10 +344,10 @@ START_TEST(never_reading) {
                 ck_assert_uint_eq(clients(), 2); /* others are served all the while */
         }
         ck_assert_int_eq(r, -EAGAIN);
-        ck_assert_uint_gt(p->sequence, 100);
-        for (answered = 2; answered <= p->sequence; answered++) {
+        ck_assert_uint_gt(p->serial, 100);
+        for (answered = 2; answered <= p->serial; answered++) {
                 ck_assert(peer_receive(p, &reply));
-                ck_assert_uint_eq(reply.sequence, answered);
+                ck_assert_uint_eq(reply.serial, answered);
         }
         peer_close(p);
         WAIT_UNTIL(clients() == 1);
@@ -363,7 +363,7 @@ START_TEST(stalled_clients_cost_no_time) {
 
         start(_i);
         p = peer_attach(in.socket);
-        request.sequence = 9;
+        request.serial = 9;
         n = kvd_msg_encode(&request, p->frame, sizeof p->frame);
         for (int i = 0; i < 100; i++) {
                 while (kvd_frame_send(p->fd, p->frame, (size_t)n, NULL, MSG_DONTWAIT) == 0)

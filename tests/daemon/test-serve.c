@@ -115,11 +115,11 @@ START_TEST(a_message_from_the_future) {
         send_raw(p, "\x93\x4d\x07\x80", 4);
         ck_assert(peer_receive(p, &r));
         ck_assert_uint_eq(r.error.code, ENOSYS);
-        ck_assert_uint_eq(r.sequence, 7);
+        ck_assert_uint_eq(r.serial, 7);
         send_raw(p, "\x93\x05\x08\x81\xa5" "count\xcd\x13\x88", 13);
         ck_assert(peer_receive(p, &r));
         ck_assert_uint_eq(r.error.code, EINVAL);
-        ck_assert_uint_eq(r.sequence, 8);
+        ck_assert_uint_eq(r.serial, 8);
         ck_assert(kvd_slice_is(r.error.text, "field 'count' of 'allocate' is 5000, at most 4096"));
         r = peer_ok(p, MSG(daemon_info));
         ck_assert_uint_eq(r.daemon_info_reply.bad_frames, 2);

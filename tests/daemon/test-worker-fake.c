@@ -24,7 +24,7 @@
 
 /* ---- the fake worker --------------------------------------------------------------------------------------------- */
 
-enum fake { DIES, CLOSES, GARBAGE, OTHER_SEQUENCE, OTHER_NUMBER, OTHER_JOB, TALKS_FIRST, SHORT_RESULT, LONG_RESULT,
+enum fake { DIES, CLOSES, GARBAGE, OTHER_SERIAL, OTHER_NUMBER, OTHER_JOB, TALKS_FIRST, SHORT_RESULT, LONG_RESULT,
             WRONG_CHECKSUMS, REFUSES_SPACES, REFUSES_JOBS, N_FAKES };
 
 static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_msg *reply, uint8_t *result) {
@@ -62,7 +62,7 @@ static int fake_main(enum fake fake, int socket) {
                 if (request.number == KVD_MSG_work_space && job == MAP_FAILED)
                         job = mmap(NULL, KVD_JOB_BYTES, PROT_READ, MAP_SHARED, fds.fd[3], 0);
                 kvd_fds_close(&fds);
-                reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .sequence = request.sequence};
+                reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .serial = request.serial};
                 if (fake == CLOSES)
                         return shutdown(socket, SHUT_RDWR) + (int)pause();
                 if (fake == GARBAGE) {
@@ -74,11 +74,11 @@ static int fake_main(enum fake fake, int socket) {
                         answer_work(fake, job, &reply, result);
                 }
                 if (fake == REFUSES_SPACES && request.number == KVD_MSG_work_space)
-                        reply = (struct kvd_msg){.number = KVD_MSG_error, .sequence = request.sequence,
+                        reply = (struct kvd_msg){.number = KVD_MSG_error, .serial = request.serial,
                                                  .error = {ENOMEM, kvd_slice_of("no room")}};
-                reply.sequence += fake == OTHER_SEQUENCE;
+                reply.serial += fake == OTHER_SERIAL;
                 if (fake == OTHER_NUMBER)
-                        reply = (struct kvd_msg){.number = KVD_MSG_table_reply, .sequence = request.sequence};
+                        reply = (struct kvd_msg){.number = KVD_MSG_table_reply, .serial = request.serial};
                 n = kvd_msg_encode(&reply, out, sizeof out);
                 kvd_frame_send(socket, out, (size_t)n, NULL, 0);
         }

@@ -32,7 +32,7 @@ static uint64_t pick(uint64_t limit, enum sample_kind kind, uint64_t *seed) {
 
 void sample_fill(struct kvd_msg *msg, uint32_t number, enum sample_kind kind, uint64_t *seed) {
         make_content();
-        *msg = (struct kvd_msg){.number = number, .sequence = sample_random(seed)};
+        *msg = (struct kvd_msg){.number = number, .serial = sample_random(seed)};
         for (const struct kvd_field *f = kvd_msg_info(number)->fields; f->name; f++) {
                 void *to = (uint8_t *)msg + f->offset;
                 uint64_t n = pick(f->limit, kind, seed);
@@ -59,8 +59,8 @@ static bool equal(const struct kvd_field *f, const void *a, const void *b) {
 const char *sample_difference(const struct kvd_msg *a, const struct kvd_msg *b) {
         if (a->number != b->number)
                 return "number";
-        if (a->sequence != b->sequence)
-                return "sequence";
+        if (a->serial != b->serial)
+                return "serial";
         for (const struct kvd_field *f = kvd_msg_info(a->number)->fields; f->name; f++)
                 if (!equal(f, (const uint8_t *)a + f->offset, (const uint8_t *)b + f->offset))
                         return f->name;

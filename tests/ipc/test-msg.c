@@ -89,7 +89,7 @@ END_TEST
 /* ---- encoder --------------------------------------------------------------------------------------------------- */
 
 START_TEST(encoder_keeps_its_bounds) {
-        struct kvd_msg msg = {.number = KVD_MSG_allocate, .sequence = 7, .allocate = {.space = 3, .count = 4096}};
+        struct kvd_msg msg = {.number = KVD_MSG_allocate, .serial = 7, .allocate = {.space = 3, .count = 4096}};
         size_t n = encode(&msg);
 
         for (size_t room = 0; room < n; room++)
@@ -110,11 +110,11 @@ static void cut(uint32_t number, uint64_t *seed) {
         sample_fill(&msg, number, SAMPLE_RANDOM, seed);
         n = encode(&msg);
         for (size_t left = 0; left < n; left++) {
-                struct kvd_msg got = {.number = 1, .sequence = 1};
+                struct kvd_msg got = {.number = 1, .serial = 7};
 
                 ck_assert_int_eq(kvd_msg_decode(decoder, frame, left, &got), -EBADMSG);
                 ck_assert_uint_eq(got.number, 0);
-                ck_assert_uint_eq(got.sequence, 0);
+                ck_assert_uint_eq(got.serial, 0);
         }
         frame[n] = 0;
         ck_assert_int_eq(kvd_msg_decode(decoder, frame, n + 1, &msg), -EBADMSG);
@@ -177,7 +177,7 @@ static void refused(struct writer *w, int error, const char *why) {
         ck_assert_int_eq(kvd_msg_decode(decoder, w->out.data, w->out.size, &msg), error);
         ck_assert_str_eq(kvd_decoder_why(decoder), why);
         if (error != -EBADMSG)
-                ck_assert_uint_eq(msg.sequence, 99);
+                ck_assert_uint_eq(msg.serial, 99);
         msgpack_sbuffer_destroy(&w->out);
 }
 
@@ -285,7 +285,7 @@ START_TEST(envelopes) {
         for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
                 ck_assert_int_eq(kvd_msg_decode(decoder, bad[i].bytes, bad[i].size, &msg), -EBADMSG);
                 ck_assert_str_eq(kvd_decoder_why(decoder),
-                                 "a message must be an array of number, sequence and a map of fields");
+                                 "a message must be an array of number, serial and a map of fields");
         }
 }
 END_TEST

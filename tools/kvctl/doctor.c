@@ -113,7 +113,7 @@ static void say_memory(struct table *t, const struct finding *f) {
         bool vmm = has(f, VMM), legacy = has(f, LEGACY);
 
         table_string(t, vmm || legacy ? "CUDA" : "host memory");
-        table_string(t, vmm ? "chunks, shared by descriptors" : legacy ? "legacy handles, made by a holder process" :
+        table_string(t, vmm ? "chunks, shared by descriptors" : legacy ? "legacy handles, made by an exporter process" :
                         "none");
 }
 

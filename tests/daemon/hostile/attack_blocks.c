@@ -13,7 +13,7 @@
 #include "tests/daemon/hostile/raw.h"
 
 static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t n, const uint32_t *tokens) {
-        return (struct kvd_msg){.number = KVD_MSG_seal, .sequence = 6,
+        return (struct kvd_msg){.number = KVD_MSG_seal, .serial = 6,
                                 .seal = {.space = space, .blocks = {refs, n * 8},
                                          .tokens = {tokens, n * VICTIM_BT * 4}}};
 }
@@ -21,7 +21,7 @@ static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t
 /* ---- of others ---------------------------------------------------------------------------------------------- */
 
 static void handles_of_others(const struct hostile *h) {
-        struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 1, .allocate.count = 1};
+        struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 1, .allocate.count = 1};
         int mine = raw_attach(h->daemon.socket), other = raw_attach(h->daemon.socket);
         uint32_t handle = raw_open_space(other, "victim");
 
@@ -29,9 +29,9 @@ static void handles_of_others(const struct hostile *h) {
                 m.allocate.space = i < 260 ? i : i == 260 ? handle : UINT32_MAX - i;
                 raw_expect_refusal(mine, &m, EBADF);
         }
-        m = (struct kvd_msg){.number = KVD_MSG_detach, .sequence = 1, .detach.space = handle};
+        m = (struct kvd_msg){.number = KVD_MSG_detach, .serial = 1, .detach.space = handle};
         raw_expect_refusal(mine, &m, EBADF);
-        m = (struct kvd_msg){.number = KVD_MSG_segments, .sequence = 1, .segments.space = handle};
+        m = (struct kvd_msg){.number = KVD_MSG_segments, .serial = 1, .segments.space = handle};
         raw_expect_refusal(mine, &m, EBADF);
 }
 
@@ -81,7 +81,7 @@ static void own_blocks_misused(const struct hostile *h) {
                 die("a block was released twice, or not at all");
         m = seal_message(space, refs, 2, tokens);
         raw_expect_refusal(fd, &m, ESTALE);
-        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .sequence = 1}, &reply, NULL) != 1)
+        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .serial = 1}, &reply, NULL) != 1)
                 die("the connection has ended");
 }
 
@@ -111,7 +111,7 @@ static void wrong_parents(const struct hostile *h) {
                                 i < 20 ? kvd_ref_make(i, i) : kvd_ref_make(UINT32_MAX - i, 1);
                 raw_expect_refusal(fd, &m, ESTALE);
         }
-        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_seal, .sequence = 1, .seal = salted(m.seal, refs)}, &reply,
+        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_seal, .serial = 1, .seal = salted(m.seal, refs)}, &reply,
                      NULL) != 1 || reply.number != KVD_MSG_seal_reply)
                 die("seal under a salt");
         m = seal_message(space, refs + 1, 1, tokens);
@@ -149,7 +149,7 @@ static void odd_counts(const struct hostile *h) {
         m = seal_message(space, refs, 2, tokens);
         m.seal.group = 1;
         raw_expect_refusal(fd, &m, EINVAL);
-        m = (struct kvd_msg){.number = KVD_MSG_allocate, .sequence = 1, .allocate = {space, 0}};
+        m = (struct kvd_msg){.number = KVD_MSG_allocate, .serial = 1, .allocate = {space, 0}};
         raw_expect_refusal(fd, &m, EINVAL);
 }
 
@@ -181,7 +181,7 @@ static void other_geometry(const struct hostile *h) {
                 if (!strstr(raw_expect_refusal(fd, &m, EEXIST), "fingerprint"))
                         die("the refusal does not name the fingerprint");
         }
-        m = (struct kvd_msg){.number = KVD_MSG_space, .sequence = 1, .space = {
+        m = (struct kvd_msg){.number = KVD_MSG_space, .serial = 1, .space = {
                 .name = victim_space_message().space.name, .create = 1, .block_bytes = 4096,
                 .layout = kvd_slice_of("opaque")}};
         if (!strstr(raw_expect_refusal(fd, &m, EEXIST), "block_bytes"))
@@ -203,7 +203,7 @@ static void impossible_opaque(int fd) {
                    {UINT64_C(1) << 35, 0, {"x", 1}},
                    {4096, 0, {"", 0}}, {4096, 0, {"a b", 3}}, {4096, 0, {"\xff", 1}}, {4096, 1, {"x", 1}},
                    {4096, 0, {"012345678901234567890123456789/", 31}}, {4096, 0, {"\0x", 2}}, {0, 0, {"x", 1}}};
-        struct kvd_msg m = {.number = KVD_MSG_space, .sequence = 1, .space = good};
+        struct kvd_msg m = {.number = KVD_MSG_space, .serial = 1, .space = good};
 
         m.space.name = kvd_slice_of("impossible");
         for (uint32_t i = 0; i < ARRAY_SIZE(bad); i++) {
@@ -234,7 +234,7 @@ static void impossible_geometry(const struct hostile *h) {
         m.space.name = kvd_slice_of("a/b");
         raw_expect_refusal(fd, &m, EINVAL);
         impossible_opaque(fd);
-        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .sequence = 1}, &reply, NULL) != 1)
+        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .serial = 1}, &reply, NULL) != 1)
                 die("the connection has ended");
 }
 

@@ -66,7 +66,7 @@ static size_t sample(uint32_t number, uint32_t space, uint8_t *frame) {
         static const uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
         static const uint8_t key[16] = {1};
         struct kvd_slice decoy = kvd_slice_of("decoy0");
-        struct kvd_msg m = {.number = number, .sequence = 5};
+        struct kvd_msg m = {.number = number, .serial = 5};
 
         switch (number) {
         case KVD_MSG_attach: m.attach.protocol = KVD_PROTOCOL; break;

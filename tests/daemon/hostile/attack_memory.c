@@ -137,7 +137,7 @@ static void write_index(const struct hostile *h) {
 }
 
 static void resize_segments(const struct hostile *h) {
-        struct kvd_msg request = {.number = KVD_MSG_segments, .sequence = 1}, reply;
+        struct kvd_msg request = {.number = KVD_MSG_segments, .serial = 1}, reply;
         struct kvd_fds fds;
         struct mapped m;
         struct stat st;

@@ -16,7 +16,7 @@
 #include "tests/lib/oracle.h"
 
 #define BT VICTIM_BT
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .sequence = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 static void refused(const struct asker *a, struct kvd_msg request, int error) {
         raw_expect_refusal(a->fd, &request, error);
@@ -165,7 +165,7 @@ static void appends(const struct hostile *h) {
         m.append.blocks.size = 8;
         m.append.tokens.size = BT * 4;
         refused(&a, m, ESTALE); /* and not to be borrowed */
-        m = (struct kvd_msg){.number = KVD_MSG_seal, .sequence = 1,
+        m = (struct kvd_msg){.number = KVD_MSG_seal, .serial = 1,
                              .seal = {.space = a.space, .blocks = {refs, 8}, .tokens = {tokens, BT * 4}}};
         refused(&a, m, ESTALE); /* nor to be published */
         m.seal.parent = refs[0];

@@ -33,7 +33,7 @@ static void half_open(const struct hostile *h) {
 
 /* All the connections that one user may have, and more; others are told so, and those that go make room. */
 static void many_attached(const struct hostile *h) {
-        struct kvd_msg hello = {.number = KVD_MSG_attach, .sequence = 1, .attach.protocol = KVD_PROTOCOL}, reply;
+        struct kvd_msg hello = {.number = KVD_MSG_attach, .serial = 1, .attach.protocol = KVD_PROTOCOL}, reply;
         uint32_t attached = 0, refused = 0;
         int fds[FLOOD];
 
@@ -77,7 +77,7 @@ static uint32_t fill_socket(int fd, const struct kvd_msg *request) {
 }
 
 static void never_reads(const struct hostile *h) {
-        struct kvd_msg map = {.number = KVD_MSG_block_map, .sequence = 3, .block_map.space = kvd_slice_of("victim")};
+        struct kvd_msg map = {.number = KVD_MSG_block_map, .serial = 3, .block_map.space = kvd_slice_of("victim")};
         struct kvd_msg open = victim_space_message(), reply;
         int fds[8];
 
@@ -106,7 +106,7 @@ static uint32_t open_victim_space(int fd) {
 /* Each asks for blocks and is gone before the answer. As one process: so they wait for its end, and then are free. */
 static void leaves_in_mid_request(const struct hostile *h) {
         static uint8_t frame[256];
-        struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 9};
+        struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 9};
 
         for (int i = 0; i < 100; i++) {
                 int fd = raw_attach(h->daemon.socket);

@@ -9,7 +9,7 @@
 #include "ipc/base/util.h"
 
 #define BT VICTIM_BT
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .sequence = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 struct kvd_msg methods_ask(const struct asker *a, struct kvd_msg request) {
         struct kvd_msg reply;

@@ -24,7 +24,7 @@ int raw_connect(const char *path) {
 }
 
 int raw_attach(const char *path) {
-        struct kvd_msg hello = {.number = KVD_MSG_attach, .sequence = 1, .attach.protocol = KVD_PROTOCOL}, reply;
+        struct kvd_msg hello = {.number = KVD_MSG_attach, .serial = 1, .attach.protocol = KVD_PROTOCOL}, reply;
         int fd = raw_connect(path);
 
         if (raw_call(fd, &hello, &reply, NULL) != 1 || reply.number != KVD_MSG_attach_reply)
@@ -94,7 +94,7 @@ uint32_t raw_open_space(int fd, const char *name) {
 }
 
 uint32_t raw_allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
-        struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 4, .allocate = {space, n}}, reply;
+        struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 4, .allocate = {space, n}}, reply;
 
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_allocate_reply)
                 return 0;
@@ -103,7 +103,7 @@ uint32_t raw_allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
 }
 
 uint32_t raw_release(int fd, uint32_t space, const kvd_ref *refs, uint32_t n) {
-        struct kvd_msg m = {.number = KVD_MSG_release, .sequence = 5, .release = {space, {refs, n * 8}}}, reply;
+        struct kvd_msg m = {.number = KVD_MSG_release, .serial = 5, .release = {space, {refs, n * 8}}}, reply;
 
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_release_reply)
                 die("a release was refused");

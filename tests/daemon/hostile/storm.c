@@ -12,7 +12,7 @@
 #include "tests/lib/oracle.h"
 
 #define BT VICTIM_BT
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .sequence = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 #define SEQUENCES 6u
 #define REFS 64u

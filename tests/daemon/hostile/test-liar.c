@@ -89,7 +89,7 @@ static int liar_main(int socket) {
                 if (request.number == KVD_MSG_work_space && job == MAP_FAILED)
                         job = mmap(NULL, KVD_JOB_BYTES, PROT_READ, MAP_SHARED, fds.fd[3], 0);
                 kvd_fds_close(&fds);
-                reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .sequence = request.sequence};
+                reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .serial = request.serial};
                 if (request.number == KVD_MSG_work) {
                         uint32_t size = job->n_results * result_bytes[job->kind % ARRAY_SIZE(result_bytes)];
 

@@ -33,7 +33,7 @@ static uint64_t spent_ms(const struct daemon *d) {
 }
 
 static uint32_t open_tiny(const struct daemon *d, int fd) {
-        struct kvd_msg m = {.number = KVD_MSG_space, .sequence = 2,
+        struct kvd_msg m = {.number = KVD_MSG_space, .serial = 2,
                             .space = {.name = kvd_slice_of("tiny"), .create = 1, .layers = 1, .kv_heads = 1,
                                       .head_dim = 1, .block_tokens = 1, .dtype = 4, .vocab = 9}}, reply;
         uint64_t kib = daemon_rss_kib(d), began = spent_ms(d), ms;
@@ -53,7 +53,7 @@ static uint32_t open_tiny(const struct daemon *d, int fd) {
 }
 
 static void allocate_some(const struct daemon *d, int fd, uint32_t space) {
-        struct kvd_msg m = {.number = KVD_MSG_allocate, .sequence = 3, .allocate = {space, 100}}, reply;
+        struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 3, .allocate = {space, 100}}, reply;
         uint64_t kib = daemon_rss_kib(d);
 
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_allocate_reply)

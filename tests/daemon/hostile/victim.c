@@ -21,7 +21,7 @@ const struct kvd_geometry victim_geometry = {.layers = 1, .kv_heads = 2, .head_d
 struct kvd_msg victim_space_message(void) {
         const struct kvd_geometry *g = &victim_geometry;
 
-        return (struct kvd_msg){.number = KVD_MSG_space, .sequence = 2,
+        return (struct kvd_msg){.number = KVD_MSG_space, .serial = 2,
                                 .space = {.name = kvd_slice_of("victim"), .create = 1, .layers = g->layers,
                                           .kv_heads = g->kv_heads, .head_dim = g->head_dim,
                                           .block_tokens = g->block_tokens, .dtype = g->dtype, .vocab = g->vocab,

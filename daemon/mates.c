@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/team.h"
+#include "daemon/mates.h"
 
 #include <errno.h>
 #include <string.h>
@@ -15,26 +15,26 @@ static bool is_mate(const struct client *a, const struct client *b) {
 }
 
 static struct client *find_mate(struct server *server, const struct client *c, bool gone) {
-        for (uint32_t i = 0; i < server->n_slots; i++)
+        for (uint32_t i = 0; i < server->n_seats; i++)
                 if (is_mate(c, &server->clients[i]) && server->clients[i].gone == gone)
                         return &server->clients[i];
         return NULL;
 }
 
-bool team_lives(const struct client *c) {
+bool mates_alive(const struct client *c) {
         return find_mate(c->server, c, false) != NULL;
 }
 
-unsigned team_members(const struct client *c) {
+unsigned mates_team_size(const struct client *c) {
         unsigned n = memcmp(c->team, no_team, sizeof no_team) != 0;
 
-        for (uint32_t i = 0; i < c->server->n_slots; i++)
+        for (uint32_t i = 0; i < c->server->n_seats; i++)
                 n += is_mate(c, &c->server->clients[i]);
         return n;
 }
 
 /* A member that is ended here has no team any more: nothing is released twice. */
-void team_release(struct server *server, const struct client *ended) {
+void mates_release(struct server *server, const struct client *ended) {
         struct client *mate;
 
         if (find_mate(server, ended, false))
@@ -50,9 +50,9 @@ int handle_join(struct client *c, const struct kvd_msg *request, struct reply *r
 
         if (team.size != sizeof c->team || memcmp(team.data, no_team, sizeof no_team) == 0)
                 return client_refuse(c, -EINVAL, "join: a team is named by %u bytes that are not all zero", TEAM_BYTES);
-        if (team_members(c) && memcmp(c->team, team.data, sizeof c->team) != 0)
+        if (mates_team_size(c) && memcmp(c->team, team.data, sizeof c->team) != 0)
                 return client_refuse(c, -EBUSY, "this connection is in another team already");
         memcpy(c->team, team.data, sizeof c->team);
-        reply->msg.join_reply.members = team_members(c);
+        reply->msg.join_reply.members = mates_team_size(c);
         return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_TEAM_H
-#define KVD_DAEMON_TEAM_H
+#ifndef KVD_DAEMON_MATES_H
+#define KVD_DAEMON_MATES_H
 
 /*
  * Several processes as one client: an engine whose scheduler takes blocks, pins and publishes them, and whose workers
@@ -16,12 +16,12 @@ struct client;
 struct server;
 
 /* Is there another member whose process may still use what this client holds? */
-bool team_lives(const struct client *client);
+bool mates_alive(const struct client *client);
 
 /* Connections in the client's team, itself included; 0: it is in none. */
-unsigned team_members(const struct client *client);
+unsigned mates_team_size(const struct client *client);
 
 /* A client of the team was ended: if no process of it is left, ends those members that were kept. */
-void team_release(struct server *server, const struct client *ended);
+void mates_release(struct server *server, const struct client *ended);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/hold.h"
+#include "daemon/exporter.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -21,12 +21,12 @@
 
 /* One question at a time is out, as with the worker (work.c); there is one kind of them. */
 
-#define PAUSE_NS UINT64_C(1000000000) /* before another holder is started */
+#define PAUSE_NS UINT64_C(1000000000) /* before another exporter is started */
 #define SOON_NS UINT64_C(1000000)
 #define ANSWER_NS UINT64_C(20000000000)
 #define PROBE_MS 10000
 
-struct hold {
+struct exporter {
         const struct config *config;
         struct loop *loop;
         struct store *store;
@@ -39,27 +39,27 @@ struct hold {
         struct loop_timer look, deadline;
         bool asked;
         uint32_t number;              /* what was asked for */
-        uint64_t sequence;
+        uint64_t serial;
         uint32_t failures;
         char why[160];
 };
 
-uint32_t hold_failures(const struct hold *h) {
+uint32_t exporter_failures(const struct exporter *h) {
         return h->failures;
 }
 
-const char *hold_why(const struct hold *h) {
-        return h->why[0] ? h->why : "no holder answers";
+const char *exporter_why(const struct exporter *h) {
+        return h->why[0] ? h->why : "no exporter answers";
 }
 
-void hold_look(struct hold *h) {
+void exporter_look(struct exporter *h) {
         if (h && !h->look.link)
                 loop_timer_set(h->loop, &h->look, 0);
 }
 
 /* ---- end ------------------------------------------------------------------------------------------------------- */
 
-static void close_ends(struct hold *h) {
+static void close_ends(struct exporter *h) {
         loop_remove(&h->socket);
         loop_remove(&h->process);
         closep(&h->socket.fd);
@@ -74,41 +74,41 @@ static void reap(pid_t pid, int *status) {
                 ;
 }
 
-static void end_holder(struct hold *h, const char *why) {
-        log_limited(LOG_WARNING, "holder %d %s: it is replaced", h->pid, why);
+static void end_exporter(struct exporter *h, const char *why) {
+        log_limited(LOG_WARNING, "exporter %d %s: it is replaced", h->pid, why);
         kill(h->pid, SIGKILL);
         loop_remove(&h->socket);
         loop_timer_stop(&h->deadline);
 }
 
 static void too_late(struct loop_timer *timer) {
-        end_holder(container_of(timer, struct hold, deadline), "has not answered in time");
+        end_exporter(container_of(timer, struct exporter, deadline), "has not answered in time");
 }
 
 static void process_ended(struct loop_source *source, short revents) {
-        struct hold *h = container_of(source, struct hold, process);
+        struct exporter *h = container_of(source, struct exporter, process);
         int status = 0;
 
         reap(h->pid, &status);
-        log_error("holder %d has ended (%s %d), and the pool's memory with it: all spaces begin anew", h->pid,
+        log_error("exporter %d has ended (%s %d), and the pool's memory with it: all spaces begin anew", h->pid,
                   WIFSIGNALED(status) ? "signal" : "status",
                   WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status));
         if (h->asked) {
                 h->failures++;
-                snprintf(h->why, sizeof h->why, "the holder ended while it was at it; see the log");
+                snprintf(h->why, sizeof h->why, "the exporter ended while it was at it; see the log");
         }
         close_ends(h);
         h->pid = 0;
-        store_holder_gone(h->store);
+        store_exporter_gone(h->store);
         loop_want_idle(h->loop);
         loop_timer_set(h->loop, &h->look, sys_now_ns() + PAUSE_NS);
 }
 
 /* ---- questions --------------------------------------------------------------------------------------------------- */
 
-static int ask(struct hold *h, uint64_t bytes) {
-        struct kvd_msg msg = {.number = KVD_MSG_hold, .sequence = ++h->sequence,
-                              .hold = {{store_device(h->store), 16}, h->number, bytes}};
+static int ask(struct exporter *h, uint64_t bytes) {
+        struct kvd_msg msg = {.number = KVD_MSG_export, .serial = ++h->serial,
+                              .export = {{store_device(h->store), 16}, h->number, bytes}};
         ssize_t n = kvd_msg_encode(&msg, h->frame, KVD_FRAME_MAX);
         int r = n < 0 ? (int)n : kvd_frame_send(h->socket.fd, h->frame, (size_t)n, NULL, MSG_DONTWAIT);
 
@@ -118,7 +118,7 @@ static int ask(struct hold *h, uint64_t bytes) {
 }
 
 /* A worker that still has a deleted space mapped must let go of it first: it will have been asked to. */
-static void go_on(struct hold *h) {
+static void go_on(struct exporter *h) {
         uint64_t bytes;
 
         if (h->asked || !h->socket.loop)
@@ -127,41 +127,41 @@ static void go_on(struct hold *h) {
                 loop_timer_set(h->loop, &h->look, sys_now_ns() + SOON_NS);
                 return;
         }
-        if (store_next_hold(h->store, &h->number, &bytes) && ask(h, bytes) < 0)
-                end_holder(h, "takes no messages");
+        if (store_next_export(h->store, &h->number, &bytes) && ask(h, bytes) < 0)
+                end_exporter(h, "takes no messages");
 }
 
-static void take_answer(struct hold *h, const struct kvd_msg *m) {
+static void take_answer(struct exporter *h, const struct kvd_msg *m) {
         h->asked = false;
         loop_timer_stop(&h->deadline);
-        if (m->number == KVD_MSG_hold_reply) {
+        if (m->number == KVD_MSG_export_reply) {
                 h->failures = 0;
-                store_hold_done(h->store, h->number, m->hold_reply.handle.data);
+                store_export_done(h->store, h->number, m->export_reply.handle.data);
                 return;
         }
         h->failures++;
         kvd_slice_copy(m->error.text, h->why, sizeof h->why);
-        log_limited(LOG_WARNING, "holder %d cannot make memory: %s", h->pid, h->why);
+        log_limited(LOG_WARNING, "exporter %d cannot make memory: %s", h->pid, h->why);
         store_clear_failed(h->store);
 }
 
-static bool is_answer(const struct hold *h, const struct kvd_msg *m) {
-        return h->asked && m->sequence == h->sequence &&
+static bool is_answer(const struct exporter *h, const struct kvd_msg *m) {
+        return h->asked && m->serial == h->serial &&
                (m->number == KVD_MSG_error ||
-                (m->number == KVD_MSG_hold_reply && m->hold_reply.handle.size == CU_IPC_HANDLE_BYTES));
+                (m->number == KVD_MSG_export_reply && m->export_reply.handle.size == CU_IPC_HANDLE_BYTES));
 }
 
 static void answer_came(struct loop_source *source, short revents) {
-        struct hold *h = container_of(source, struct hold, socket);
+        struct exporter *h = container_of(source, struct exporter, socket);
         ssize_t n = kvd_frame_receive(source->fd, h->frame, NULL, MSG_DONTWAIT);
         struct kvd_msg answer = {0};
 
         if (n == -EAGAIN)
                 return;
         if (n <= 0) {
-                end_holder(h, "closed its connection");
+                end_exporter(h, "closed its connection");
         } else if (kvd_msg_decode(h->decoder, h->frame, (size_t)n, &answer) < 0 || !is_answer(h, &answer)) {
-                end_holder(h, "sent what is no answer");
+                end_exporter(h, "sent what is no answer");
         } else {
                 take_answer(h, &answer);
                 go_on(h);
@@ -170,9 +170,9 @@ static void answer_came(struct loop_source *source, short revents) {
 
 /* ---- start ------------------------------------------------------------------------------------------------------- */
 
-/* fd: the holder's, closed in any case. */
+/* fd: the exporter's, closed in any case. */
 static pid_t spawn(const char *program, char *argument, int fd) {
-        char *const arguments[] = {"kvd", "--holder", argument, NULL};
+        char *const arguments[] = {"kvd", "--exporter", argument, NULL};
         pid_t pid = sys->spawn(program, arguments, fd);
         int error = errno;
 
@@ -180,7 +180,7 @@ static pid_t spawn(const char *program, char *argument, int fd) {
         return pid < 0 ? -error : pid;
 }
 
-static int watch(struct hold *h) {
+static int watch(struct exporter *h) {
         int r;
 
         h->process = (struct loop_source){.events = POLLIN, .ready = process_ended};
@@ -191,7 +191,7 @@ static int watch(struct hold *h) {
         return r < 0 ? r : loop_add(h->loop, &h->socket);
 }
 
-static int start(struct hold *h) {
+static int start(struct exporter *h) {
         int ends[2], r;
 
         if (sys->socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
@@ -204,7 +204,7 @@ static int start(struct hold *h) {
         return watch(h);
 }
 
-static void give_up(struct hold *h) {
+static void give_up(struct exporter *h) {
         close_ends(h);
         if (h->pid > 0 && kill(h->pid, SIGKILL) == 0)
                 reap(h->pid, NULL);
@@ -212,40 +212,40 @@ static void give_up(struct hold *h) {
 }
 
 static void look_now(struct loop_timer *timer) {
-        struct hold *h = container_of(timer, struct hold, look);
+        struct exporter *h = container_of(timer, struct exporter, look);
         int r = h->pid ? 0 : start(h);
 
         if (r == 0) {
                 go_on(h);
                 return;
         }
-        log_limited(LOG_WARNING, "the holder cannot be started: %s; trying again", strerror(-r));
+        log_limited(LOG_WARNING, "the exporter cannot be started: %s; trying again", strerror(-r));
         give_up(h);
         loop_timer_set(h->loop, timer, sys_now_ns() + PAUSE_NS);
 }
 
-int hold_new(const struct config *config, struct loop *loop, struct store *store, const struct work *work,
-             struct hold **ret) {
-        struct hold *h = sys->calloc(1, sizeof *h);
+int exporter_new(const struct config *config, struct loop *loop, struct store *store, const struct work *work,
+             struct exporter **ret) {
+        struct exporter *h = sys->calloc(1, sizeof *h);
         int r;
 
         if (!h)
                 return -ENOMEM;
-        *h = (struct hold){.config = config, .loop = loop, .store = store, .work = work};
+        *h = (struct exporter){.config = config, .loop = loop, .store = store, .work = work};
         h->socket.fd = h->process.fd = -1;
         h->look.fire = look_now;
         h->deadline.fire = too_late;
         h->frame = sys->calloc(1, KVD_FRAME_MAX);
         r = h->frame ? kvd_decoder_new(&h->decoder) : -ENOMEM;
         if (r < 0) {
-                hold_free(h);
+                exporter_free(h);
                 return r;
         }
         *ret = h;
         return 0;
 }
 
-struct hold *hold_free(struct hold *h) {
+struct exporter *exporter_free(struct exporter *h) {
         if (!h)
                 return NULL;
         loop_timer_stop(&h->look);
@@ -272,7 +272,7 @@ static void hear(int fd, char *why, size_t size) {
         why[at] = 0;
 }
 
-int hold_probe(const char *program, const uint8_t uuid[16], char *why, size_t size) {
+int exporter_probe(const char *program, const uint8_t uuid[16], char *why, size_t size) {
         char text[33];
         int ends[2], status = 0;
         pid_t pid;
@@ -280,12 +280,12 @@ int hold_probe(const char *program, const uint8_t uuid[16], char *why, size_t si
         for (int i = 0; i < 16; i++)
                 snprintf(text + 2 * i, 3, "%02x", uuid[i]);
         if (!program[0] || sys->socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) {
-                snprintf(why, size, "a holder cannot be started");
+                snprintf(why, size, "an exporter cannot be started");
                 return -ENOSYS;
         }
         pid = spawn(program, text, ends[1]);
         if (pid < 0) {
-                snprintf(why, size, "a holder cannot be started: %s", strerror(-pid));
+                snprintf(why, size, "an exporter cannot be started: %s", strerror(-pid));
                 close(ends[0]);
                 return pid;
         }

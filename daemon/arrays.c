@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/take.h"
+#include "daemon/arrays.h"
 
 #include <errno.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 
-static int64_t take_array(struct client *c, struct kvd_slice from, const char *what, void *to, uint32_t size,
+static int64_t copy_array(struct client *c, struct kvd_slice from, const char *what, void *to, uint32_t size,
                           uint32_t room) {
         if (from.size % size)
                 return client_refuse(c, -EINVAL, "%s has %u bytes, no multiple of %u", what, from.size, size);
@@ -17,25 +17,25 @@ static int64_t take_array(struct client *c, struct kvd_slice from, const char *w
         return from.size / size;
 }
 
-int64_t take_blocks(struct client *c, struct kvd_slice from) {
+int64_t array_of_blocks(struct client *c, struct kvd_slice from) {
         struct scratch *s = c->server->scratch;
 
-        return take_array(c, from, "blocks", s->blocks, sizeof(kvd_ref), ARRAY_SIZE(s->blocks));
+        return copy_array(c, from, "blocks", s->blocks, sizeof(kvd_ref), ARRAY_SIZE(s->blocks));
 }
 
-int64_t take_tokens(struct client *c, struct kvd_slice from) {
+int64_t array_of_tokens(struct client *c, struct kvd_slice from) {
         struct scratch *s = c->server->scratch;
 
-        return take_array(c, from, "tokens", s->tokens, sizeof(uint32_t), ARRAY_SIZE(s->tokens));
+        return copy_array(c, from, "tokens", s->tokens, sizeof(uint32_t), ARRAY_SIZE(s->tokens));
 }
 
-int64_t take_slots(struct client *c, struct kvd_slice from, const char *what) {
+int64_t array_of_numbers(struct client *c, struct kvd_slice from, const char *what) {
         struct scratch *s = c->server->scratch;
 
-        return take_array(c, from, what, s->slots, sizeof(uint32_t), ARRAY_SIZE(s->slots));
+        return copy_array(c, from, what, s->numbers, sizeof(uint32_t), ARRAY_SIZE(s->numbers));
 }
 
-int take_key(struct client *c, struct kvd_slice from, struct kvd_key *ret) {
+int key_of(struct client *c, struct kvd_slice from, struct kvd_key *ret) {
         *ret = (struct kvd_key){0};
         if (from.size != 0 && from.size != sizeof *ret)
                 return client_refuse(c, -EINVAL, "prefix_key has %u bytes, not %zu", from.size, sizeof *ret);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/holder/holder.h"
+#include "daemon/exporter/main.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #include "ipc/msg.h"
 
 /*
- * The holder does nothing but keep: memory for each number that it was asked for, made by cuMemAlloc in its own
+ * The exporter does nothing but keep: memory for each number that it was asked for, made by cuMemAlloc in its own
  * context, cleared before its handle leaves the process. It ends with the owner. An error of its context ends it,
  * since the memory is of no use then.
  */
@@ -28,7 +28,7 @@
 #define PROBE_BYTES ((size_t)2 << 20)
 #define NUMBERS 8192u
 
-struct holder {
+struct exporter {
         int socket;
         struct kvd_decoder *decoder;
         struct kvd_device device;
@@ -38,13 +38,13 @@ struct holder {
         char why[256];
 };
 
-static struct holder holder; /* lives as long as the process */
+static struct exporter exporter; /* lives as long as the process */
 
 _printf_(2, 3) static int refuse(int error, const char *format, ...) {
         va_list args;
 
         va_start(args, format);
-        vsnprintf(holder.why, sizeof holder.why, format, args);
+        vsnprintf(exporter.why, sizeof exporter.why, format, args);
         va_end(args);
         return error;
 }
@@ -55,7 +55,7 @@ static int check(cu_result error, const char *what) {
         if (error == CU_OK)
                 return 0;
         return refuse(kvd_cuda_errno(error), "%s: %s", what,
-                      kvd_cuda_why(holder.device.cuda, error, text, sizeof text));
+                      kvd_cuda_why(exporter.device.cuda, error, text, sizeof text));
 }
 
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
@@ -65,20 +65,20 @@ static int open_device(const uint8_t uuid[16]) {
         struct cu_uuid wanted;
         int r;
 
-        if (holder.open)
+        if (exporter.open)
                 return 0;
         memcpy(wanted.bytes, uuid, sizeof wanted.bytes);
-        r = kvd_device_open(&holder.device, &wanted);
+        r = kvd_device_open(&exporter.device, &wanted);
         if (r == 0)
-                r = kvd_device_enter(&holder.device);
+                r = kvd_device_enter(&exporter.device);
         if (r < 0)
-                return refuse(r, "%s", holder.device.why);
-        holder.open = true;
+                return refuse(r, "%s", exporter.device.why);
+        exporter.open = true;
         return 0;
 }
 
 static int make(cu_address *at, uint64_t bytes, struct cu_ipc_handle *handle) {
-        const struct kvd_cuda *cuda = holder.device.cuda;
+        const struct kvd_cuda *cuda = exporter.device.cuda;
         int r;
 
         if (*at)
@@ -103,31 +103,31 @@ static int answer(size_t size) {
         ssize_t n;
         int r;
 
-        if (kvd_msg_decode(holder.decoder, holder.in, size, &request) < 0 || request.number != KVD_MSG_hold ||
-            request.hold.device.size != 16 || request.hold.number >= NUMBERS)
+        if (kvd_msg_decode(exporter.decoder, exporter.in, size, &request) < 0 || request.number != KVD_MSG_export ||
+            request.export.device.size != 16 || request.export.number >= NUMBERS)
                 return -EPROTO;
-        reply = (struct kvd_msg){.number = KVD_MSG_hold_reply, .sequence = request.sequence};
-        r = open_device(request.hold.device.data);
+        reply = (struct kvd_msg){.number = KVD_MSG_export_reply, .serial = request.serial};
+        r = open_device(request.export.device.data);
         if (r == 0)
-                r = make(&holder.memory[request.hold.number], request.hold.bytes, &handle);
+                r = make(&exporter.memory[request.export.number], request.export.bytes, &handle);
         if (r == 0) {
-                reply.hold_reply.handle = (struct kvd_slice){&handle, sizeof handle};
+                reply.export_reply.handle = (struct kvd_slice){&handle, sizeof handle};
         } else {
                 reply.number = KVD_MSG_error;
                 reply.error.code = (uint32_t)-r;
-                reply.error.text = kvd_slice_of(holder.why);
+                reply.error.text = kvd_slice_of(exporter.why);
         }
-        n = kvd_msg_encode(&reply, holder.out, sizeof holder.out);
-        return n < 0 ? (int)n : kvd_frame_send(holder.socket, holder.out, (size_t)n, NULL, 0);
+        n = kvd_msg_encode(&reply, exporter.out, sizeof exporter.out);
+        return n < 0 ? (int)n : kvd_frame_send(exporter.socket, exporter.out, (size_t)n, NULL, 0);
 }
 
 static int serve(void) {
         struct kvd_fds fds;
         ssize_t n;
-        int r = kvd_decoder_new(&holder.decoder);
+        int r = kvd_decoder_new(&exporter.decoder);
 
         while (r == 0) {
-                n = kvd_frame_receive(holder.socket, holder.in, &fds, 0);
+                n = kvd_frame_receive(exporter.socket, exporter.in, &fds, 0);
                 if (n <= 0)
                         return n == 0 || n == -ECONNRESET ? 0 : (int)n;
                 kvd_fds_close(&fds);
@@ -159,7 +159,7 @@ static int probe(const char *text) {
                 r = open_device(uuid);
         if (r == 0)
                 r = make(&at, PROBE_BYTES, &handle);
-        dprintf(holder.socket, "%s", r == 0 ? "ok" : holder.why);
+        dprintf(exporter.socket, "%s", r == 0 ? "ok" : exporter.why);
         return r < 0;
 }
 
@@ -170,23 +170,23 @@ static int is_socket(int fd) {
         return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) == 0;
 }
 
-int holder_main(int argc, char **argv) {
+int exporter_main(int argc, char **argv) {
         int r;
 
-        holder.socket = SYS_SPAWN_FD;
-        if (!is_socket(holder.socket)) {
-                fprintf(stderr, "kvd: --holder is how the daemon starts its holder process; it is not for people\n");
+        exporter.socket = SYS_SPAWN_FD;
+        if (!is_socket(exporter.socket)) {
+                fprintf(stderr, "kvd: --exporter is how the daemon starts its exporter process; it is not for people\n");
                 return 1;
         }
-        fcntl(holder.socket, F_SETFD, FD_CLOEXEC);
+        fcntl(exporter.socket, F_SETFD, FD_CLOEXEC);
         signal(SIGINT, SIG_IGN);
         signal(SIGHUP, SIG_IGN);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        prctl(PR_SET_NAME, "kvd-holder");
+        prctl(PR_SET_NAME, "kvd-exporter");
         if (argc > 2)
                 return probe(argv[2]);
         r = serve();
         if (r < 0)
-                log_error("holder %d ends: %s", getpid(), strerror(-r));
+                log_error("exporter %d ends: %s", getpid(), strerror(-r));
         return r < 0 ? 2 : 0;
 }

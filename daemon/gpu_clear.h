@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_WARM_H
-#define KVD_DAEMON_WARM_H
+#ifndef KVD_DAEMON_GPU_CLEAR_H
+#define KVD_DAEMON_GPU_CLEAR_H
 
 /*
  * GPU memory before the first client comes, and memory that comes late. Nobody is let in before there is memory for
@@ -10,19 +10,19 @@
  */
 
 #include "daemon/daemon.h"
-#include "daemon/hold.h"
+#include "daemon/exporter.h"
 #include "daemon/loop.h"
 #include "daemon/work.h"
 
-struct warm {
+struct gpu_clear {
         struct loop *loop;
         struct store *store;
         struct work *work;
-        struct hold *hold; /* NULL: the driver gives descriptors, and the worker clears */
+        struct exporter *exporter; /* NULL: the driver gives descriptors, and the worker clears */
         struct loop_timer look, missing, deadline;
 };
 
 /* Runs the loop until the pool is clear, or loop_quit. Negative: it cannot be cleared (why). */
-int warm_up(struct warm *warm, char why[static DAEMON_WHY]);
+int gpu_clear_wait(struct gpu_clear *clear, char why[static DAEMON_WHY]);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/warm.h"
+#include "daemon/gpu_clear.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,21 +16,21 @@
 
 /* For as long as the daemon lives. */
 static void look_for_missing(struct loop_timer *timer) {
-        struct warm *w = container_of(timer, struct warm, missing);
+        struct gpu_clear *w = container_of(timer, struct gpu_clear, missing);
         uint32_t n = store_make_missing(w->store);
 
         if (n)
                 log_limited(LOG_WARNING, "%u segments of the pool have no memory: %s", n, store_why(w->store));
-        hold_look(w->hold);
+        exporter_look(w->exporter);
         loop_timer_set(w->loop, timer, sys_now_ns() + MISSING_NS);
 }
 
-static uint32_t failures(const struct warm *w) {
-        return w->hold ? hold_failures(w->hold) : work_clear_failures(w->work);
+static uint32_t failures(const struct gpu_clear *w) {
+        return w->exporter ? exporter_failures(w->exporter) : work_clear_failures(w->work);
 }
 
 static void look(struct loop_timer *timer) {
-        struct warm *w = container_of(timer, struct warm, look);
+        struct gpu_clear *w = container_of(timer, struct gpu_clear, look);
         struct store_clears clears;
 
         store_clears(w->store, &clears);
@@ -41,10 +41,10 @@ static void look(struct loop_timer *timer) {
 }
 
 static void too_late(struct loop_timer *timer) {
-        loop_quit(container_of(timer, struct warm, deadline)->loop);
+        loop_quit(container_of(timer, struct gpu_clear, deadline)->loop);
 }
 
-static int run(struct warm *w) {
+static int run(struct gpu_clear *w) {
         int r;
 
         w->look.fire = look;
@@ -54,14 +54,14 @@ static int run(struct warm *w) {
         loop_timer_set(w->loop, &w->missing, sys_now_ns() + MISSING_NS);
         loop_timer_set(w->loop, &w->deadline, sys_now_ns() + DEADLINE_NS);
         work_look(w->work);
-        hold_look(w->hold);
+        exporter_look(w->exporter);
         r = loop_run(w->loop);
         loop_timer_stop(&w->look);
         loop_timer_stop(&w->deadline);
         return r;
 }
 
-int warm_up(struct warm *w, char why[static DAEMON_WHY]) {
+int gpu_clear_wait(struct gpu_clear *w, char why[static DAEMON_WHY]) {
         int r = run(w);
         struct store_clears clears;
 
@@ -72,7 +72,7 @@ int warm_up(struct warm *w, char why[static DAEMON_WHY]) {
         }
         if (clears.dirty && !clears.clean) {
                 snprintf(why, DAEMON_WHY, "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set "
-                         "backend = host", w->hold ? hold_why(w->hold) : work_clear_why(w->work));
+                         "backend = host", w->exporter ? exporter_why(w->exporter) : work_clear_why(w->work));
                 return -EIO;
         }
         log_info("%u segments of GPU memory are ready, %u are not", clears.clean, clears.dirty + clears.missing);
