@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "client/device.h"
+#include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
 
 #define REVIVE_PAUSE_NS UINT64_C(100000000)
+
+#define AGREES(name, number, word, constant) static_assert((int)constant == number, "kvd.h and ipc/base/enums.h differ");
+#define ALL_AGREE(name) KVD_WORDS_##name(AGREES, AGREES)
+KVD_ENUMS(ALL_AGREE)
 
 static void space_free(struct kvd_space *space) {
         attend_free_scratch(space);
@@ -18,9 +24,9 @@ static void space_free(struct kvd_space *space) {
 
 /* What the daemon could only call a value over its limit, or never gets to see. */
 static int check_options(const struct kvd_space_options *o) {
-        const char *bad = o->kind > KVD_BIDIRECTIONAL        ? "kind: 1 causal, 2 bidirectional" :
-                          o->keys > KVD_KEYS_PAPER           ? "keys: 1 serve, 2 paper" :
-                          o->policy > KVD_PRIORITY           ? "policy: 1 lru, 2 fifo, 3 priority" :
+        const char *bad = o->kind > KVD_kind_max             ? "kind: " KVD_NUMBERED(kind) :
+                          o->keys > KVD_keys_max             ? "keys: " KVD_NUMBERED(keys) :
+                          o->policy > KVD_policy_max         ? "policy: " KVD_NUMBERED(policy) :
                           o->flags & ~(uint32_t)KVD_SPACE_FIXED ? "flags: 1 fixed" :
                           o->max_blocks > UINT32_MAX         ? "max_blocks: less than 2^32" :
                                                                NULL;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "ipc/base/enums.h"
 #include "ipc/base/util.h"
 
 /* Two messages of one number would be two members of one name, which does not compile. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ipc/base/key.h"
 
+#include "ipc/base/enums.h"
 #include "ipc/base/hash.h"
 
 #define XXH_INLINE_ALL
@@ -67,7 +68,7 @@ static struct kvd_key keyed_tokens(const struct kvd_index *ix, const uint32_t *t
 /* ---- keys --------------------------------------------------------------------------------------------------- */
 
 static bool paper(const struct kvd_index *ix) {
-        return ix->keys == KVD_KEYS_PAPER;
+        return ix->keys == KVD_keys_paper;
 }
 
 struct kvd_key kvd_key_root(const struct kvd_index *ix, uint32_t group, uint64_t salt) {

@@ -4,8 +4,11 @@
 #include <errno.h>
 #include <string.h>
 
+#include "ipc/base/enums.h"
+
 uint32_t kvd_dtype_bytes(uint32_t dtype) {
-        static const uint32_t bytes[] = {[KVD_F32] = 4, [KVD_F16] = 2, [KVD_BF16] = 2, [KVD_I8] = 1};
+        static const uint32_t bytes[] = {[KVD_dtype_f32] = 4, [KVD_dtype_f16] = 2, [KVD_dtype_bf16] = 2,
+                                         [KVD_dtype_i8] = 1};
 
         return dtype < ARRAY_SIZE(bytes) ? bytes[dtype] : 0;
 }
@@ -18,9 +21,9 @@ static void geometry_defaults(struct kvd_geometry *g) {
         if (kvd_geometry_is_opaque(g))
                 return;
         if (!g->order)
-                g->order = KVD_HND;
+                g->order = KVD_order_hnd;
         if (!g->rope)
-                g->rope = KVD_ROPE_POST;
+                g->rope = KVD_rope_post;
 }
 
 static bool layout_is_name(const char layout[32]) {
@@ -63,9 +66,9 @@ static const char *planes_why(const struct kvd_geometry *g) {
                g->head_dim == 0 || g->head_dim > 65535     ? "head_dim must be 1 to 65535" :
                g->block_tokens > KVD_MAX_BLOCK_TOKENS      ? "block_tokens must be 1 to 256" :
                g->layers % g->layer_groups != 0            ? "layer_groups must divide layers" :
-               kvd_dtype_bytes(g->dtype) == 0              ? "dtype must be f32, f16, bf16 or i8" :
-               g->order > KVD_NHD                          ? "order must be hnd or nhd" :
-               g->rope > KVD_ROPE_NONE                     ? "rope must be post, pre or none" :
+               kvd_dtype_bytes(g->dtype) == 0              ? "dtype must be one of " KVD_LIST(dtype) :
+               g->order > KVD_order_max                    ? "order must be one of " KVD_LIST(order) :
+               g->rope > KVD_rope_max                      ? "rope must be one of " KVD_LIST(rope) :
                g->state_width > 1048576                    ? "state_width must be at most 1048576" :
                g->vocab == 0                               ? "vocab must be given: token ids are below it" :
                g->layout[0]                                ? "layout names opaque blocks: give block_bytes" :

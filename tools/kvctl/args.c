@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "ipc/base/enums.h"
 #include "ipc/base/util.h"
 #include "tools/kvctl/text.h"
 

@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "client/kvd.h"
+#include "ipc/base/enums.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/text.h"
 #include "tools/kvctl/verbs.h"
-#include "tools/kvctl/words.h"
 
 #define MEMBER(name) offsetof(struct kvd_msg_space, name)
 
@@ -27,24 +27,26 @@ static int check_name(struct kvctl *kvctl) {
 
 /* ---- create ----------------------------------------------------------------------------------------------------- */
 
+#define NUMBER -1
+
 static const struct {
         enum flag flag;
         size_t member; /* u32 */
-        const char *const *words; /* NULL: a number */
+        int words;     /* enum kvd_enum, or NUMBER */
 } settings[] = {
-        {FLAG_LAYERS, MEMBER(layers), NULL},
-        {FLAG_KV_HEADS, MEMBER(kv_heads), NULL},
-        {FLAG_HEAD_DIM, MEMBER(head_dim), NULL},
-        {FLAG_VOCAB, MEMBER(vocab), NULL},
-        {FLAG_BLOCK_TOKENS, MEMBER(block_tokens), NULL},
-        {FLAG_LAYER_GROUPS, MEMBER(layer_groups), NULL},
-        {FLAG_STATE_WIDTH, MEMBER(state_width), NULL},
-        {FLAG_DTYPE, MEMBER(dtype), words_dtype},
-        {FLAG_ORDER, MEMBER(order), words_order},
-        {FLAG_ROPE, MEMBER(rope), words_rope},
-        {FLAG_KIND, MEMBER(kind), words_kind},
-        {FLAG_KEYS, MEMBER(keys), words_keys},
-        {FLAG_POLICY, MEMBER(policy), words_policy},
+        {FLAG_LAYERS, MEMBER(layers), NUMBER},
+        {FLAG_KV_HEADS, MEMBER(kv_heads), NUMBER},
+        {FLAG_HEAD_DIM, MEMBER(head_dim), NUMBER},
+        {FLAG_VOCAB, MEMBER(vocab), NUMBER},
+        {FLAG_BLOCK_TOKENS, MEMBER(block_tokens), NUMBER},
+        {FLAG_LAYER_GROUPS, MEMBER(layer_groups), NUMBER},
+        {FLAG_STATE_WIDTH, MEMBER(state_width), NUMBER},
+        {FLAG_DTYPE, MEMBER(dtype), KVD_ENUM_dtype},
+        {FLAG_ORDER, MEMBER(order), KVD_ENUM_order},
+        {FLAG_ROPE, MEMBER(rope), KVD_ENUM_rope},
+        {FLAG_KIND, MEMBER(kind), KVD_ENUM_kind},
+        {FLAG_KEYS, MEMBER(keys), KVD_ENUM_keys},
+        {FLAG_POLICY, MEMBER(policy), KVD_ENUM_policy},
 };
 
 /* The largest value that the message takes for this member. */
@@ -67,10 +69,10 @@ static int take_number(struct kvctl *kvctl, enum flag flag, size_t member, uint3
         return 0;
 }
 
-static int take_word(struct kvctl *kvctl, enum flag flag, const char *const *words, uint32_t *ret) {
+static int take_word(struct kvctl *kvctl, enum flag flag, enum kvd_enum words, uint32_t *ret) {
         const char *given = kvctl->args.text[flag];
 
-        *ret = word_number(words, given);
+        *ret = kvd_enum_number(words, given);
         if (*ret)
                 return 0;
         return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes %s, not \"%s\"", flags[flag].name, flags[flag].value,
@@ -107,8 +109,8 @@ static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
 
                 if (!args_has(&kvctl->args, settings[i].flag))
                         continue;
-                if (settings[i].words)
-                        r = take_word(kvctl, settings[i].flag, settings[i].words, member);
+                if (settings[i].words != NUMBER)
+                        r = take_word(kvctl, settings[i].flag, (enum kvd_enum)settings[i].words, member);
                 else
                         r = take_number(kvctl, settings[i].flag, settings[i].member, member);
         }

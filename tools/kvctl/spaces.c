@@ -3,11 +3,11 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "ipc/base/enums.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/settings.h"
 #include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"
-#include "tools/kvctl/words.h"
 
 static const struct column space_columns[] = {
         {"name", "SPACE", UNIT_NONE},
@@ -66,10 +66,10 @@ static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply
                 table_format(t, "%.31s x %u", g->layout, g->block_tokens);
         else
                 table_format(t, "%ux%ux%u %s x %u", g->layers, g->kv_heads, g->head_dim,
-                             word_of(words_dtype, g->dtype), g->block_tokens);
-        table_string(t, word_of(words_kind, info->kind));
-        table_string(t, word_of(words_keys, info->keys));
-        table_string(t, word_of(words_policy, info->policy));
+                             kvd_enum_word(KVD_ENUM_dtype, g->dtype), g->block_tokens);
+        table_string(t, kvd_enum_word(KVD_ENUM_kind, info->kind));
+        table_string(t, kvd_enum_word(KVD_ENUM_keys, info->keys));
+        table_string(t, kvd_enum_word(KVD_ENUM_policy, info->policy));
         table_string(t, info->arena ? "arena" : "shared");
 }
 
@@ -81,9 +81,9 @@ static void fill_geometry(struct table *t, const struct kvd_geometry *g) {
         table_number(t, g->head_dim);
         table_number(t, g->block_tokens);
         table_number(t, g->layer_groups);
-        table_string(t, opaque ? NULL : word_of(words_dtype, g->dtype));
-        table_string(t, opaque ? NULL : word_of(words_order, g->order));
-        table_string(t, opaque ? NULL : word_of(words_rope, g->rope));
+        table_string(t, opaque ? NULL : kvd_enum_word(KVD_ENUM_dtype, g->dtype));
+        table_string(t, opaque ? NULL : kvd_enum_word(KVD_ENUM_order, g->order));
+        table_string(t, opaque ? NULL : kvd_enum_word(KVD_ENUM_rope, g->rope));
         table_number(t, g->state_width);
         table_number(t, g->vocab);
         table_format(t, "%016" PRIx64 "%016" PRIx64, g->fingerprint[1], g->fingerprint[0]);

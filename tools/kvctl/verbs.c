@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/kvctl/verbs.h"
 
+#include "ipc/base/enums.h"
 #include "ipc/base/util.h"
 
 #define F(id) FLAG_BIT(FLAG_##id)
