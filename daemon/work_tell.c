@@ -64,22 +64,44 @@ struct known *work_find_known(const struct work *w, uint32_t number) {
         return k;
 }
 
+static int tier_files(struct space *space, struct kvd_fds *fds, uint64_t bytes[KVD_N_TIERS]) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
+                int fd = space_tier_fd(space, t, &bytes[t]);
+
+                if (fd < 0)
+                        return fd;
+                fds->fd[fds->n++] = fd;
+        }
+        return 0;
+}
+
+static int space_files(struct space *space, int arguments, struct kvd_fds *fds) {
+        const int files[] = {space_index_fd_for_worker(space), space_summary_fd(space, true), arguments};
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(files); i++) {
+                if (files[i] < 0)
+                        return files[i];
+                fds->fd[fds->n++] = files[i];
+        }
+        return 0;
+}
+
 static int tell_space(struct work *w, struct space *space) {
         const struct kvd_index *ix = space_index(space);
         struct kvd_msg msg = {.number = KVD_MSG_work_space};
-        struct kvd_fds fds = {.n = 4};
+        uint64_t bytes[KVD_N_TIERS];
+        struct kvd_fds fds = {.n = 0};
         struct known *k;
+        int r = space_files(space, w->arguments_fd, &fds);
 
+        if (r == 0)
+                r = tier_files(space, &fds, bytes);
+        if (r < 0)
+                return r;
         msg.work_space.space = space_number(space);
         msg.work_space.index_bytes = ix->size;
         msg.work_space.summary_bytes = kvd_summary_of(ix).size;
-        fds.fd[0] = space_index_fd_for_worker(space);
-        fds.fd[1] = space_summary_fd(space, true);
-        fds.fd[2] = space_tier_fd(space, KVD_TIER_memory, &msg.work_space.spill_bytes);
-        fds.fd[3] = w->arguments_fd;
-        for (uint32_t i = 0; i < fds.n; i++)
-                if (fds.fd[i] < 0)
-                        return fds.fd[i];
+        msg.work_space.tier_bytes = (struct kvd_slice){bytes, sizeof bytes};
         k = sys->calloc(1, sizeof *k + ix->max_segments * sizeof *k->turns);
         if (!k)
                 return -ENOMEM;

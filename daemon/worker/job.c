@@ -83,12 +83,6 @@ int task_needs_numbers(struct task *task) {
                           "and reviving exactly is all that can be done with them");
 }
 
-uint8_t *task_spilled(const struct task *task, uint32_t slot) {
-        const struct worker_space *w = task->space;
-
-        return slot < kvd_places(w->ix) ? w->spill + slot * w->ix->block_bytes : NULL;
-}
-
 uint8_t *task_row(const struct task *task, uint32_t row) {
         const struct worker_space *w = task->space;
 

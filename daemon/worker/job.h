@@ -98,7 +98,6 @@ enum task_access {
 };
 int task_stage(struct task *task, enum task_access access);
 int task_unstage(struct task *task, enum task_access access);
-uint8_t *task_spilled(const struct task *task, uint32_t slot); /* NULL: no such slot */
 uint8_t *task_row(const struct task *task, uint32_t row);      /* of the summaries; NULL: no such row */
 
 /* The row, if it has the summary of that incarnation; or NULL. */

@@ -8,23 +8,11 @@
 
 #include <errno.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "daemon/worker/copies.h"
 #include "daemon/worker/job.h"
 #include "daemon/worker/sketch.h"
 #include "ipc/base/sequence.h"
-
-#define NONE UINT32_MAX
-
-struct copies {
-        struct task *task;
-        struct kvd_spilled *spilled; /* SPILL */
-        uint32_t *errors;            /* the others */
-};
-
-static uint64_t checksum(const struct task *task, const void *block) {
-        return XXH3_64bits(block, task->shape.block_bytes);
-}
 
 static bool in_sketch(const struct kvd_job_item *item) {
         return item->ordinal != KVD_NO_ORDINAL;
@@ -45,25 +33,21 @@ static void keep_summary(const struct task *task, const struct kvd_job_item *ite
                 shm_write_end((shm_u64 *)to, 0); /* of what was here before */
 }
 
-static void spill(void *data, uint32_t i, uint32_t thread) {
-        struct copies *all = data;
-        const struct kvd_job_item *item = &all->task->items[i];
-        const uint8_t *block = task_block(all->task, i);
-        uint8_t *to = item->place == KVD_NOWHERE ? NULL : task_spilled(all->task, item->place);
-        struct kvd_spilled *result = &all->spilled[i];
+/* The blocks that are copied; one that is not there fails. */
+static void choose_blocks(struct task *task, struct copy *copies) {
+        for (uint32_t i = 0; i < task->job->n_items; i++) {
+                uint8_t *block = task_block(task, i);
 
-        if (!block || (item->place != KVD_NOWHERE && !to)) {
-                result->error = ESTALE;
-                return;
+                copies[i] = (struct copy){.place = KVD_NOWHERE, .error = block ? 0 : ESTALE};
+                if (!block)
+                        continue;
+                copies[i].place = task->items[i].place;
+                copies[i].block = block;
+                keep_summary(task, &task->items[i]);
         }
-        keep_summary(all->task, item);
-        if (!to)
-                return;
-        memcpy(to, block, all->task->shape.block_bytes);
-        result->checksum = checksum(all->task, to);
 }
 
-/* Of what was copied, and of what is only in the sketch. */
+/* What was copied goes into the sketch, and what is only in the sketch. */
 static int put_into_sketch(struct task *task, const struct kvd_spilled *spilled) {
         struct sketch_use use;
         int r = sketch_open(task, &use);
@@ -80,13 +64,17 @@ static int put_into_sketch(struct task *task, const struct kvd_spilled *spilled)
 }
 
 int task_spill(struct task *task) {
-        struct copies all = {.task = task};
+        uint32_t n = task->job->n_items;
+        struct kvd_spilled *spilled = task_results(task, n, sizeof *spilled);
+        struct copy *copies = task_room(task, n, sizeof *copies);
 
-        all.spilled = task_results(task, task->job->n_items, sizeof *all.spilled);
-        if (!all.spilled)
-                return -E2BIG;
-        team_run(task->team, task->job->n_items, spill, &all);
-        return task->sketch ? put_into_sketch(task, all.spilled) : 0;
+        if (!spilled || !copies)
+                return spilled ? -ENOMEM : -E2BIG;
+        choose_blocks(task, copies);
+        copies_put(task, copies, n);
+        for (uint32_t i = 0; i < n; i++)
+                spilled[i] = (struct kvd_spilled){.checksum = copies[i].checksum, .error = copies[i].error};
+        return task->sketch ? put_into_sketch(task, spilled) : 0;
 }
 
 /* ---- REVIVE ------------------------------------------------------------------------------------------------------ */
@@ -98,24 +86,23 @@ static void move_summary(const struct task *task, const struct kvd_job_item *ite
                 task_copy_summary(task, from, to, kvd_ref_generation(item->ref));
 }
 
-/* The checksum is of what arrived, so that nothing can happen in between. */
-static void revive_exact(void *data, uint32_t i, uint32_t thread) {
-        struct copies *all = data;
-        const struct kvd_job_item *item = &all->task->items[i];
-        uint8_t *dest = task_block(all->task, i);
-        const uint8_t *copy = task_spilled(all->task, item->place);
+static void revive_exact(struct task *task, struct copy *copies, uint32_t *errors) {
+        uint32_t n = task->job->n_items;
 
-        if (item->flags & KVD_ENTRY_APPROX)
-                return;
-        if (!dest || !copy) {
-                all->errors[i] = dest ? ENODATA : ESTALE;
-                return;
+        for (uint32_t i = 0; i < n; i++) {
+                const struct kvd_job_item *item = &task->items[i];
+                uint8_t *dest = item->flags & KVD_ENTRY_APPROX ? NULL : task_block(task, i);
+
+                copies[i] = (struct copy){.place = dest ? item->place : KVD_NOWHERE, .block = dest,
+                                          .checksum = item->checksum,
+                                          .error = item->flags & KVD_ENTRY_APPROX ? 0 : dest ? ENODATA : ESTALE};
         }
-        memcpy(dest, copy, all->task->shape.block_bytes);
-        if (checksum(all->task, dest) != item->checksum)
-                all->errors[i] = EBADMSG;
-        else
-                move_summary(all->task, item);
+        copies_get(task, copies, n);
+        for (uint32_t i = 0; i < n; i++) {
+                errors[i] = copies[i].error;
+                if (copies[i].block && !errors[i])
+                        move_summary(task, &task->items[i]);
+        }
 }
 
 static void refuse_approximate(struct task *task, uint32_t *errors, int error) {
@@ -155,39 +142,52 @@ static bool any_approximate(const struct task *task) {
 
 /* What the sketch cannot answer does not hold up what has a copy. */
 int task_revive(struct task *task) {
-        struct copies all = {.task = task};
+        uint32_t n = task->job->n_items, *errors = task_results(task, n, sizeof *errors);
+        struct copy *copies = task_room(task, n, sizeof *copies);
         int r;
 
-        all.errors = task_results(task, task->job->n_items, sizeof *all.errors);
-        if (!all.errors)
-                return -E2BIG;
-        team_run(task->team, task->job->n_items, revive_exact, &all);
+        if (!errors || !copies)
+                return errors ? -ENOMEM : -E2BIG;
+        revive_exact(task, copies, errors);
         if (!any_approximate(task))
                 return 0;
-        r = revive_approximate(task, all.errors);
+        r = revive_approximate(task, errors);
         if (r < 0)
-                refuse_approximate(task, all.errors, -r);
+                refuse_approximate(task, errors, -r);
         return 0;
 }
 
 /* ---- FORGET, REBUILD --------------------------------------------------------------------------------------------- */
 
-/* Only what is as it was when it was put in is taken out, or put in again. */
-static void check_copy(void *data, uint32_t i, uint32_t thread) {
-        struct copies *all = data;
-        const struct kvd_job_item *item = &all->task->items[i];
-        const uint8_t *copy = task_spilled(all->task, item->place);
+/* Members of the sketch, and what became of each. */
+struct members {
+        struct copy *copies;
+        uint32_t *errors;      /* the job's result */
+};
 
-        if (item->flags & KVD_ENTRY_APPROX)
-                return;
-        if (!copy || !in_sketch(item))
-                all->errors[i] = ENODATA;
-        else if (checksum(all->task, copy) != item->checksum)
-                all->errors[i] = EBADMSG;
+/* Only what is as it was when it was put in is taken out, or put in again. */
+static int find_members(struct task *task, struct members *ret) {
+        uint32_t n = task->job->n_items;
+
+        ret->errors = task_results(task, n, sizeof *ret->errors);
+        ret->copies = task_room(task, n, sizeof *ret->copies);
+        if (!ret->errors || !ret->copies)
+                return ret->errors ? -ENOMEM : -E2BIG;
+        for (uint32_t i = 0; i < n; i++) {
+                const struct kvd_job_item *item = &task->items[i];
+                bool has_copy = !(item->flags & KVD_ENTRY_APPROX);
+
+                ret->copies[i] = (struct copy){.place = has_copy && in_sketch(item) ? item->place : KVD_NOWHERE,
+                                               .checksum = item->checksum, .error = has_copy ? ENODATA : 0};
+        }
+        copies_read(task, ret->copies, n);
+        for (uint32_t i = 0; i < n; i++)
+                ret->errors[i] = ret->copies[i].error;
+        return 0;
 }
 
 /* approximate: the items that have no copy, and need none; or those that have. */
-static int add_members(struct sketch_use *use, const uint32_t *errors, bool approximate) {
+static int add_members(struct sketch_use *use, const struct members *members, bool approximate) {
         static uint8_t any[1];
         struct task *task = use->task;
         int r = 0;
@@ -196,16 +196,16 @@ static int add_members(struct sketch_use *use, const uint32_t *errors, bool appr
                 const struct kvd_job_item *item = &task->items[i];
 
                 use->members[i].block = NULL;
-                if (errors[i] || !in_sketch(item) || !!(item->flags & KVD_ENTRY_APPROX) != approximate)
+                if (members->errors[i] || !in_sketch(item) || !!(item->flags & KVD_ENTRY_APPROX) != approximate)
                         continue;
-                r = sketch_add(use, i, approximate ? any : task_spilled(task, item->place));
+                r = sketch_add(use, i, approximate ? any : members->copies[i].block);
         }
         return r;
 }
 
-static int forget(struct sketch_use *use, const uint32_t *errors, bool approximate) {
+static int forget(struct sketch_use *use, const struct members *members, bool approximate) {
         int64_t n;
-        int r = add_members(use, errors, approximate);
+        int r = add_members(use, members, approximate);
 
         n = (int64_t)sketch_tokens(use);
         if (r < 0 || n == 0)
@@ -220,34 +220,29 @@ static int forget(struct sketch_use *use, const uint32_t *errors, bool approxima
 }
 
 int task_forget(struct task *task) {
-        struct copies all = {.task = task};
+        struct members members;
         struct sketch_use use;
         int r = sketch_open(task, &use);
 
-        if (r < 0)
-                return r;
-        all.errors = task_results(task, task->job->n_items, sizeof *all.errors);
-        if (!all.errors)
-                return -E2BIG;
-        team_run(task->team, task->job->n_items, check_copy, &all);
-        r = forget(&use, all.errors, false);
-        return r < 0 ? r : forget(&use, all.errors, true);
+        if (r == 0)
+                r = find_members(task, &members);
+        if (r == 0)
+                r = forget(&use, &members, false);
+        return r < 0 ? r : forget(&use, &members, true);
 }
 
 int task_rebuild(struct task *task) {
-        struct copies all = {.task = task};
+        struct members members;
         struct sketch_use use;
         int r = sketch_open(task, &use);
 
+        if (r == 0)
+                r = find_members(task, &members);
         if (r < 0)
                 return r;
-        all.errors = task_results(task, task->job->n_items, sizeof *all.errors);
-        if (!all.errors)
-                return -E2BIG;
-        team_run(task->team, task->job->n_items, check_copy, &all);
         sketch_begin(&use);
         sketch_clear(&use);
-        r = add_members(&use, all.errors, false);
+        r = add_members(&use, &members, false);
         if (r == 0)
                 r = sketch_insert(&use);
         if (r < 0)

@@ -62,7 +62,7 @@ static struct worker_space *space_free(struct worker_space *w) {
                 return NULL;
         leave_device(w);
         unmap(w->base, w->reserved);
-        unmap(w->spill, w->spill_bytes);
+        copies_unmap(w);
         unmap(w->summaries, w->summary_bytes);
         unmap((void *)w->ix, w->index_bytes);
         free(w);
@@ -128,13 +128,15 @@ static int map_summaries(struct spaces *s, struct worker_space *w, int fd) {
         return map_file(s, fd, w->summary_bytes, PROT_READ | PROT_WRITE, "summaries", &w->summaries);
 }
 
-/* No room for exact copies at all is fine. */
-static int map_spill(struct spaces *s, struct worker_space *w, int fd) {
-        if (w->spill_bytes < kvd_places(w->ix) * w->ix->block_bytes)
-                return fail(s, -EPROTO, "memory for exact copies that is shorter than they are");
-        if (!w->spill_bytes)
-                return 0;
-        return map_file(s, fd, w->spill_bytes, PROT_READ | PROT_WRITE, "memory for exact copies", &w->spill);
+static int map_copies(struct spaces *s, struct worker_space *w, const struct kvd_slice *sizes, const int *fds) {
+        uint64_t bytes[KVD_N_TIERS];
+        int r;
+
+        if (sizes->size != sizeof bytes)
+                return fail(s, -EPROTO, "exact copies of other tiers than ours");
+        memcpy(bytes, sizes->data, sizeof bytes);
+        r = copies_map(w, fds, bytes);
+        return r < 0 ? fail(s, r, "memory for exact copies cannot be mapped: %s", strerror(-r)) : 0;
 }
 
 static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t bytes) {
@@ -179,20 +181,19 @@ int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const str
 
         if (!w)
                 return fail(s, -ENOMEM, "out of memory");
-        if (fds->n != 4)
-                return fail(s, -EPROTO, "a space comes with four descriptors");
+        if (fds->n != 3 + KVD_N_TIERS)
+                return fail(s, -EPROTO, "a space comes with %d descriptors", 3 + KVD_N_TIERS);
         spaces_forget(s, msg->space);
         w->number = msg->space;
         w->index_bytes = msg->index_bytes;
         w->summary_bytes = msg->summary_bytes;
-        w->spill_bytes = msg->spill_bytes;
         r = map_index(s, w, fds->fd[0]);
         if (r == 0)
                 r = map_summaries(s, w, fds->fd[1]);
         if (r == 0)
-                r = map_spill(s, w, fds->fd[2]);
+                r = map_arguments(s, fds->fd[2]);
         if (r == 0)
-                r = map_arguments(s, fds->fd[3]);
+                r = map_copies(s, w, &msg->tier_bytes, &fds->fd[3]);
         if (r == 0)
                 r = reserve(s, w);
         if (r < 0)

@@ -7,6 +7,7 @@
  * announced before it is used.
  */
 
+#include "daemon/worker/copies.h"
 #include "daemon/worker/device.h"
 #include "ipc/base/job.h"
 #include "ipc/base/summary.h"
@@ -21,8 +22,7 @@ struct worker_space {
         struct kvd_summary summary;  /* layout of summaries */
         uint8_t *summaries;
         uint64_t summary_bytes;
-        uint8_t *spill;
-        uint64_t spill_bytes;
+        struct worker_copies copies[KVD_N_TIERS];
         uint8_t *base;               /* of the pool: block b at base + b * block_bytes; NULL: it is on the GPU */
         cu_address device_base;      /* ... there; 0: it is not */
         struct worker_device *device;

@@ -103,8 +103,8 @@ static void make_all(struct owner *o, uint32_t n_blocks) {
         o->n_blocks = n_blocks;
         o->layout = kvd_summary_of(o->ix);
         o->summaries = make_memory(&o->fds[1], o->layout.size);
-        o->spill = make_memory(&o->fds[2], OWNER_SPILLS * o->ix->block_bytes);
-        o->arguments = make_memory(&o->fds[3], KVD_JOB_BYTES);
+        o->spill = make_memory(&o->fds[3], OWNER_SPILLS * o->ix->block_bytes);
+        o->arguments = make_memory(&o->fds[2], KVD_JOB_BYTES);
         o->pool = on_gpu() ? make_device_memory(o, &o->fds[4], o->ix->segment_bytes) :
                              make_memory(&o->fds[4], o->ix->segment_bytes);
 }
@@ -125,14 +125,15 @@ static void spawn(struct owner *o) {
 void owner_start(struct owner *o, const struct kvd_geometry *g, uint32_t n_blocks) {
         struct kvd_msg segments = {.number = KVD_MSG_work_segments, .work_segments = {.space = 5, .count = 1}};
         struct kvd_msg space = {.number = KVD_MSG_work_space};
+        uint64_t copies;
 
         memset(o, 0, sizeof *o);
         o->g = *g;
         o->fds[5] = -1;
         ck_assert_int_eq(kvd_decoder_new(&o->decoder), 0);
         make_all(o, n_blocks);
-        space.work_space = (struct kvd_msg_work_space){5, o->ix->size, o->layout.size,
-                                                       OWNER_SPILLS * o->ix->block_bytes};
+        copies = OWNER_SPILLS * o->ix->block_bytes;
+        space.work_space = (struct kvd_msg_work_space){5, o->ix->size, o->layout.size, {&copies, sizeof copies}};
         spawn(o);
         ck_assert_uint_eq(owner_ask(o, space, o->fds, 4), 0);
         ck_assert_uint_eq(owner_ask(o, segments, &o->fds[4], 1), 0);

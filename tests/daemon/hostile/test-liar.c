@@ -87,7 +87,7 @@ static int liar_main(int socket) {
                 if (kvd_msg_decode(decoder, in, (size_t)n, &request) < 0)
                         return 2;
                 if (request.number == KVD_MSG_work_space && job == MAP_FAILED)
-                        job = mmap(NULL, KVD_JOB_BYTES, PROT_READ, MAP_SHARED, fds.fd[3], 0);
+                        job = mmap(NULL, KVD_JOB_BYTES, PROT_READ, MAP_SHARED, fds.fd[2], 0);
                 kvd_fds_close(&fds);
                 reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .serial = request.serial};
                 if (request.number == KVD_MSG_work) {
