@@ -13,8 +13,6 @@
 
 #include "store/internal.h"
 
-struct walk;
-
 struct memory_ops {
         /* Behind the store's end: every space is buried. */
         void (*close)(struct store *store);
@@ -50,7 +48,6 @@ extern const struct memory_ops memory_host, memory_device;
 int device_open(struct store *store);
 void device_undrain(struct space *space, struct segment *segment); /* frees its chunk if nobody has it mapped */
 bool device_draining(const struct segment *segment);
-void device_check(struct walk *w); /* check.h: G1 */
 
 /* drain.c: which clients have which segments mapped */
 int drain_enter(struct attachment *a);

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/check.h"
 #include "store/device/chunk.h"
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
@@ -186,43 +185,4 @@ void store_worker_gone(struct store *store) {
         for (uint32_t i = 0; i < pool->n; i++)
                 if (pool->chunks[i].segment && pool->chunks[i].segment->worker)
                         space_worker_unmapped(pool->chunks[i].space, pool->chunks[i].segment->number);
-}
-
-/* ---- check ------------------------------------------------------------------------------------------------------- */
-
-static const char *wrong(const struct chunk *chunk) {
-        bool placed = chunk->state == USED || chunk->state == DRAINING;
-
-        if (placed != (chunk->segment != NULL) || placed != (chunk->space != NULL))
-                return "a chunk is in a segment and in none";
-        if (placed && chunk->segment->chunk != chunk)
-                return "a chunk and its segment do not know each other";
-        if (placed && chunk->domain != chunk->space->domain)
-                return "a chunk has changed domains";
-        if (chunk->state < USED && chunk->domain)
-                return "a chunk that somebody had is handed out as new";
-        if (chunk->state == DRAINING && chunk->segment->n_ready)
-                return "a segment with blocks is being unmapped";
-        return NULL;
-}
-
-void device_check(struct walk *w) {
-        const struct space *space = w->space;
-        struct device_pool *pool = pool_of(space_store(space));
-        uint32_t count[N_STATES] = {0};
-        const char *what = NULL;
-
-        for (uint32_t i = 0; pool && i < pool->n; i++) {
-                count[pool->chunks[i].state]++;
-                what = what ?: wrong(&pool->chunks[i]);
-        }
-        for (uint32_t i = 0; pool && i < space->ix->max_segments; i++) {
-                const struct chunk *chunk = space->segments[i].chunk;
-
-                if (space->segments[i].n_ready && (!chunk || chunk->state != USED))
-                        what = "a segment has blocks and no memory";
-        }
-        if (pool && !what && memcmp(count, pool->count, sizeof count) != 0)
-                what = "the chunks of a state are not as many as were counted";
-        expect(w, !what, "G1 %s", what);
 }

@@ -42,7 +42,6 @@
 
 #include "ipc/base/sys.h"
 #include "ipc/base/semaphore.h"
-#include "store/check.h"
 #include "store/sequence/sequence.h"
 
 /*
@@ -397,29 +396,4 @@ uint32_t attachment_order_row(const struct attachment *a) {
 
 uint64_t attachment_pending(const struct attachment *a) {
         return a->promises ? a->promises->n : 0;
-}
-
-void check_order(struct walk *w) {
-        const struct space *s = w->space;
-        uint64_t pending = 0, poisoned = 0, listed = 0;
-
-        for (uint32_t id = 0; id < s->ix->capacity; id++) {
-                const struct block *b = &s->blocks[id];
-                const struct kvd_desc *desc = kvd_index_desc(s->ix, id);
-
-                pending += b->pending;
-                poisoned += b->poisoned && !b->pending;
-                if (!b->pending && !b->poisoned)
-                        continue;
-                expect(w, b->state == KVD_SEALED && !b->private, "O1 block %u waits for data and is not sealed", id);
-                expect(w, !b->pending || desc->semaphore, "O2 block %u waits for data and does not say so", id);
-                expect(w, !b->poisoned || (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
-                       "O3 block %u is poisoned and can be found", id);
-        }
-        for (uint32_t i = 0; i < s->n_attachments; i++)
-                listed += s->attachments[i] ? attachment_pending(s->attachments[i]) : 0;
-        expect(w, pending == s->n_pending && pending == s->ix->n_pending,
-               "O4 blocks that wait for data are miscounted");
-        expect(w, pending == listed, "O5 blocks wait for data of nobody");
-        expect(w, poisoned == s->n_poisoned, "O6 poisoned blocks are miscounted");
 }

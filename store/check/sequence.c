@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "store/check.h"
+#include "store/check/check.h"
 #include "store/sequence/sequence.h"
 
 static void each_sequence(struct walk *w, void (*look)(struct walk *, struct sequence *)) {

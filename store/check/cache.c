@@ -1,30 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Walks what must always be true of a space between two requests (design notes: README, "Invariants"). One piece of
- * blocks a call, so that the loop goes on; sums are taken in the call that starts a walk.
+ * The invariants of blocks, segments, lists and the index. Those over all of a space (S) are summed up in one go, those
+ * of a block (B) are looked at block by block.
  */
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "store/check.h"
-#include "store/cache/memory.h"
-
-#define PIECE 4096u
-
-void expect(struct walk *w, bool holds, const char *format, ...) {
-        va_list args;
-
-        if (holds)
-                return;
-        if (w->report->broken++ == 0) {
-                va_start(args, format);
-                vsnprintf(w->report->first, sizeof w->report->first, format, args);
-                va_end(args);
-        }
-}
+#include "store/check/check.h"
 
 /* ---- sums --------------------------------------------------------------------------------------------------- */
 
@@ -107,6 +90,12 @@ static void check_lists(struct walk *w) {
         expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT], "S15 blocks of arenas are miscounted");
 }
 
+void check_cache(struct walk *w) {
+        check_counts(w);
+        check_segments(w);
+        check_lists(w);
+}
+
 /* ---- one block ------------------------------------------------------------------------------------------------ */
 
 static void check_chain(struct walk *w, uint32_t id) {
@@ -163,7 +152,7 @@ static void check_run(struct walk *w, uint32_t id) {
                run->group == leaf->group, "B15 run of block %u hangs wrong", id);
 }
 
-static void check_block(struct walk *w, uint32_t id) {
+void check_block(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
         uint64_t slot = shm_load(&kvd_index_desc(s->ix, id)->slot);
@@ -180,25 +169,4 @@ static void check_block(struct walk *w, uint32_t id) {
         check_children(w, id);
         if (b->run)
                 check_run(w, id);
-}
-
-/* ---- the walk ------------------------------------------------------------------------------------------------- */
-
-void space_check(struct space *space, uint32_t *cursor, struct check_report *report) {
-        struct walk w = {.space = space, .report = report};
-        uint32_t end = space_ids(space), first = *cursor;
-
-        *report = (struct check_report){0};
-        if (first == 0) {
-                check_counts(&w);
-                check_segments(&w);
-                check_lists(&w);
-                check_sequences(&w);
-                device_check(&w);
-                check_order(&w);
-        }
-        for (; *cursor < end && *cursor < first + PIECE; (*cursor)++, report->checked++)
-                check_block(&w, *cursor);
-        if (*cursor >= end)
-                *cursor = 0;
 }

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The invariants of spaces on a GPU: each chunk of its memory is where its state says (G), and the blocks whose data is
+ * still to come, or never will, are counted and listed as such (F).
+ */
+
+#include <string.h>
+
+#include "store/check/check.h"
+#include "store/device/chunk.h"
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+static const char *wrong(const struct chunk *chunk) {
+        bool placed = chunk->state == USED || chunk->state == DRAINING;
+
+        if (placed != (chunk->segment != NULL) || placed != (chunk->space != NULL))
+                return "a chunk is in a segment and in none";
+        if (placed && chunk->segment->chunk != chunk)
+                return "a chunk and its segment do not know each other";
+        if (placed && chunk->domain != chunk->space->domain)
+                return "a chunk has changed domains";
+        if (chunk->state < USED && chunk->domain)
+                return "a chunk that somebody had is handed out as new";
+        if (chunk->state == DRAINING && chunk->segment->n_ready)
+                return "a segment with blocks is being unmapped";
+        return NULL;
+}
+
+void check_chunks(struct walk *w) {
+        const struct space *space = w->space;
+        struct device_pool *pool = pool_of(space_store(space));
+        uint32_t count[N_STATES] = {0};
+        const char *what = NULL;
+
+        for (uint32_t i = 0; pool && i < pool->n; i++) {
+                count[pool->chunks[i].state]++;
+                what = what ?: wrong(&pool->chunks[i]);
+        }
+        for (uint32_t i = 0; pool && i < space->ix->max_segments; i++) {
+                const struct chunk *chunk = space->segments[i].chunk;
+
+                if (space->segments[i].n_ready && (!chunk || chunk->state != USED))
+                        what = "a segment has blocks and no memory";
+        }
+        if (pool && !what && memcmp(count, pool->count, sizeof count) != 0)
+                what = "the chunks of a state are not as many as were counted";
+        expect(w, !what, "G1 %s", what);
+}
+
+/* ---- blocks whose data is not there ------------------------------------------------------------ */
+
+void check_pending(struct walk *w) {
+        const struct space *s = w->space;
+        uint64_t pending = 0, poisoned = 0, listed = 0;
+
+        for (uint32_t id = 0; id < s->ix->capacity; id++) {
+                const struct block *b = &s->blocks[id];
+                const struct kvd_desc *desc = kvd_index_desc(s->ix, id);
+
+                pending += b->pending;
+                poisoned += b->poisoned && !b->pending;
+                if (!b->pending && !b->poisoned)
+                        continue;
+                expect(w, b->state == KVD_SEALED && !b->private, "F1 block %u waits for data and is not sealed", id);
+                expect(w, !b->pending || desc->semaphore, "F2 block %u waits for data and does not say so", id);
+                expect(w, !b->poisoned || (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
+                       "F3 block %u is poisoned and can be found", id);
+        }
+        for (uint32_t i = 0; i < s->n_attachments; i++)
+                listed += s->attachments[i] ? attachment_pending(s->attachments[i]) : 0;
+        expect(w, pending == s->n_pending && pending == s->ix->n_pending,
+               "F4 blocks that wait for data are miscounted");
+        expect(w, pending == listed, "F5 blocks wait for data of nobody");
+        expect(w, poisoned == s->n_poisoned, "F6 poisoned blocks are miscounted");
+}
