@@ -21,6 +21,7 @@
 
 struct sequence;
 struct profile;
+struct hooks;
 
 /* ---- jobs, see job.h -------------------------------------------------------------------------------------------- */
 
@@ -52,6 +53,7 @@ struct store {
         struct domain *domains; /* owned */
         struct space *deleted;  /* owned; their memory is being freed */
         const struct memory_ops *memory;
+        const struct hooks *const *hooks; /* of all parts; NULL ends it */
         struct segment *stale;  /* host memory: whose is being freed; NULL: none */
         struct device_pool *device_pool; /* owned; a GPU's memory, or NULL */
         bool exporter_gone;      /* legacy handles: memory is gone that clients have mapped */
@@ -75,6 +77,15 @@ struct domain {
 };
 
 
+/* Blocks in a row, by their prev and next; first and last count while n is not 0. Each is in one such list at most. */
+struct block_list {
+        uint32_t first, last, n;
+};
+
+static inline uint32_t block_list_first(const struct block_list *list) {
+        return list->n ? list->first : NONE;
+}
+
 /* ---- segment ------------------------------------------------------------------------------------------------ */
 
 struct segment {
@@ -85,10 +96,9 @@ struct segment {
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
         uint64_t stale;        /* host memory: bytes from the first on that have no blocks any more: to be freed */
-        uint32_t n_free;
-        uint32_t free, free_last; /* list of free blocks; the last one counts only if there is a first */
+        struct block_list free;
         struct arena *arena;   /* who may write it */
-        struct segment *next, *prev; /* in arena->avail while n_free > 0 */
+        struct segment *next, *prev; /* in arena->avail while there are free blocks */
         bool listed;
 };
 
@@ -105,7 +115,7 @@ struct arena {
 /* ---- block -------------------------------------------------------------------------------------------------- */
 
 struct block {
-        uint32_t prev, next;   /* in its segment's free list, its attachment's filling list, or one of semaphore.c's */
+        uint32_t prev, next;   /* in the list that it is in */
         uint32_t parent;       /* block before it, NONE for the first */
         uint32_t child;        /* first of its children */
         uint32_t sib_prev, sib_next;
@@ -148,8 +158,7 @@ struct attachment {
         shm_u32 *pins, *touch; /* inside page */
         shm_u32 *use;          /* ... each a struct kvd_use */
         uint64_t *mapped, *told; /* owned; a bit for each segment, see drain.c; NULL in host spaces */
-        uint32_t filling;      /* list of blocks it fills */
-        uint32_t n_filling;
+        struct block_list filling; /* blocks that it fills */
         uint32_t n_leases;
         uint32_t n_sequences;
         uint32_t fold;         /* FOLDING: next block whose touch is taken over */
@@ -192,6 +201,7 @@ struct space {
 
         struct segment *segments;  /* owned; max_segments of them */
         uint32_t n_buried;         /* segments freed, once the space was deleted */
+        uint32_t n_begun;          /* parts whose space_begins was called */
         uint32_t n_with_memory;    /* segments that have memory */
         uint32_t hand;             /* segment to look at next for memory to give back */
         struct block *blocks;      /* owned; capacity of them */
@@ -219,17 +229,15 @@ struct space {
         uint64_t n_entries;        /* of all tables */
         uint64_t n_steps;          /* of sequences, so far: their order */
         uint64_t n_private, n_reviving; /* blocks */
-        uint64_t n_garbage;        /* private blocks without references and holds */
-        uint32_t garbage;          /* list of them, oldest first */
-        uint32_t garbage_last;
+        struct block_list garbage; /* private blocks without references and holds, oldest first */
         uint64_t n_shared, n_spilled, n_vague, n_leaving; /* entries */
 
         int order_fd;              /* owned; -1 in host memory */
         shm_u64 *order;            /* owned mapping: the order page; NULL in host memory */
-        uint64_t n_pending, n_poisoned; /* blocks; poisoned: of the list */
-        uint32_t poisoned;         /* list of them */
+        uint64_t n_pending;        /* blocks */
+        struct block_list poisoned; /* blocks that are not pending any more */
 
-        bool methods;              /* one is on that reads summaries: one load on the way of a seal */
+        bool watched;              /* a part wants to be told of blocks that are readable: one load on the way of a seal */
         uint64_t *unsummarised;    /* owned; a bit for each block that wants a summary */
         uint64_t n_unsummarised;
         uint32_t summary_hand;
@@ -306,9 +314,18 @@ bool segment_bury(struct space *space, struct segment *segment); /* a piece of i
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes); /* blocks made ready, or an error */
 bool space_reclaim(struct space *space);                      /* takes a segment's memory from a larger space */
 bool arena_reclaim(struct space *space, struct arena *arena); /* ... from arenas of this space that can spare it */
+bool space_fill_ahead(struct space *space);                   /* a piece of memory before it is asked for */
 bool space_trim(struct space *space);                         /* gives one back if the space is over max_blocks */
 
+/* epoch.c: wakes clients that sleep on a word of the index */
+void epoch_move(shm_u32 *epoch);
+void sync_news(struct space *space); /* after offers */
+void job_news(struct space *space);  /* after a job's end: for those that wait until nothing is under way */
+
 /* blocks.c: states and lists */
+void block_list_append(struct space *space, struct block_list *list, uint32_t id);
+void block_list_push(struct space *space, struct block_list *list, uint32_t id);
+void block_list_remove(struct space *space, struct block_list *list, uint32_t id);
 void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
 void block_to_free(struct space *space, uint32_t id);
 void block_append_free(struct space *space, uint32_t id); /* ... to be allocated last */
@@ -319,10 +336,10 @@ bool block_filled_by(const struct attachment *a, kvd_ref ref);
 void arena_unlist(struct segment *segment);
 
 /* allocate.c */
-uint32_t fill_limit(const struct space *space); /* blocks that a client may be filling at once */
-uint32_t room_take(struct space *space, struct arena *arena);
+kvd_ref room_take(struct space *space, struct arena *arena); /* a block for a worker to fill, in no list; 0: none */
 
 /* available.c */
+uint32_t fill_limit(const struct space *space); /* blocks that a client may be filling at once */
 void available_tell(struct attachment *a);
 bool available_look(struct space *space); /* a piece of a round; false: none is under way */
 
@@ -339,10 +356,11 @@ void block_discard(struct space *space, uint32_t id);  /* in nobody's list any m
 bool block_current(const struct space *space, kvd_ref ref); /* sealed, and that very incarnation? */
 uint32_t block_position(const struct space *space, uint32_t id); /* of its first token, when it was written */
 bool block_is_garbage(const struct block *b);
-void garbage_leave(struct space *space, uint32_t id);  /* evict.c: it is no more */
 bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins. True: something was freed */
 
 /* evict.c: chains, candidates, victims */
+bool policy_is_known(uint32_t policy);
+bool policy_goes_by_worth(uint32_t policy); /* what the methods think of a block decides */
 void leaf_add(struct space *space, uint32_t id);
 void block_restamp(struct space *space, uint32_t id); /* a leaf's place in its heap, by now */
 void evict_policy_changed(struct space *space);
@@ -358,15 +376,6 @@ void block_condemn(struct space *space, uint32_t id); /* to go before all others
 
 /* semaphore.c: blocks whose data is not there yet */
 int order_new(struct space *space);
-void order_free(struct space *space);
-int order_enter(struct attachment *a);
-void order_leave(struct attachment *a);
-int order_take(struct attachment *a, uint32_t slot, uint64_t value, struct kvd_desc *fields, const char **why);
-void order_begin(struct attachment *a, uint32_t id, const struct kvd_desc *fields); /* before it is SEALED */
-void order_look(struct space *space);        /* which data has come? A bounded number of blocks */
-void order_resolve(struct attachment *a);    /* what has not come by now never will */
-bool order_waking(const struct attachment *a); /* its row is not to be used again yet */
-void poisoned_leave(struct space *space, uint32_t id);
 
 /* space.c */
 bool store_bury(struct store *store);
@@ -378,10 +387,6 @@ bool attachment_fold(struct space *space);
 /* setting.c */
 #define SETTING_LABEL_CHANNELS 32u /* of a key in its label, or head_dim if that is less: fixed when a space is made */
 void settings_init(struct kvd_index *ix); /* once its geometry is there */
-
-/* bicache.c */
-void profile_free(struct space *space);
-void profile_leave(struct attachment *attachment); /* its blocks are no longer its own */
 
 /* lease.c */
 void leases_drop(struct attachment *attachment, bool died);

@@ -7,7 +7,6 @@
 
 #include "ipc/base/sys.h"
 #include "store/job.h"
-#include "store/sequence/sequence.h"
 
 #define READ_BYTES (UINT64_C(64) << 20) /* that one job reads: some 20 ms */
 

@@ -12,14 +12,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "store/sequence/sequence.h"
+#include "store/hooks.h"
 
 static const char *const policies[] = {[KVD_LRU] = "lru", [KVD_FIFO] = "fifo", [KVD_PRIORITY] = "priority"};
 
 static int set_policy(struct space *space, const char *value) {
         for (uint32_t i = KVD_LRU; i < ARRAY_SIZE(policies); i++)
                 if (strcmp(policies[i], value) == 0) {
-                        int r = i == KVD_PRIORITY ? space_refuse_opaque(space, "policy priority") : 0;
+                        int r = policy_goes_by_worth(i) ? space_refuse_opaque(space, "policy priority") : 0;
 
                         if (r < 0)
                                 return r;
@@ -75,8 +75,7 @@ static int set_method(struct space *space, enum kvd_setting which, const char *t
                 return refuse_channels(space);
         kvd_setting_put(space->ix->settings, which, value);
         tell_channels(space->ix); /* a profile would say otherwise */
-        methods_changed(space);
-        calibrate_forget(space);
+        hooks_setting_changed(space);
         return 0;
 }
 

@@ -5,8 +5,10 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
-#include "store/job.h"
 #include "store/cache/memory.h"
+#include "store/device/chunk.h"
+#include "store/hooks.h"
+#include "store/job.h"
 
 /* ---- pages -------------------------------------------------------------------------------------------------- */
 
@@ -53,6 +55,7 @@ int store_new(const struct store_config *config, struct store **ret) {
         if (!store)
                 return -ENOMEM;
         store->config = *config;
+        store->hooks = store_hooks;
         if (!store->config.max_attachments)
                 store->config.max_attachments = 256;
         if (!store->config.segment_bytes)
@@ -146,4 +149,15 @@ struct space *store_next_space(struct store *store, uint32_t cursor) {
                         if (s->number >= cursor && (!best || s->number < best->number))
                                 best = s;
         return best;
+}
+
+/* What clients have of it stays theirs, as if their space was deleted. */
+void store_exporter_gone(struct store *store) {
+        struct space *space;
+
+        store->exporter_gone = true;
+        while ((space = store_next_space(store, 0)))
+                space_delete(space, true);
+        store->exporter_gone = false;
+        chunks_lost(store);
 }

@@ -10,13 +10,6 @@
 
 #include "store/internal.h"
 
-uint32_t fill_limit(const struct space *space) {
-        uint64_t quota = space->domain->config.client_quota;
-        uint64_t limit = quota ? quota / space->ix->block_bytes : space->max_blocks / 2;
-
-        return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
-}
-
 #define SWEEP 256u /* private blocks without an owner, freed before anything else is looked for */
 
 static void tick(struct space *space) {
@@ -40,15 +33,25 @@ static int find_room(struct space *space, struct arena *arena, uint32_t want) {
         return evicted ? (int)evicted : r;
 }
 
-/* One block, for a worker to fill; or NONE. */
-uint32_t room_take(struct space *space, struct arena *arena) {
+/* A free block, for which garbage goes if need be, but nothing else. */
+static uint32_t pop_or_sweep(struct space *space, struct arena *arena) {
         uint32_t id = block_pop_free(space, arena);
 
-        if (id == NONE && garbage_sweep(space, SWEEP))
-                id = block_pop_free(space, arena);
+        return id == NONE && garbage_sweep(space, SWEEP) ? block_pop_free(space, arena) : id;
+}
+
+kvd_ref room_take(struct space *space, struct arena *arena) {
+        uint32_t id = pop_or_sweep(space, arena);
+
         if (id == NONE && find_room(space, arena, 1) > 0)
                 id = block_pop_free(space, arena);
-        return id;
+        if (id == NONE)
+                return 0;
+        space->blocks[id].owner = NONE;
+        space->blocks[id].reviving = true;
+        space->n_reviving++;
+        block_set_state(space, id, KVD_FILLING, block_generation(space, id));
+        return block_ref(space, id);
 }
 
 static int refuse_quota(struct space *space, uint32_t limit) {
@@ -75,13 +78,11 @@ static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         int tries = 2, r = 0;
 
         tick(space);
-        if (a->n_filling >= limit)
+        if (a->filling.n >= limit)
                 return refuse_quota(space, limit);
-        n = MIN(n, limit - a->n_filling);
+        n = MIN(n, limit - a->filling.n);
         while (got < n) {
-                id = block_pop_free(space, a->arena);
-                if (id == NONE && garbage_sweep(space, SWEEP))
-                        id = block_pop_free(space, a->arena);
+                id = pop_or_sweep(space, a->arena);
                 if (id == NONE) {
                         r = tries-- ? find_room(space, a->arena, n - got) : 0;
                         if (r <= 0)

@@ -18,7 +18,7 @@
 
 #include "ipc/base/sys.h"
 #include "store/cache/memory.h"
-#include "store/sequence/sequence.h"
+#include "store/hooks.h"
 
 /* ---- arenas ------------------------------------------------------------------------------------------------- */
 
@@ -110,8 +110,7 @@ void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_C
 static void bury(struct attachment *a) {
         a->space->attachments[a->slot] = NULL;
         drop_page(a);
-        free(a->mapped);
-        order_leave(a);
+        hooks_attachment_buried(a);
         free(a);
 }
 
@@ -123,7 +122,7 @@ static uint32_t free_slot(struct space *space) {
                 if (!space->attachments[i])
                         return i;
         for (uint32_t i = 0; i < max; i++)
-                if (space->attachments[i]->state == FOLDING && !order_waking(space->attachments[i])) {
+                if (space->attachments[i]->state == FOLDING && !hooks_attachment_lingers(space->attachments[i])) {
                         bury(space->attachments[i]);
                         return i;
                 }
@@ -149,19 +148,15 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
         if (!a)
                 return store_refuse(space_store(space), -ENOMEM, "out of memory for a client of space '%s'",
                                     space->name);
-        *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .slot = slot, .pin_fd = -1,
-                                 .filling = NONE};
+        *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .slot = slot, .pin_fd = -1};
         r = make_page(a);
         if (r == 0)
-                r = drain_enter(a);
-        if (r == 0)
-                r = order_enter(a);
+                r = hooks_attachment_begins(a);
         if (r == 0)
                 r = choose_arena(a);
         if (r < 0) {
-                free(a->mapped);
                 drop_page(a);
-                order_leave(a);
+                hooks_attachment_buried(a);
                 free(a);
                 return store_refuse(space_store(space), r, "no memory for a pin page of space '%s': %s", space->name,
                                     strerror(-r));
@@ -175,8 +170,8 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
 static void discard_filling(struct attachment *a) {
         struct space *space = a->space;
 
-        while (a->filling != NONE) {
-                uint32_t id = a->filling;
+        while (a->filling.n) {
+                uint32_t id = a->filling.first;
 
                 block_fill_end(space, id);
                 block_discard(space, id);
@@ -188,9 +183,8 @@ void attachment_orphan(struct attachment *a) {
         struct space *space = a->space;
 
         leases_drop(a, true);
-        sequences_close(a);
-        profile_leave(a);
-        for (uint32_t id = a->filling; id != NONE; id = space->blocks[id].next)
+        hooks_attachment_stops(a);
+        for (uint32_t id = block_list_first(&a->filling); id != NONE; id = space->blocks[id].next)
                 block_set_state(space, id, KVD_LIMBO, block_generation(space, id));
         a->state = ORPHANED;
 }
@@ -201,9 +195,8 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
         if (!a)
                 return NULL;
         leases_drop(a, died);
-        sequences_close(a);
-        profile_leave(a);
-        order_resolve(a);
+        hooks_attachment_stops(a);
+        hooks_attachment_ends(a);
         discard_filling(a);
         attachment_counters(a, counters);
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
@@ -212,7 +205,6 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
                 a->arena->writer = NULL;
         if (died)
                 space_count(a->space, KVD_SPACE_CLIENTS_REAPED, 1);
-        drain_leave(a);
         a->state = FOLDING;
         a->owner = NULL;
         return NULL;
@@ -235,7 +227,7 @@ bool attachment_fold(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
 
-                if (!a || a->state != FOLDING || order_waking(a))
+                if (!a || a->state != FOLDING || hooks_attachment_lingers(a))
                         continue;
                 fold_piece(a);
                 if (a->fold >= space_ids(space))
@@ -264,7 +256,7 @@ uint64_t attachment_pin_bytes(const struct attachment *a) {
 }
 
 uint64_t attachment_filling(const struct attachment *a) {
-        return a->n_filling;
+        return a->filling.n;
 }
 
 uint64_t attachment_pinned(const struct attachment *a) {

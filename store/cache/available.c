@@ -16,6 +16,13 @@ static uint64_t less(uint64_t a, uint64_t b) {
         return a - MIN(a, b);
 }
 
+uint32_t fill_limit(const struct space *space) {
+        uint64_t quota = space->domain->config.client_quota;
+        uint64_t limit = quota ? quota / space->ix->block_bytes : space->max_blocks / 2;
+
+        return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
+}
+
 /* Segments that pool and quota still have room for; segment.c, within_budget. */
 static uint64_t segments_to_come(const struct space *space) {
         const struct store *store = space_store(space);
@@ -39,9 +46,9 @@ void available_tell(struct attachment *a) {
         const struct space *space = a->space;
         uint64_t total = space->ix->capacity - space->count[KVD_ABSENT];
         uint64_t ready = space->ix->arena ? a->arena->n_ready : total;
-        uint64_t filling = space->ix->arena ? a->n_filling : space->count[KVD_FILLING] + space->count[KVD_LIMBO];
+        uint64_t filling = space->ix->arena ? a->filling.n : space->count[KVD_FILLING] + space->count[KVD_LIMBO];
         uint64_t busy = filling + space->n_private + space->n_pending + space->look.n_held;
-        uint64_t may_fill = less(fill_limit(space), a->n_filling);
+        uint64_t may_fill = less(fill_limit(space), a->filling.n);
 
         atomic_store_explicit(&a->page->may_fill, (uint32_t)may_fill, memory_order_relaxed);
         atomic_store_explicit(&a->page->available, (uint32_t)MIN(growth(space, total) + less(ready, busy), may_fill),

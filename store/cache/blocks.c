@@ -24,7 +24,35 @@ void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
         index_set_state(space, id, state, generation);
 }
 
-/* ---- free lists --------------------------------------------------------------------------------------------- */
+/* ---- lists -------------------------------------------------------------------------------------- */
+
+void block_list_append(struct space *space, struct block_list *list, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        b->next = NONE;
+        b->prev = list->n++ ? list->last : NONE;
+        *(b->prev == NONE ? &list->first : &space->blocks[b->prev].next) = id;
+        list->last = id;
+}
+
+void block_list_push(struct space *space, struct block_list *list, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        b->prev = NONE;
+        b->next = list->n++ ? list->first : NONE;
+        *(b->next == NONE ? &list->last : &space->blocks[b->next].prev) = id;
+        list->first = id;
+}
+
+void block_list_remove(struct space *space, struct block_list *list, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        *(b->prev == NONE ? &list->first : &space->blocks[b->prev].next) = b->next;
+        *(b->next == NONE ? &list->last : &space->blocks[b->next].prev) = b->prev;
+        list->n--;
+}
+
+/* ---- free lists --------------------------------------------------------------------------------- */
 
 static void arena_list(struct segment *segment) {
         struct arena *arena = segment->arena;
@@ -50,7 +78,6 @@ void arena_unlist(struct segment *segment) {
 /* From any state that nobody can see any more: a new incarnation. */
 static void make_free(struct space *space, struct segment *segment, uint32_t id) {
         space->blocks[id].owner = NONE;
-        segment->n_free++;
         block_set_state(space, id, KVD_FREE, block_generation(space, id) + 1);
         if (!segment->listed)
                 arena_list(segment);
@@ -59,27 +86,16 @@ static void make_free(struct space *space, struct segment *segment, uint32_t id)
 /* At the head of its segment's list: its memory may still be in a cache. */
 void block_to_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
-        struct block *b = &space->blocks[id];
 
-        b->prev = NONE;
-        b->next = segment->free;
-        if (b->next != NONE)
-                space->blocks[b->next].prev = id;
-        else
-                segment->free_last = id;
-        segment->free = id;
+        block_list_push(space, &segment->free, id);
         make_free(space, segment, id);
 }
 
 /* At the end: blocks whose memory is new are handed out in the order of their ids. */
 void block_append_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
-        struct block *b = &space->blocks[id];
 
-        b->next = NONE;
-        b->prev = segment->free == NONE ? NONE : segment->free_last;
-        *(b->prev == NONE ? &segment->free : &space->blocks[b->prev].next) = id;
-        segment->free_last = id;
+        block_list_append(space, &segment->free, id);
         make_free(space, segment, id);
 }
 
@@ -89,42 +105,26 @@ uint32_t block_pop_free(struct space *space, struct arena *arena) {
 
         if (!segment)
                 return NONE;
-        id = segment->free;
-        segment->free = space->blocks[id].next;
-        if (segment->free != NONE)
-                space->blocks[segment->free].prev = NONE;
-        if (--segment->n_free == 0)
+        id = segment->free.first;
+        block_list_remove(space, &segment->free, id);
+        if (segment->free.n == 0)
                 arena_unlist(segment);
         return id;
 }
 
-/* ---- filling lists ------------------------------------------------------------------------------------------ */
+/* ---- filling lists ------------------------------------------------------------------------------ */
 
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a) {
-        struct block *b = &space->blocks[id];
-
-        b->owner = a->slot;
-        b->prev = NONE;
-        b->next = a->filling;
-        if (b->next != NONE)
-                space->blocks[b->next].prev = id;
-        a->filling = id;
-        a->n_filling++;
+        space->blocks[id].owner = a->slot;
+        block_list_push(space, &a->filling, id);
         block_set_state(space, id, KVD_FILLING, block_generation(space, id));
 }
 
 void block_fill_end(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
-        struct attachment *a = space->attachments[b->owner];
 
-        if (b->prev != NONE)
-                space->blocks[b->prev].next = b->next;
-        else
-                a->filling = b->next;
-        if (b->next != NONE)
-                space->blocks[b->next].prev = b->prev;
+        block_list_remove(space, &space->attachments[b->owner]->filling, id);
         b->owner = NONE;
-        a->n_filling--;
 }
 
 /* Is it a block that this attachment is filling, in this incarnation? Everything in ref comes from a client. */

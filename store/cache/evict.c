@@ -24,7 +24,7 @@
 
 #include <errno.h>
 
-#include "store/sequence/sequence.h"
+#include "store/hooks.h"
 
 /* ---- pins --------------------------------------------------------------------------------------------------- */
 
@@ -64,24 +64,32 @@ uint64_t block_last_use(const struct space *space, uint32_t id) {
 
 /* ---- policies: the order of leaves ----------------------------------------------------------------------------- */
 
+static uint64_t lru_first(struct space *space) {
+        return space->clock;
+}
+
 static uint64_t lru_refresh(const struct space *space, uint32_t id) {
         return block_last_use(space, id);
+}
+
+static uint64_t fifo_first(struct space *space) {
+        return ++space->sequence;
 }
 
 static uint64_t fifo_refresh(const struct space *space, uint32_t id) {
         return space->blocks[id].stamp;
 }
 
+static uint64_t clock_alone(const struct space *space, uint32_t id, uint64_t clock) {
+        return clock;
+}
+
 #define LEVELS 32u /* of priority: blocks of one level go in the order of their last use */
 
 static uint64_t priority_stamp(const struct space *space, uint32_t id, uint64_t clock) {
-        uint64_t level = 1 + (uint64_t)(priority_of_block(space, id) * (LEVELS - 1));
+        uint64_t level = 1 + (uint64_t)(hooks_worth(space, id) * (LEVELS - 1));
 
         return level << 48 | MIN(clock, CLOCK);
-}
-
-static uint64_t priority_refresh(const struct space *space, uint32_t id) {
-        return priority_stamp(space, id, block_last_use(space, id));
 }
 
 /* Nobody has said anything of it: the middle. */
@@ -89,26 +97,32 @@ static uint64_t priority_first(struct space *space) {
         return (uint64_t)(1 + (LEVELS - 1) / 2) << 48 | space->clock;
 }
 
-static uint64_t lru_first(struct space *space) {
-        return space->clock;
-}
-
-static uint64_t fifo_first(struct space *space) {
-        return ++space->sequence;
+static uint64_t priority_refresh(const struct space *space, uint32_t id) {
+        return priority_stamp(space, id, block_last_use(space, id));
 }
 
 static const struct policy {
         uint64_t (*first)(struct space *);                   /* stamp of a block just sealed */
         uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now */
+        uint64_t (*stamp)(const struct space *, uint32_t, uint64_t clock); /* when the policy changes to this one */
         bool pinned_is_used; /* a pinned leaf is as warm as one used now */
+        bool by_worth;       /* asks the methods what a block is worth: not for blocks that they cannot look into */
 } policies[] = {
-        [KVD_LRU] = {lru_first, lru_refresh, true},
-        [KVD_FIFO] = {fifo_first, fifo_refresh, false},
-        [KVD_PRIORITY] = {priority_first, priority_refresh, false},
+        [KVD_LRU] = {lru_first, lru_refresh, clock_alone, true, false},
+        [KVD_FIFO] = {fifo_first, fifo_refresh, clock_alone, false, false},
+        [KVD_PRIORITY] = {priority_first, priority_refresh, priority_stamp, false, true},
 };
 
 static const struct policy *policy_of(const struct space *space) {
         return &policies[space->ix->policy];
+}
+
+bool policy_is_known(uint32_t policy) {
+        return policy < ARRAY_SIZE(policies) && policies[policy].first;
+}
+
+bool policy_goes_by_worth(uint32_t policy) {
+        return policies[policy].by_worth;
 }
 
 /* ---- heap of leaves ------------------------------------------------------------------------------------------- */
@@ -191,13 +205,12 @@ static void heapify(struct arena *arena) {
 /* Policies read stamps differently: all blocks' are put in order at once. */
 void evict_policy_changed(struct space *space) {
         uint32_t n = space_ids(space);
-        bool levels = space->ix->policy == KVD_PRIORITY;
 
         for (uint32_t id = 0; id < n; id++) {
                 struct block *b = &space->blocks[id];
 
                 if (b->state == KVD_SEALED && !b->private && b->stamp)
-                        b->stamp = levels ? priority_stamp(space, id, b->stamp & CLOCK) : b->stamp & CLOCK;
+                        b->stamp = policy_of(space)->stamp(space, id, b->stamp & CLOCK);
         }
         for (struct arena *arena = space->arenas; arena; arena = arena->next)
                 heapify(arena);
@@ -252,6 +265,21 @@ static void block_unlink(struct space *space, uint32_t id) {
 
 /* ---- eviction ------------------------------------------------------------------------------------------------- */
 
+static void leave_lists(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        if (b->private) {
+                block_list_remove(space, &space->garbage, id);
+                b->private = false;
+                space->n_private--;
+        } else {
+                space_count(space, KVD_SPACE_EVICTED, 1);
+        }
+        if (b->poisoned)
+                block_list_remove(space, &space->poisoned, id);
+        b->poisoned = false;
+}
+
 /* Takes back a leaf unless somebody uses it. Steps D2 to D6 of the protocol above. */
 bool evict_leaf(struct space *space, uint32_t id) {
         uint32_t generation = block_generation(space, id);
@@ -267,12 +295,7 @@ bool evict_leaf(struct space *space, uint32_t id) {
         }
         index_leave(space, id);
         block_unlink(space, id);
-        if (b->private)
-                garbage_leave(space, id);
-        else
-                space_count(space, KVD_SPACE_EVICTED, 1);
-        if (b->poisoned)
-                poisoned_leave(space, id);
+        leave_lists(space, id);
         block_to_free(space, id);
         return true;
 }
@@ -331,7 +354,7 @@ uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n) {
         struct aside aside = {0};
 
         if (space->n_pending)
-                order_look(space);
+                hooks_look(space);
         while (evicted < n && arena->n_heap && looks-- > 0) {
                 uint32_t id = arena->heap[0];
 

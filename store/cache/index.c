@@ -215,7 +215,6 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 return r;
         memcpy(ix->device, space_store(space)->config.uuid, sizeof ix->device);
         kvd_index_lay_out(ix);
-        settings_init(ix);
         return 0;
 }
 

@@ -48,7 +48,7 @@ void space_usage(struct space *space, struct space_usage *ret) {
                 .spilled = space->n_spilled,
                 .vague = space->n_vague,
                 .pending = space->n_pending,
-                .poisoned = space->n_poisoned,
+                .poisoned = space->poisoned.n,
                 .spill_slots = kvd_places(space->ix),
         };
         ret->label_bytes = label_bytes(space);

@@ -7,10 +7,6 @@
  */
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "store/internal.h"
 
@@ -54,18 +50,13 @@ static void end(struct attachment *a, struct lease *l) {
         a->n_leases--;
 }
 
-static void wake_waiters(struct space *space) {
-        atomic_fetch_add_explicit(&space->ix->lease_epoch, 1, memory_order_release);
-        syscall(SYS_futex, &space->ix->lease_epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
 void space_lease_end(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tokens) {
         struct lease *l = find(a->space, prefix, prefix_tokens);
 
         if (!l || l->holder != a->slot)
                 return;
         end(a, l);
-        wake_waiters(a->space);
+        epoch_move(&a->space->ix->lease_epoch);
 }
 
 void leases_drop(struct attachment *a, bool died) {
@@ -78,5 +69,5 @@ void leases_drop(struct attachment *a, bool died) {
                 return;
         if (died)
                 space_count(a->space, KVD_SPACE_LEASES_LOST, n);
-        wake_waiters(a->space);
+        epoch_move(&a->space->ix->lease_epoch);
 }

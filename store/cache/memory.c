@@ -112,10 +112,13 @@ static bool bury(struct space *space, struct segment *segment) {
 static void close_nothing(struct store *store) {
 }
 
+static void handed_out(struct attachment *a, uint32_t segment) {
+}
+
 static bool scarce(const struct store *store) {
         return false;
 }
 
 const struct memory_ops memory_host = {.close = close_nothing, .vacant = vacant, .begin = begin, .fill = fill,
                                        .let_go = let_go, .bury = bury, .idle = idle, .descriptor = descriptor,
-                                       .scarce = scarce};
+                                       .handed_out = handed_out, .scarce = scarce};

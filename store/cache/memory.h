@@ -38,6 +38,9 @@ struct memory_ops {
         /* What maps it, the store's own. -ENODATA: it has no memory at present. */
         int (*descriptor)(struct space *space, struct segment *segment, bool writable);
 
+        /* An attachment has got its descriptor. */
+        void (*handed_out)(struct attachment *a, uint32_t segment);
+
         /* Is so much on its way from one space to others that no more should be taken? */
         bool (*scarce)(const struct store *store);
 };
@@ -50,8 +53,6 @@ void device_undrain(struct space *space, struct segment *segment); /* frees its 
 bool device_draining(const struct segment *segment);
 
 /* drain.c: which clients have which segments mapped */
-int drain_enter(struct attachment *a);
-void drain_leave(struct attachment *a);                          /* it has nothing mapped any more */
 void drain_handed_out(struct attachment *a, uint32_t segment);
 bool drain_mapped(const struct space *space, uint32_t segment);  /* by anybody */
 bool drain_told(const struct space *space, uint32_t segment);    /* has anybody been asked, and not answered yet? */

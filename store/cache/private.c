@@ -24,50 +24,26 @@ bool block_is_garbage(const struct block *b) {
 
 /* ---- garbage ---------------------------------------------------------------------------------------------------- */
 
-static void list_append(struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id];
-
-        b->next = NONE;
-        b->prev = space->n_garbage ? space->garbage_last : NONE;
-        *(b->prev == NONE ? &space->garbage : &space->blocks[b->prev].next) = id;
-        space->garbage_last = id;
-        space->n_garbage++;
-}
-
-static void list_remove(struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id];
-
-        *(b->prev == NONE ? &space->garbage : &space->blocks[b->prev].next) = b->next;
-        *(b->next == NONE ? &space->garbage_last : &space->blocks[b->next].prev) = b->prev;
-        space->n_garbage--;
-}
-
 static void becomes_garbage(struct space *space, uint32_t id) {
         space->blocks[id].stamp = 0;
         leaf_add(space, id);
-        list_append(space, id);
-}
-
-void garbage_leave(struct space *space, uint32_t id) {
-        list_remove(space, id);
-        space->blocks[id].private = false;
-        space->n_private--;
+        block_list_append(space, &space->garbage, id);
 }
 
 /* What is pinned goes to the end of the list: a call meets it once. */
 bool garbage_sweep(struct space *space, uint32_t budget) {
-        uint64_t n = MIN(space->n_garbage, budget);
+        uint64_t n = MIN(space->garbage.n, budget);
         bool freed = false;
 
         for (; n > 0; n--) {
-                uint32_t id = space->garbage;
+                uint32_t id = space->garbage.first;
 
                 if (evict_leaf(space, id)) {
                         freed = true;
                         continue;
                 }
-                list_remove(space, id);
-                list_append(space, id);
+                block_list_remove(space, &space->garbage, id);
+                block_list_append(space, &space->garbage, id);
         }
         return freed;
 }

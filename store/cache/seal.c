@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/sequence/sequence.h"
+#include "store/hooks.h"
 
 /* A chain as it grows during one seal. */
 struct growth {
@@ -141,13 +141,13 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
         space->blocks[id].parent = g->parent; /* the run looks back along it */
         index_write(space, id, &g->fields, tokens);
         if (g->fields.semaphore)
-                order_begin(a, id, &g->fields);
+                hooks_promised(a, id, &g->fields);
         block_set_state(space, id, KVD_SEALED, kvd_ref_generation(block));
         index_enter(space, id, g->root);
         block_link(space, id, g->parent);
         space_count(space, KVD_SPACE_SEALED, 1);
         if (!space->blocks[id].pending)
-                summarise_block(space, id);
+                hooks_readable(space, id);
         step(space, g, id);
         return block;
 }
@@ -193,7 +193,7 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
                 r = find_parent(a, q, &growth);
         if (r == 0)
                 r = check_prefix_end(a, q, growth.fields.depth);
-        if (r == 0 && order_take(a, q->semaphore, q->semaphore_value, &growth.fields, &why) < 0)
+        if (r == 0 && q->semaphore && hooks_promise(a, q, &growth.fields, &why) < 0)
                 r = refuse(a, -EINVAL, why);
         if (r < 0)
                 return r;

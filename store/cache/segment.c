@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "store/cache/memory.h"
-#include "store/sequence/sequence.h"
 
 #define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
@@ -87,8 +86,7 @@ static void segment_return(struct space *space, struct segment *segment) {
                 block_set_state(space, first + i, KVD_ABSENT, block_generation(space, first + i));
         if (segment->listed)
                 arena_unlist(segment);
-        segment->free = NONE;
-        segment->n_free = 0;
+        segment->free = (struct block_list){0};
         let_go(space, segment);
         space_count(space, KVD_SPACE_SEGMENTS_RETURNED, 1);
 }
@@ -178,7 +176,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
 
 /* ---- ahead of need ------------------------------------------------------------------------------------------ */
 
-static bool fill_ahead(struct space *space) {
+bool space_fill_ahead(struct space *space) {
         struct segment *segment;
 
         for (struct arena *arena = space->arenas; arena; arena = arena->next) {
@@ -187,21 +185,6 @@ static bool fill_ahead(struct space *space) {
                         return segment_fill(space, segment, STEP_BYTES) > 0;
         }
         return false;
-}
-
-#define SWEEP 256u /* garbage looked at in one call */
-
-bool store_idle(struct store *store) {
-        bool more = store->memory->idle(store) || store_bury(store);
-
-        for (struct domain *d = store->domains; d; d = d->next)
-                for (struct space *s = d->spaces; s; s = s->next) {
-                        space_relieve(s);
-                        priority_look(s);
-                        more |= sequences_tidy(s) || garbage_sweep(s, SWEEP) || attachment_fold(s) || space_trim(s) ||
-                                fill_ahead(s) || available_look(s);
-                }
-        return more;
 }
 
 /* ---- taking memory back -------------------------------------------------------------------------------------- */
@@ -236,7 +219,7 @@ static bool worth_emptying(const struct space *space, const struct segment *segm
 }
 
 static bool wholly_free(const struct segment *segment) {
-        return segment->n_ready && segment->n_free == segment->n_ready;
+        return segment->n_ready && segment->free.n == segment->n_ready;
 }
 
 /*

@@ -9,7 +9,8 @@
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/cache/memory.h"
-#include "store/sequence/sequence.h"
+#include "store/hooks.h"
+#include "store/job.h"
 
 /* ---- finding and comparing ---------------------------------------------------------------------------------- */
 
@@ -40,9 +41,9 @@ static int normalise(struct store *store, struct space_spec *spec) {
         if (!spec->options.policy)
                 spec->options.policy = KVD_LRU;
         if (spec->options.kind > KVD_BIDIRECTIONAL || spec->options.keys > KVD_KEYS_PAPER ||
-            spec->options.policy > KVD_PRIORITY || spec->options.flags)
+            !policy_is_known(spec->options.policy) || spec->options.flags)
                 return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys, policy or flags", spec->name);
-        if (spec->options.policy == KVD_PRIORITY && kvd_geometry_is_opaque(&spec->geometry))
+        if (policy_goes_by_worth(spec->options.policy) && kvd_geometry_is_opaque(&spec->geometry))
                 return store_refuse(store, -EOPNOTSUPP, "space '%s': policy priority goes by what the methods think of "
                                     "a block, and they cannot look into opaque ones", spec->name);
         return 0;
@@ -75,18 +76,8 @@ static void space_free(struct space *space) {
                 free(arena->heap);
                 free(arena);
         }
-        while (sequences_bury(space))
-                ;
-        profile_free(space);
-        places_free(space);
-        closep(&space->summary_fd);
-        closep(&space->summary_fd_ro);
-        if (space->domain)
-                spill_discharge(space, space->spill_bytes);
-        order_free(space);
+        hooks_space_ends(space);
         index_free(space);
-        free(space->sequences);
-        free(space->unsummarised);
         free(space->segments);
         free(space->blocks);
         free(space->free_runs);
@@ -105,21 +96,14 @@ static int make_tables(struct space *space) {
 
         space->segments = sys->calloc(ix->max_segments, sizeof *space->segments);
         for (uint32_t i = 0; space->segments && i < ix->max_segments; i++)
-                space->segments[i] = (struct segment){.fd = -1, .fd_ro = -1, .number = i, .free = NONE};
+                space->segments[i] = (struct segment){.fd = -1, .fd_ro = -1, .number = i};
         space->blocks = sys->calloc(ix->capacity, sizeof *space->blocks);
         space->free_runs = sys->calloc(ix->run_capacity, sizeof *space->free_runs);
         space->attachments = sys->calloc(space_store(space)->config.max_attachments, sizeof(struct attachment *));
         space->leases = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases);
-        space->sequences = sys->calloc(KVD_MAX_SEQUENCES, sizeof *space->sequences);
-        space->unsummarised = sys->calloc(DIV_UP(ix->capacity, 64), sizeof *space->unsummarised);
-        if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases ||
-            !space->sequences || !space->unsummarised || places_new(space) < 0)
+        if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases)
                 return -ENOMEM;
         space->n_free_runs = ix->run_capacity;
-        ticket_init(&space->summarise, &job_summarise, space, NULL);
-        ticket_init(&space->score, &job_score_chains, space, NULL);
-        ticket_init(&space->calibrate, &job_calibrate, space, NULL);
-        methods_changed(space);
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
                 space->leases[i].holder = NONE;
         space->count[KVD_ABSENT] = ix->capacity;
@@ -134,19 +118,17 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         if (!space)
                 return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'", spec->name);
         space->domain = domain;
-        space->index_fd = space->index_fd_ro = space->order_fd = -1;
-        space->summary_fd = space->summary_fd_ro = -1;
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                space->places[t].fd = -1;
+        space->index_fd = space->index_fd_ro = -1;
         memcpy(space->name, spec->name, sizeof space->name);
         r = index_new(space, spec);
         if (r < 0)
                 return r;
+        settings_init(space->ix);
         r = make_tables(space);
         if (r == 0 && !space->ix->arena)
                 r = arena_new(space, NULL, &arena);
         if (r == 0)
-                r = order_new(space);
+                r = hooks_space_begins(space);
         if (r < 0)
                 return store_refuse(domain->store, r, "out of memory for space '%s' of %u blocks; give it max_blocks",
                                     spec->name, space->ix->capacity);
@@ -221,7 +203,7 @@ bool store_bury(struct store *store) {
         for (; space->n_buried < space->ix->max_segments; space->n_buried++)
                 if (segment_bury(space, &space->segments[space->n_buried]))
                         return true;
-        if (places_bury(space) || sequences_bury(space) || attachment_fold(space))
+        if (hooks_space_buried(space) || attachment_fold(space))
                 return true;
         if (has_attachments(space)) /* streams that wait for them are to be woken first: semaphore.c */
                 return false;
@@ -243,10 +225,7 @@ int space_delete(struct space *space, bool force) {
                 return store_refuse(store, -EBUSY, "%u clients use space '%s', and have its memory by legacy CUDA "
                                     "handles, which cannot be taken from under them; end them", n, space->name);
         end_attachments(space);
-        job_withdraw(&space->summarise);
-        job_withdraw(&space->score);
-        job_withdraw(&space->calibrate);
-        profile_free(space);
+        hooks_space_leaves(space);
         jobs_forget_space(space);
         while (*at != space)
                 at = &(*at)->next;
@@ -255,13 +234,6 @@ int space_delete(struct space *space, bool force) {
         space->next = store->deleted;
         store->deleted = space;
         return 0;
-}
-
-int space_refuse_opaque(const struct space *space, const char *what) {
-        if (!kvd_geometry_is_opaque(&space->ix->geometry))
-                return 0;
-        return store_refuse(space_store(space), -EOPNOTSUPP, "space '%s' has opaque blocks (%.31s), which the methods "
-                            "cannot look into: no %s", space->name, space->ix->geometry.layout, what);
 }
 
 /* ---- questions ---------------------------------------------------------------------------------------------- */
@@ -297,6 +269,6 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
         *writable = !space->ix->arena || segment->arena == a->arena;
         fd = space_store(space)->memory->descriptor(space, segment, *writable);
         if (fd >= 0)
-                drain_handed_out(a, number);
+                space_store(space)->memory->handed_out(a, number);
         return fd;
 }

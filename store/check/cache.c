@@ -42,7 +42,7 @@ static void check_counts(struct walk *w) {
 static uint32_t walk_free_list(struct walk *w, const struct segment *segment) {
         uint32_t n = 0;
 
-        for (uint32_t id = segment->free; id != NONE && n <= segment->n_free; id = w->space->blocks[id].next, n++)
+        for (uint32_t id = block_list_first(&segment->free); id != NONE && n <= segment->free.n; id = w->space->blocks[id].next, n++)
                 expect(w, w->space->blocks[id].state == KVD_FREE, "S6 block %u is in the free list and not free", id);
         return n;
 }
@@ -54,9 +54,9 @@ static void check_segments(struct walk *w) {
         for (uint32_t i = 0; i < s->ix->max_segments; i++) {
                 const struct segment *segment = &s->segments[i];
 
-                expect(w, walk_free_list(w, segment) == segment->n_free, "S7 free list of segment %u is broken", i);
+                expect(w, walk_free_list(w, segment) == segment->free.n, "S7 free list of segment %u is broken", i);
                 ready += segment->n_ready;
-                n_free += segment->n_free;
+                n_free += segment->free.n;
                 with_memory += segment->n_ready != 0;
         }
         expect(w, n_free == s->count[KVD_FREE], "S8 free blocks are lost");
@@ -73,11 +73,11 @@ static void check_lists(struct walk *w) {
 
                 if (!s->attachments[i])
                         continue;
-                for (uint32_t id = s->attachments[i]->filling; id != NONE && n <= s->ix->capacity; n++) {
+                for (uint32_t id = block_list_first(&s->attachments[i]->filling); id != NONE && n <= s->ix->capacity; n++) {
                         expect(w, s->blocks[id].owner == i, "S11 block %u is in the wrong filling list", id);
                         id = s->blocks[id].next;
                 }
-                expect(w, n == s->attachments[i]->n_filling, "S12 filling list of client slot %u is broken", i);
+                expect(w, n == s->attachments[i]->filling.n, "S12 filling list of client slot %u is broken", i);
                 filling += n;
         }
         for (const struct arena *arena = s->arenas; arena; arena = arena->next) {

@@ -73,5 +73,5 @@ void check_pending(struct walk *w) {
         expect(w, pending == s->n_pending && pending == s->ix->n_pending,
                "F4 blocks that wait for data are miscounted");
         expect(w, pending == listed, "F5 blocks wait for data of nobody");
-        expect(w, poisoned == s->n_poisoned, "F6 poisoned blocks are miscounted");
+        expect(w, poisoned == s->poisoned.n, "F6 poisoned blocks are miscounted");
 }

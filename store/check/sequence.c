@@ -111,12 +111,12 @@ static void check_garbage(struct walk *w) {
                 expect(w, !b->reviving || (b->state == KVD_FILLING && b->owner == NONE),
                        "Q6 block %u is being revived and somebody's", i);
         }
-        for (uint32_t id = s->garbage; listed < s->n_garbage && id != NONE; id = s->blocks[id].next, listed++) {
+        for (uint32_t id = block_list_first(&s->garbage); listed < s->garbage.n && id != NONE; id = s->blocks[id].next, listed++) {
                 expect(w, block_is_garbage(&s->blocks[id]) && s->blocks[id].prev == before,
                        "Q7 block %u is in the list of garbage wrongly", id);
                 before = id;
         }
-        expect(w, listed == s->n_garbage && n_garbage == s->n_garbage, "Q7 garbage is lost");
+        expect(w, listed == s->garbage.n && n_garbage == s->garbage.n, "Q7 garbage is lost");
         expect(w, n_private == s->n_private && n_reviving == s->n_reviving, "Q8 private blocks are miscounted");
 }
 

@@ -237,15 +237,10 @@ void store_export_done(struct store *store, uint32_t number, const uint8_t handl
         chunk_set_state(pool_of(store), chunk, CLEAN);
 }
 
-/* What clients have of it stays theirs, as if their space was deleted. */
-void store_exporter_gone(struct store *store) {
+/* The exporter is gone, and what it had with it. */
+void chunks_lost(struct store *store) {
         struct device_pool *pool = pool_of(store);
-        struct space *space;
 
-        store->exporter_gone = true;
-        while ((space = store_next_space(store, 0)))
-                space_delete(space, true);
-        store->exporter_gone = false;
         for (uint32_t i = 0; i < pool->n; i++)
                 if (pool->chunks[i].state == CLEARING || pool->chunks[i].state == CLEAN)
                         chunk_set_state(pool, &pool->chunks[i], DIRTY);

@@ -52,6 +52,7 @@ void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_s
 void chunk_remake(struct store *store, struct chunk *chunk); /* gives it up, and makes another in its place */
 int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, the chunk's */
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
+void chunks_lost(struct store *store);                       /* legacy: whoever made them is gone */
 void chunks_want_worker(struct store *store);                /* there is something for it */
 
 #endif

@@ -17,6 +17,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/cache/memory.h"
+#include "store/hooks.h"
 
 static uint32_t n_words(const struct space *space) {
         return DIV_UP(space->ix->max_segments, 64);
@@ -30,7 +31,7 @@ static void set(uint64_t *bits, uint32_t i, bool to) {
         bits[i / 64] = (bits[i / 64] & ~(UINT64_C(1) << i % 64)) | (uint64_t)to << i % 64;
 }
 
-int drain_enter(struct attachment *a) {
+static int enter(struct attachment *a) {
         if (a->space->ix->backend != KVD_BACKEND_VMM)
                 return 0;
         a->mapped = sys->calloc(2 * n_words(a->space), sizeof *a->mapped);
@@ -44,7 +45,7 @@ static void put_away(struct attachment *a, uint32_t segment) {
         device_undrain(a->space, &a->space->segments[segment]);
 }
 
-void drain_leave(struct attachment *a) {
+static void leave(struct attachment *a) {
         for (uint32_t i = 0; a->mapped && i < a->space->ix->max_segments; i++)
                 if (bit(a->mapped, i))
                         put_away(a, i);
@@ -86,3 +87,10 @@ uint32_t attachment_drain(struct attachment *a, const uint32_t *unmapped, uint32
         }
         return found;
 }
+
+static void bury(struct attachment *a) {
+        free(a->mapped);
+}
+
+const struct hooks drain_hooks = {
+        .name = "drain", .attachment_begins = enter, .attachment_ends = leave, .attachment_buried = bury};

@@ -145,7 +145,7 @@ static void close_pool(struct store *store) {
 
 const struct memory_ops memory_device = {.close = close_pool, .vacant = vacant, .begin = begin, .fill = fill,
                                          .let_go = let_go, .bury = bury, .idle = idle, .descriptor = descriptor,
-                                         .scarce = scarce};
+                                         .handed_out = drain_handed_out, .scarce = scarce};
 
 const uint8_t *space_segment_handle(const struct space *space, uint32_t segment) {
         const struct chunk *chunk = segment < space->ix->max_segments ? space->segments[segment].chunk : NULL;

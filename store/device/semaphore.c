@@ -42,7 +42,7 @@
 
 #include "ipc/base/sys.h"
 #include "ipc/base/semaphore.h"
-#include "store/sequence/sequence.h"
+#include "store/hooks.h"
 
 /*
  * One attachment's promises: a list of blocks for each slot, as they were sealed. That is by growing value but where
@@ -53,7 +53,7 @@ struct promises {
         uint64_t wakes;               /* bit i: slot i is to be written by a stream, too */
         bool asked;                   /* ... and somebody is at it */
         uint64_t highest[SEMAPHORES]; /* value promised */
-        uint32_t first[SEMAPHORES], last[SEMAPHORES];
+        struct block_list blocks[SEMAPHORES];
         uint32_t n;                   /* blocks */
 };
 
@@ -70,6 +70,7 @@ static shm_u64 *slot_word(const struct attachment *a, uint32_t slot) {
 int order_new(struct space *space) {
         void *at;
 
+        space->order_fd = -1;
         if (!space->ix->semaphore_rows)
                 return 0;
         space->order_fd = sys->memfd_create("kvd-order", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -84,20 +85,20 @@ int order_new(struct space *space) {
         return 0;
 }
 
-void order_free(struct space *space) {
+static void order_free(struct space *space) {
         if (space->order)
                 munmap((void *)space->order, page_bytes(space));
         closep(&space->order_fd);
 }
 
-int order_enter(struct attachment *a) {
+static int enter(struct attachment *a) {
         if (!a->space->order)
                 return 0;
         a->promises = sys->calloc(1, sizeof *a->promises);
         return a->promises ? 0 : -ENOMEM;
 }
 
-void order_leave(struct attachment *a) {
+static void bury(struct attachment *a) {
         free(a->promises);
 }
 
@@ -109,65 +110,34 @@ static void set_pending(struct space *space, uint64_t n) {
 }
 
 static void push(struct attachment *a, uint32_t slot, uint32_t id) {
-        struct promises *p = a->promises;
-        struct block *b = &a->space->blocks[id];
-        bool first = !(p->busy >> slot & 1);
-
-        b->next = NONE;
-        b->prev = first ? NONE : p->last[slot];
-        *(first ? &p->first[slot] : &a->space->blocks[b->prev].next) = id;
-        p->last[slot] = id;
-        p->busy |= UINT64_C(1) << slot;
-        p->n++;
-        b->pending = true;
+        a->space->blocks[id].pending = true;
+        block_list_append(a->space, &a->promises->blocks[slot], id);
+        a->promises->n++;
         set_pending(a->space, a->space->n_pending + 1);
+        a->promises->busy |= UINT64_C(1) << slot;
 }
 
 static uint32_t pop(struct attachment *a, uint32_t slot) {
         struct promises *p = a->promises;
-        uint32_t id = p->first[slot], next = a->space->blocks[id].next;
+        uint32_t id = p->blocks[slot].first;
 
-        p->first[slot] = next;
-        if (next == NONE)
+        block_list_remove(a->space, &p->blocks[slot], id);
+        if (!p->blocks[slot].n)
                 p->busy &= ~(UINT64_C(1) << slot);
-        else
-                a->space->blocks[next].prev = NONE;
         p->n--;
         a->space->blocks[id].pending = false;
         set_pending(a->space, a->space->n_pending - 1);
         return id;
 }
 
-static void list_poisoned(struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id];
-
-        b->prev = NONE;
-        b->next = space->n_poisoned ? space->poisoned : NONE;
-        if (b->next != NONE)
-                space->blocks[b->next].prev = id;
-        space->poisoned = id;
-        space->n_poisoned++;
-}
-
-/* evict.c: it is no more. */
-void poisoned_leave(struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id];
-
-        *(b->prev == NONE ? &space->poisoned : &space->blocks[b->prev].next) = b->next;
-        if (b->next != NONE)
-                space->blocks[b->next].prev = b->prev;
-        b->poisoned = false;
-        space->n_poisoned--;
-}
-
 /* ---- the seal (O1) ---------------------------------------------------------------------------------------------- */
 
 /* -EINVAL, with a word for it. Fills in the order words of the blocks of a request: zeros if their data is there. */
-int order_take(struct attachment *a, uint32_t slot, uint64_t value, struct kvd_desc *fields, const char **why) {
+static int promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why) {
+        uint32_t slot = q->semaphore;
+        uint64_t value = q->semaphore_value;
         struct promises *p = a->promises;
 
-        if (!slot)
-                return 0;
         *why = !p                               ? "semaphore belongs to spaces on a GPU" :
                slot > SEMAPHORES               ? "there is no such semaphore" :
                value == 0 || value > SEMAPHORE_VALUE_MAX ? "no slot ever has this value" :
@@ -182,7 +152,7 @@ int order_take(struct attachment *a, uint32_t slot, uint64_t value, struct kvd_d
         return 0;
 }
 
-void order_begin(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
+static void promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
         push(a, (fields->semaphore - 1) % SEMAPHORES, id);
         space_count(a->space, KVD_SPACE_ORDERED, 1);
 }
@@ -190,7 +160,7 @@ void order_begin(struct attachment *a, uint32_t id, const struct kvd_desc *field
 /* ---- the data is there (O2) ------------------------------------------------------------------------------------- */
 
 static bool reached(const struct attachment *a, uint32_t slot) {
-        uint32_t id = a->promises->first[slot];
+        uint32_t id = a->promises->blocks[slot].first;
 
         return shm_load(slot_word(a, slot)) >= kvd_index_desc(a->space->ix, id)->semaphore_value;
 }
@@ -199,11 +169,11 @@ static void arrived(struct attachment *a, uint32_t slot) {
         uint32_t id = pop(a, slot);
 
         if (a->space->blocks[id].poisoned) { /* by another, whose block is before it */
-                list_poisoned(a->space, id);
+                block_list_push(a->space, &a->space->poisoned, id);
                 return;
         }
         __atomic_store_n(&kvd_index_desc(a->space->ix, id)->semaphore, 0, __ATOMIC_RELEASE);
-        summarise_block(a->space, id);
+        hooks_readable(a->space, id);
 }
 
 static void look(struct attachment *a, uint32_t *budget) {
@@ -222,7 +192,7 @@ static void look(struct attachment *a, uint32_t *budget) {
 
 /* What is poisoned goes as soon as nobody holds it. */
 static void sweep_poisoned(struct space *space) {
-        uint32_t id = space->n_poisoned ? space->poisoned : NONE, next;
+        uint32_t id = block_list_first(&space->poisoned), next;
 
         for (uint32_t i = 0; i < RETRIES && id != NONE; i++, id = next) {
                 next = space->blocks[id].next;
@@ -231,13 +201,13 @@ static void sweep_poisoned(struct space *space) {
         }
 }
 
-void order_look(struct space *space) {
+static void look_at(struct space *space) {
         uint32_t budget = LOOKS;
 
         for (uint32_t i = 0; space->n_pending && budget && i < space->n_attachments; i++)
                 if (space->attachments[i] && space->attachments[i]->promises)
                         look(space->attachments[i], &budget);
-        if (space->n_poisoned)
+        if (space->poisoned.n)
                 sweep_poisoned(space);
 }
 
@@ -246,8 +216,8 @@ bool store_order_look(struct store *store) {
 
         for (struct domain *d = store->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next) {
-                        order_look(s);
-                        more |= s->n_pending || s->n_poisoned;
+                        look_at(s);
+                        more |= s->n_pending || s->poisoned.n;
                 }
         return more;
 }
@@ -266,7 +236,7 @@ static void poison_one(struct space *space, uint32_t id) {
         b->poisoned = true;
         block_condemn(space, id);
         if (!b->pending)
-                list_poisoned(space, id);
+                block_list_push(space, &space->poisoned, id);
         space_count(space, KVD_SPACE_POISONED, 1);
 }
 
@@ -301,7 +271,7 @@ static void release_slot(struct attachment *a, uint32_t slot) {
 }
 
 /* Its GPU work is over, or its space: what has not been reached by now never will be. */
-void order_resolve(struct attachment *a) {
+static void resolve(struct attachment *a) {
         struct promises *p = a->promises;
         struct space *space = a->space;
 
@@ -309,7 +279,7 @@ void order_resolve(struct attachment *a) {
                 return;
         for (uint32_t slot = 0; slot < SEMAPHORES; slot++)
                 while (p->busy >> slot & 1) {
-                        uint32_t id = p->first[slot];
+                        uint32_t id = p->blocks[slot].first;
 
                         if (reached(a, slot)) {
                                 arrived(a, slot);
@@ -317,7 +287,7 @@ void order_resolve(struct attachment *a) {
                         }
                         pop(a, slot);
                         if (space->blocks[id].poisoned)
-                                list_poisoned(space, id);
+                                block_list_push(space, &space->poisoned, id);
                         poison(space, id);
                 }
         for (uint32_t slot = 0; slot < SEMAPHORES; slot++)
@@ -332,14 +302,14 @@ void store_set_wakes(struct store *store, bool wakes) {
 }
 
 /* O8: not before the slots are written by a stream. */
-bool order_waking(const struct attachment *a) {
+static bool waking(const struct attachment *a) {
         return a->promises && a->promises->wakes != 0 && space_store(a->space)->wakes;
 }
 
 static struct attachment *next_waking(struct space *spaces, bool asked) {
         for (struct space *s = spaces; s; s = s->next)
                 for (uint32_t i = 0; i < s->n_attachments; i++)
-                        if (s->attachments[i] && order_waking(s->attachments[i]) &&
+                        if (s->attachments[i] && waking(s->attachments[i]) &&
                             s->attachments[i]->promises->asked == asked)
                                 return s->attachments[i];
         return NULL;
@@ -397,3 +367,8 @@ uint32_t attachment_order_row(const struct attachment *a) {
 uint64_t attachment_pending(const struct attachment *a) {
         return a->promises ? a->promises->n : 0;
 }
+
+const struct hooks semaphore_hooks = {
+        .name = "semaphore", .space_begins = order_new, .space_ends = order_free, .look = look_at,
+        .attachment_begins = enter, .attachment_ends = resolve, .attachment_lingers = waking,
+        .attachment_buried = bury, .promise = promise, .promised = promised};

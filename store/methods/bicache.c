@@ -15,6 +15,7 @@
 
 #include "ipc/base/sys.h"
 #include "kernels/btable.h"
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 #define RATIOS KVD_BTABLE_STEPS
@@ -148,7 +149,7 @@ static struct profile *profile_of(struct space *space) {
         return p;
 }
 
-void profile_free(struct space *space) {
+static void profile_free(struct space *space) {
         struct profile *p = space->profile;
 
         if (!p)
@@ -165,7 +166,7 @@ void profile_free(struct space *space) {
 }
 
 /* Its samples go when their turn comes. */
-void profile_leave(struct attachment *a) {
+static void profile_leave(struct attachment *a) {
         struct profile *p = a->space->profile;
 
         for (struct sample *s = p ? p->first : NULL; s; s = s->next)
@@ -322,3 +323,6 @@ void space_profile(struct space *space, struct profile_report *ret) {
         if (space->profile)
                 tell_similarity(chosen(space), ret);
 }
+
+const struct hooks bicache_hooks = {
+        .name = "bicache", .attachment_stops = profile_leave, .space_leaves = profile_free, .space_ends = profile_free};

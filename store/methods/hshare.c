@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 struct critical {
@@ -86,7 +87,7 @@ static const struct job_kind job_config = {
 
 /* ---- asking ----------------------------------------------------------------------------------------------------- */
 
-void critical_free(struct sequence *q) {
+static void end(struct sequence *q) {
         if (!q->critical)
                 return;
         job_withdraw(&q->critical->ticket);
@@ -94,7 +95,7 @@ void critical_free(struct sequence *q) {
         q->critical = NULL;
 }
 
-bool critical_pending(const struct sequence *q) {
+static bool pending(const struct sequence *q) {
         return q->critical && q->critical->wanted;
 }
 
@@ -161,3 +162,5 @@ int sequence_sharing(struct attachment *a, uint32_t number, uint8_t *layers, uin
         memcpy(heads, c->answer + g->layers, (size_t)g->layers * g->kv_heads);
         return 1;
 }
+
+const struct hooks hshare_hooks = {.name = "hshare", .sequence_pending = pending, .sequence_ends = end};

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
@@ -64,7 +65,7 @@ static uint32_t count(const struct sequence *q, uint32_t first, uint32_t n, uint
 
 static void put_away(struct sequence *q, struct entry *e) {
         e->busy = IDLE;
-        compact_forget(q, e);
+        entry_drop_room(q, e);
 }
 
 static void want(struct sequence *q, uint32_t slot, kvd_ref to) {
@@ -82,7 +83,7 @@ static int take_rooms(struct attachment *a, struct sequence *q, uint32_t first, 
 
                 if (!can_compact(&q->entries[i]))
                         continue;
-                if (n_to && !(to = revive_room(q)))
+                if (n_to && !(to = room_take(q->space, q->attachment->arena)))
                         goto full;
                 n_to -= n_to != 0;
                 want(q, i, to);
@@ -116,12 +117,6 @@ int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint
         q->keep = (uint32_t)MIN(keep, tokens);
         job_ask(&q->compacting);
         return (int)entries;
-}
-
-void compact_forget(struct sequence *q, struct entry *e) {
-        if (e->other)
-                block_discard(q->space, kvd_ref_id(e->other));
-        e->other = 0;
 }
 
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
@@ -180,14 +175,6 @@ static uint32_t count_items(const struct job *job, uint32_t flag) {
         return n;
 }
 
-void compact_seal(struct sequence *q, kvd_ref block, uint32_t slot, uint32_t n_tokens) {
-        static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS]; /* each head has its own */
-        struct kvd_desc fields = {.depth = q->entries[slot].position, .n_tokens = (uint16_t)n_tokens,
-                                  .group = (uint16_t)q->group, .flags = KVD_DESC_PRIVATE | KVD_DESC_COMPACT};
-
-        block_seal_private(q->space, kvd_ref_id(block), &fields, no_tokens);
-}
-
 /* The i-th source's entry gets the i-th new block, if there is one. */
 static void offer_all(struct sequence *q, struct job *job) {
         uint32_t n = count_items(job, KVD_JOB_SOURCE), n_to = count_items(job, KVD_JOB_DEST);
@@ -202,11 +189,11 @@ static void offer_all(struct sequence *q, struct job *job) {
                         offer.block = job->items[n + i].held;
                         offer.flags = KVD_ENTRY_OWN | KVD_ENTRY_COMPACT;
                         offer.slots = MIN(bt, q->keep - i * bt);
-                        compact_seal(q, offer.block, slot, offer.slots);
+                        entry_seal(q, offer.block, slot, offer.slots, KVD_DESC_COMPACT);
                 }
                 change_offer(q, slot, &offer);
                 if (offer.block)
-                        summarise_block(q->space, kvd_ref_id(offer.block));
+                        hooks_readable(q->space, kvd_ref_id(offer.block));
         }
         sync_news(q->space);
 }
@@ -241,5 +228,37 @@ static void settle_compact(struct job *job, enum job_end end, const void *result
                 discard(job);
 }
 
-const struct job_kind job_compact = {.number = KVD_JOB_COMPACT, .result_bytes = sizeof(uint32_t), .urgent = true,
-                                     .write = write_compact, .settle = settle_compact};
+static const struct job_kind job_compact = {.number = KVD_JOB_COMPACT, .result_bytes = sizeof(uint32_t), .urgent = true,
+                                            .write = write_compact, .settle = settle_compact};
+
+/* ---- its client's answer ----------------------------------------------------------------------- */
+
+/* What was known of the old contents is of no use; those that go are gone for good. */
+static void taken(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+
+        if (e->other) {
+                entry_take_block(q, e);
+                e->slots = e->new_slots;
+                q->n_unscored++;
+        } else {
+                entry_drop_block(q, e);
+                space_count(q->space, KVD_SPACE_COMPACTED, 1);
+        }
+        e->delta = 0;
+        entry_set_flags(q, e, e->new_flags);
+        sketch_leave(q, e, false);
+        entry_erase_copy(q, e);
+}
+
+static void begin(struct sequence *q) {
+        ticket_init(&q->compacting, &job_compact, q->space, q);
+}
+
+static void end(struct sequence *q) {
+        job_withdraw(&q->compacting);
+}
+
+const struct hooks keydiff_compact_hooks = {
+        .name = "keydiff: compact", .sequence_begins = begin, .sequence_ends = end,
+        .change = KVD_CHANGE_COMPACT, .taken = taken};

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
@@ -116,7 +117,7 @@ static double squash(uint32_t v) {
 }
 
 /* 0 to 1; chains have no ranks, since many sequences use them. */
-double priority_of_block(const struct space *space, uint32_t id) {
+static double worth(const struct space *space, uint32_t id) {
         const struct block *b = &space->blocks[id];
         double sum = 0, weights = 0, w;
         struct kvd_use most = {0};
@@ -175,8 +176,8 @@ static void settle_score_sequence(struct job *job, enum job_end end, const void 
                 q->entries[job->items[i].slot].score = from_float(score[i]);
 }
 
-const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
-                                            .write = write_score_sequence, .settle = settle_score_sequence};
+static const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
+                                                   .write = write_score_sequence, .settle = settle_score_sequence};
 
 /* A chain from its root to the leaf that wants a score; of a very long one, its end. */
 static bool write_score_chain(struct ticket *t, struct job *job) {
@@ -216,17 +217,17 @@ static void settle_score_chain(struct job *job, enum job_end end, const void *re
         }
 }
 
-const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
-                                          .write = write_score_chain, .settle = settle_score_chain};
+static const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
+                                                 .write = write_score_chain, .settle = settle_score_chain};
 
 #define LOOKS 1024u /* blocks that one call looks at */
 
-/* Idle work under policy priority: a hand goes round the leaves, corrects their order, finds those without a score. */
-void priority_look(struct space *space) {
+/* Where worth decides, a hand goes round the leaves, corrects their order and finds those without a score. */
+static bool idle(struct space *space) {
         uint32_t n = space_ids(space);
 
-        if (space->ix->policy != KVD_PRIORITY || !n)
-                return;
+        if (!policy_goes_by_worth(space->ix->policy) || !n)
+                return false;
         for (uint32_t i = 0; i < MIN(n, LOOKS); i++) {
                 uint32_t id = space->priority_hand++ % n;
                 const struct block *b = &space->blocks[id];
@@ -234,9 +235,33 @@ void priority_look(struct space *space) {
                 if (!b->heap || b->private)
                         continue;
                 block_restamp(space, id);
-                if (b->score || space->score.waiting || !space->methods)
+                if (b->score || space->score.waiting || !space->watched)
                         continue;
                 space->unscored = block_ref(space, id);
                 job_ask(&space->score);
         }
+        return false;
 }
+
+/* ---- life -------------------------------------------------------------------------------------- */
+
+static int begin_space(struct space *space) {
+        ticket_init(&space->score, &job_score_chains, space, NULL);
+        return 0;
+}
+
+static void leave_space(struct space *space) {
+        job_withdraw(&space->score);
+}
+
+static void begin(struct sequence *q) {
+        ticket_init(&q->scoring, &job_score_sequence, q->space, q);
+}
+
+static void end(struct sequence *q) {
+        job_withdraw(&q->scoring);
+}
+
+const struct hooks keydiff_priority_hooks = {
+        .name = "keydiff: priority", .space_begins = begin_space, .space_leaves = leave_space, .idle = idle,
+        .worth = worth, .sequence_begins = begin, .sequence_ends = end};

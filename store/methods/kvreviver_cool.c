@@ -8,10 +8,17 @@
 
 #include <errno.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space->ix->settings, which);
+}
+
+/* Whoever wants to come may find room now. */
+static void room_again(struct sequence *q) {
+        if (q->revive.n)
+                job_ask(&q->reviving);
 }
 
 /* ---- what is asked for ------------------------------------------------------------------------------------------ */
@@ -88,7 +95,7 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
 static void stay(struct sequence *q, struct entry *e) {
         e->busy = IDLE;
         entry_set_leaving(q, e, false);
-        revive_again(q);
+        room_again(q);
 }
 
 /* Where the copy goes. False: there is no room for what must be had. */
@@ -206,5 +213,51 @@ static void settle_spill(struct job *job, enum job_end end, const void *results,
                 sync_news(q->space);
 }
 
-const struct job_kind job_spill = {.number = KVD_JOB_SPILL, .result_bytes = sizeof(struct kvd_spilled),
-                                   .write = write_spill, .settle = settle_spill};
+static const struct job_kind job_spill = {.number = KVD_JOB_SPILL, .result_bytes = sizeof(struct kvd_spilled),
+                                          .write = write_spill, .settle = settle_spill};
+
+/* ---- its client's answer ----------------------------------------------------------------------- */
+
+static void taken(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+        struct space *space = q->space;
+
+        if (e->ref) {
+                space_count(space, KVD_SPACE_SPILLED, !!(e->new_flags & KVD_ENTRY_SPILLED));
+                space_count(space, KVD_SPACE_VAGUE, !!(e->new_flags & KVD_ENTRY_VAGUE));
+                space_count(space, KVD_SPACE_DROPPED, !!(e->new_flags & KVD_ENTRY_DROPPED));
+                entry_drop_block(q, e);
+                entry_set_leaving(q, e, false);
+                room_again(q);
+        }
+        entry_set_flags(q, e, e->new_flags);
+        if (!(e->new_flags & KVD_ENTRY_VAGUE))
+                sketch_leave(q, e, false);
+        if (!(e->new_flags & KVD_ENTRY_SPILLED))
+                entry_erase_copy(q, e);
+}
+
+/* The entry stays resident, and out of the sketch. */
+static void not_taken(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+
+        if (!e->ref) /* it has left already, and its state is what was offered */
+                entry_set_flags(q, e, e->new_flags);
+        else if (!(e->flags & KVD_ENTRY_APPROX))
+                entry_forget_sketch(q, slot);
+        entry_set_leaving(q, e, false);
+        room_again(q);
+        q->spent = q->n_own; /* relief asks again when something has changed */
+}
+
+static void begin(struct sequence *q) {
+        ticket_init(&q->cooling, &job_spill, q->space, q);
+}
+
+static void end(struct sequence *q) {
+        job_withdraw(&q->cooling);
+}
+
+const struct hooks kvreviver_cool_hooks = {
+        .name = "kvreviver: cool", .sequence_begins = begin, .sequence_ends = end,
+        .change = KVD_CHANGE_LEAVE, .taken = taken, .not_taken = not_taken};

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 /* ---- what is asked for ------------------------------------------------------------------------------------------- */
@@ -69,19 +70,6 @@ static void refused(struct sequence *q, uint32_t slot) {
         change_tell(q, slot);
 }
 
-kvd_ref revive_room(struct sequence *q) {
-        struct space *space = q->space;
-        uint32_t id = room_take(space, q->attachment->arena);
-
-        if (id == NONE)
-                return 0;
-        space->blocks[id].owner = NONE;
-        space->blocks[id].reviving = true;
-        space->n_reviving++;
-        block_set_state(space, id, KVD_FILLING, block_generation(space, id));
-        return block_ref(space, id);
-}
-
 static void add_revive(struct sequence *q, uint32_t slot, kvd_ref to, bool approx, struct job *job) {
         struct entry *e = &q->entries[slot];
         struct kvd_job_item *item = job_add(job, to, slot);
@@ -110,11 +98,6 @@ static bool make_way(struct sequence *q) {
         return relief_swap(q, q->revive.n + 1) > 0;
 }
 
-void revive_again(struct sequence *q) {
-        if (q->revive.n)
-                job_ask(&q->reviving);
-}
-
 enum written { WRITTEN, OTHER_JOB, NO_ROOM };
 
 /* One entry into the job: approximately first, if that is wanted and can be had still. */
@@ -130,7 +113,7 @@ static enum written write_one_revive(struct sequence *q, uint32_t slot, struct j
         }
         if (approx && job->sketch && job->sketch != s->number)
                 return OTHER_JOB;
-        to = revive_room(q);
+        to = room_take(q->space, q->attachment->arena);
         if (!to && make_way(q))
                 return NO_ROOM;
         if (!to) {
@@ -163,13 +146,6 @@ static bool write_revive(struct ticket *t, struct job *job) {
         return job->n_items > 0;
 }
 
-static void seal(struct sequence *q, kvd_ref block, const struct entry *e, bool approx) {
-        struct kvd_desc fields = {.depth = e->position, .n_tokens = e->n_tokens, .group = (uint16_t)q->group,
-                                  .flags = KVD_DESC_PRIVATE | (approx ? KVD_DESC_APPROX : 0)};
-
-        block_seal_private(q->space, kvd_ref_id(block), &fields, q->tokens + e->position);
-}
-
 static void arrived(struct sequence *q, const struct job_item *item) {
         struct entry *e = &q->entries[item->slot];
         bool approx = item->flags & KVD_ENTRY_APPROX;
@@ -178,13 +154,13 @@ static void arrived(struct sequence *q, const struct job_item *item) {
 
         offer.flags |= approx ? KVD_ENTRY_APPROX : 0;
         if (e->flags & KVD_ENTRY_COMPACT)
-                compact_seal(q, item->held, item->slot, e->slots);
+                entry_seal(q, item->held, item->slot, e->slots, KVD_DESC_COMPACT);
         else
-                seal(q, item->held, e, approx);
+                entry_seal(q, item->held, item->slot, e->n_tokens, approx ? KVD_DESC_APPROX : 0);
         change_offer(q, item->slot, &offer);
         q->space->blocks[kvd_ref_id(item->held)].summarised = !approx && e->summarised;
         if (approx ? e->place == KVD_NOWHERE : !e->summarised)
-                summarise_block(q->space, kvd_ref_id(item->held));
+                hooks_readable(q->space, kvd_ref_id(item->held));
 }
 
 /* The exact copy is not what was copied: it is never shown to anybody. */
@@ -249,5 +225,44 @@ static void settle_revive(struct job *job, enum job_end end, const void *results
                 sync_news(q->space);
 }
 
-const struct job_kind job_revive = {.number = KVD_JOB_REVIVE, .result_bytes = sizeof(uint32_t), .urgent = true,
-                                    .write = write_revive, .settle = settle_revive};
+static const struct job_kind job_revive = {.number = KVD_JOB_REVIVE, .result_bytes = sizeof(uint32_t), .urgent = true,
+                                           .write = write_revive, .settle = settle_revive};
+
+/* ---- its client's answer ----------------------------------------------------------------------- */
+
+/* An entry that arrived approximately, or did not take that, may still want its exact copy. */
+static void want_the_rest(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+
+        if (e->busy != IDLE || !(e->want & KVD_REVIVE_EXACT) || e->place == KVD_NOWHERE)
+                return;
+        e->busy = REVIVE_WANTED;
+        e->want = KVD_REVIVE_EXACT;
+        list_push(q, &q->revive, slot);
+        job_ask(&q->reviving);
+}
+
+static void taken(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+        bool approx = e->new_flags & KVD_ENTRY_APPROX;
+
+        entry_take_block(q, e);
+        e->delta = 0;
+        entry_set_flags(q, e, e->new_flags);
+        space_count(q->space, approx ? KVD_SPACE_REVIVED_APPROX : KVD_SPACE_REVIVED_EXACT, 1);
+        if (!approx)
+                entry_forget_sketch(q, slot);
+        want_the_rest(q, slot);
+}
+
+static void begin(struct sequence *q) {
+        ticket_init(&q->reviving, &job_revive, q->space, q);
+}
+
+static void end(struct sequence *q) {
+        job_withdraw(&q->reviving);
+}
+
+const struct hooks kvreviver_revive_hooks = {
+        .name = "kvreviver: revive", .sequence_begins = begin, .sequence_ends = end,
+        .change = KVD_CHANGE_ARRIVE, .taken = taken, .not_taken = want_the_rest};

@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
@@ -79,7 +80,7 @@ static void sketch_close(struct space *space, struct sketch *s) {
 
 #define BURY_BYTES (UINT64_C(8) << 20) /* given back at once: about 2 ms */
 
-bool sketches_bury(struct space *space) {
+static bool bury_one(struct space *space) {
         struct sketch *s = space->dead_sketches;
         uint64_t n = s ? MIN(s->bytes, BURY_BYTES) : 0;
 
@@ -179,7 +180,7 @@ void sketch_drop_unused(struct sequence *q, struct sketch *s) {
                 sketch_free_if_empty(q, s);
 }
 
-void sketches_free(struct sequence *q) {
+static void close_all(struct sequence *q) {
         while (q->sketches) {
                 struct sketch *s = q->sketches;
 
@@ -306,7 +307,7 @@ static void settle_forget(struct job *job, enum job_end end, const void *results
                 forgotten(q, &q->entries[job->items[i].slot], end == JOB_DONE && error[i] == 0);
 }
 
-const struct job_kind job_forget = {
+static const struct job_kind job_forget = {
         .number = KVD_JOB_FORGET, .result_bytes = sizeof(uint32_t), .write = write_forget, .settle = settle_forget};
 
 /* ---- REBUILD: a worker was lost while it wrote ------------------------------------------------------------------ */
@@ -433,5 +434,26 @@ static void settle_rebuild(struct job *job, enum job_end end, const void *result
                 job_ask(&q->cooling);
 }
 
-const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD, .result_bytes = sizeof(uint32_t), .urgent = true,
-                                     .write = write_rebuild, .settle = settle_rebuild};
+static const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD, .result_bytes = sizeof(uint32_t), .urgent = true,
+                                            .write = write_rebuild, .settle = settle_rebuild};
+
+/* ---- life -------------------------------------------------------------------------------------- */
+
+static void end_space(struct space *space) {
+        while (bury_one(space))
+                ;
+}
+
+static void begin(struct sequence *q) {
+        ticket_init(&q->forgetting, &job_forget, q->space, q);
+        ticket_init(&q->rebuilding, &job_rebuild, q->space, q);
+}
+
+static void end(struct sequence *q) {
+        job_withdraw(&q->forgetting);
+        job_withdraw(&q->rebuilding);
+}
+
+const struct hooks kvreviver_sketch_hooks = {
+        .name = "kvreviver: sketch", .idle = bury_one, .space_buried = bury_one, .space_ends = end_space,
+        .sequence_begins = begin, .sequence_ends = end, .sequence_buried = close_all};

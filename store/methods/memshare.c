@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
@@ -269,5 +270,29 @@ static void settle_compare(struct job *job, enum job_end end, const void *result
                 sync_news(q->space);
 }
 
-const struct job_kind job_compare = {.number = KVD_JOB_COMPARE, .result_bytes = sizeof(struct kvd_match), .fewer = true,
-                                     .write = write_compare, .settle = settle_compare};
+static const struct job_kind job_compare = {.number = KVD_JOB_COMPARE, .result_bytes = sizeof(struct kvd_match),
+                                            .fewer = true, .write = write_compare, .settle = settle_compare};
+
+/* ---- its client's answer ----------------------------------------------------------------------- */
+
+static void taken(struct sequence *q, uint32_t slot) {
+        struct entry *e = &q->entries[slot];
+
+        entry_take_block(q, e);
+        e->delta = e->new_delta;
+        entry_set_flags(q, e, e->new_flags);
+        entry_erase_copy(q, e); /* of what it was */
+        space_count(q->space, KVD_SPACE_SHARED, 1);
+}
+
+static void begin(struct sequence *q) {
+        ticket_init(&q->comparing, &job_compare, q->space, q);
+}
+
+static void end(struct sequence *q) {
+        job_withdraw(&q->comparing);
+}
+
+const struct hooks memshare_hooks = {
+        .name = "memshare", .sequence_begins = begin, .sequence_ends = end,
+        .change = KVD_CHANGE_REMAP, .taken = taken};

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 #define PAIRS 128u
@@ -42,7 +43,7 @@ void calibrate_look(struct space *space) {
                 job_ask(&space->calibrate);
 }
 
-void calibrate_forget(struct space *space) {
+static void forget(struct space *space) {
         space->tau = 0;
         space->calibrated = 0;
         tell(space);
@@ -151,5 +152,17 @@ static void settle_calibrate(struct job *job, enum job_end end, const void *resu
         tell(space);
 }
 
-const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE, .result_bytes = sizeof(float),
-                                       .write = write_calibrate, .settle = settle_calibrate};
+static const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE, .result_bytes = sizeof(float),
+                                              .write = write_calibrate, .settle = settle_calibrate};
+
+static int begin(struct space *space) {
+        ticket_init(&space->calibrate, &job_calibrate, space, NULL);
+        return 0;
+}
+
+static void leave(struct space *space) {
+        job_withdraw(&space->calibrate);
+}
+
+const struct hooks memshare_calibrate_hooks = {
+        .name = "memshare: calibrate", .space_begins = begin, .setting_changed = forget, .space_leaves = leave};

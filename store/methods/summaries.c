@@ -13,6 +13,7 @@
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 #include "store/cache/memory.h"
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static bool wanted_by_any(const struct space *space) {
@@ -29,20 +30,18 @@ static void mark(struct space *space, uint32_t id) {
         space->unsummarised[id / 64] |= bit;
 }
 
-void summarise_block(struct space *space, uint32_t id) {
-        if (!space->methods)
-                return;
+static void readable(struct space *space, uint32_t id) {
         mark(space, id);
         job_ask(&space->summarise);
 }
 
 /* Blocks that were sealed while all methods were off want one, too. */
-void methods_changed(struct space *space) {
+static void setting_changed(struct space *space) {
         uint32_t n = space_ids(space);
-        bool before = space->methods;
+        bool before = space->watched;
 
-        space->methods = wanted_by_any(space);
-        if (before || !space->methods)
+        space->watched = wanted_by_any(space);
+        if (before || !space->watched)
                 return;
         for (uint32_t id = 0; id < n; id++)
                 if (space->blocks[id].state == KVD_SEALED)
@@ -102,7 +101,7 @@ static void settle_summarise(struct job *job, enum job_end end, const void *resu
                         mark(job->space, job->items[i].slot);
 }
 
-const struct job_kind job_summarise = {
+static const struct job_kind job_summarise = {
         .number = KVD_JOB_SUMMARISE, .write = write_summarise, .settle = settle_summarise};
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
@@ -156,3 +155,41 @@ uint32_t space_segment_turn(const struct space *space, uint32_t segment) {
 
         return s->fd >= 0 || s->n_ready ? s->turn : 0;
 }
+
+/* ---- life -------------------------------------------------------------------------------------- */
+
+static int begin(struct space *space) {
+        space->summary_fd = space->summary_fd_ro = -1;
+        ticket_init(&space->summarise, &job_summarise, space, NULL);
+        space->unsummarised = sys->calloc(DIV_UP(space->ix->capacity, 64), sizeof *space->unsummarised);
+        if (!space->unsummarised)
+                return -ENOMEM;
+        setting_changed(space);
+        return 0;
+}
+
+static void leave(struct space *space) {
+        job_withdraw(&space->summarise);
+}
+
+static void end(struct space *space) {
+        closep(&space->summary_fd);
+        closep(&space->summary_fd_ro);
+        free(space->unsummarised);
+}
+
+/* A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so they come first. */
+static bool pending(const struct sequence *q) {
+        const struct space *space = q->space;
+
+        if (!job_pending(&space->summarise))
+                return false;
+        for (uint32_t i = q->n_entries; i-- > 0;)
+                if (q->entries[i].ref && !space->blocks[kvd_ref_id(q->entries[i].ref)].summarised)
+                        return true;
+        return false;
+}
+
+const struct hooks summaries_hooks = {
+        .name = "summaries", .space_begins = begin, .setting_changed = setting_changed, .space_leaves = leave,
+        .space_ends = end, .readable = readable, .sequence_pending = pending};

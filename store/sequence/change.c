@@ -7,25 +7,9 @@
  */
 
 #include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
-
-static void move(shm_u32 *epoch) {
-        atomic_fetch_add_explicit(epoch, 1, memory_order_release);
-        syscall(SYS_futex, epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-void sync_news(struct space *space) {
-        move(&space->ix->sync_epoch);
-}
-
-void job_news(struct space *space) {
-        move(&space->ix->job_epoch);
-}
 
 void change_offer(struct sequence *q, uint32_t slot, const struct offer *offer) {
         struct entry *e = &q->entries[slot];
@@ -52,27 +36,6 @@ void change_tell(struct sequence *q, uint32_t slot) {
         e->untold = false;
         if (!e->ref)
                 change_offer(q, slot, &leave);
-}
-
-/* ---- leaving the old state -------------------------------------------------------------------------------------- */
-
-/* The entry's block is its own no longer. One of the prefix cache was never counted. */
-static void drop_block(struct sequence *q, struct entry *e) {
-        if (e->ref && q->space->blocks[kvd_ref_id(e->ref)].private && block_current(q->space, e->ref))
-                block_ref_down(q->space, kvd_ref_id(e->ref));
-        e->ref = 0;
-}
-
-/* The offered block becomes the entry's. */
-static void take_block(struct sequence *q, struct entry *e) {
-        uint32_t id = kvd_ref_id(e->other);
-
-        if (q->space->blocks[id].private)
-                block_ref_up(q->space, id);
-        drop_block(q, e);
-        e->ref = e->other;
-        block_let_go(q->space, id);
-        e->other = 0;
 }
 
 void change_drop_offer(struct sequence *q, struct entry *e) {
@@ -105,112 +68,21 @@ bool change_withdraw(struct sequence *q, uint32_t slot) {
         return true;
 }
 
-/* ---- taken ------------------------------------------------------------------------------------------------------ */
-
-static void remap_taken(struct sequence *q, struct entry *e) {
-        take_block(q, e);
-        e->delta = e->new_delta;
-        entry_set_flags(q, e, e->new_flags);
-        entry_erase_copy(q, e); /* of what it was */
-        space_count(q->space, KVD_SPACE_SHARED, 1);
-}
-
-static void leave_taken(struct sequence *q, struct entry *e) {
-        struct space *space = q->space;
-
-        if (e->ref) {
-                space_count(space, KVD_SPACE_SPILLED, !!(e->new_flags & KVD_ENTRY_SPILLED));
-                space_count(space, KVD_SPACE_VAGUE, !!(e->new_flags & KVD_ENTRY_VAGUE));
-                space_count(space, KVD_SPACE_DROPPED, !!(e->new_flags & KVD_ENTRY_DROPPED));
-                drop_block(q, e);
-                entry_set_leaving(q, e, false);
-                revive_again(q);
-        }
-        entry_set_flags(q, e, e->new_flags);
-        if (!(e->new_flags & KVD_ENTRY_VAGUE))
-                sketch_leave(q, e, false);
-        if (!(e->new_flags & KVD_ENTRY_SPILLED))
-                entry_erase_copy(q, e);
-}
-
-static void arrive_taken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
-        bool approx = e->new_flags & KVD_ENTRY_APPROX;
-
-        take_block(q, e);
-        e->delta = 0;
-        entry_set_flags(q, e, e->new_flags);
-        space_count(q->space, approx ? KVD_SPACE_REVIVED_APPROX : KVD_SPACE_REVIVED_EXACT, 1);
-        if (!approx)
-                entry_forget_sketch(q, slot);
-}
-
-/* What was known of the old contents is of no use; those that go are gone for good. */
-static void compact_taken(struct sequence *q, struct entry *e) {
-        if (e->other) {
-                take_block(q, e);
-                e->slots = e->new_slots;
-                q->n_unscored++;
-        } else {
-                drop_block(q, e);
-                space_count(q->space, KVD_SPACE_COMPACTED, 1);
-        }
-        e->delta = 0;
-        entry_set_flags(q, e, e->new_flags);
-        sketch_leave(q, e, false);
-        entry_erase_copy(q, e);
-}
-
-/* ---- not taken -------------------------------------------------------------------------------------------------- */
-
-/* The entry stays resident, and out of the sketch. */
-static void leave_not_taken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
-
-        if (!e->ref) /* it has left already, and its state is what was offered */
-                entry_set_flags(q, e, e->new_flags);
-        else if (!(e->flags & KVD_ENTRY_APPROX))
-                entry_forget_sketch(q, slot);
-        entry_set_leaving(q, e, false);
-        revive_again(q);
-        q->spent = q->n_own; /* relief asks again when something has changed */
-}
-
 /* ---- settling --------------------------------------------------------------------------------------------------- */
-
-/* An entry that arrived approximately, or did not take that, may still want its exact copy. */
-static void want_the_rest(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
-
-        if (e->busy != IDLE || !(e->want & KVD_REVIVE_EXACT) || e->place == KVD_NOWHERE)
-                return;
-        e->busy = REVIVE_WANTED;
-        e->want = KVD_REVIVE_EXACT;
-        list_push(q, &q->revive, slot);
-        job_ask(&q->reviving);
-}
 
 static void settle(struct sequence *q, uint32_t slot, bool taken) {
         struct entry *e = &q->entries[slot];
-        enum kvd_change_kind kind = e->change;
+        const struct hooks *method = hooks_of_change(q->space, e->change);
 
         e->busy = IDLE;
         space_count(q->space, KVD_SPACE_TAKEN, taken);
-        if (kind == KVD_CHANGE_REMAP && taken)
-                remap_taken(q, e);
-        if (kind == KVD_CHANGE_LEAVE && taken)
-                leave_taken(q, e);
-        if (kind == KVD_CHANGE_COMPACT && taken)
-                compact_taken(q, e);
-        if (kind == KVD_CHANGE_LEAVE && !taken)
-                leave_not_taken(q, slot);
-        if (kind == KVD_CHANGE_ARRIVE && taken)
-                arrive_taken(q, slot);
+        if (taken)
+                method->taken(q, slot);
+        else if (method->not_taken)
+                method->not_taken(q, slot);
         if (e->other)
                 block_let_go(q->space, kvd_ref_id(e->other));
         e->other = 0;
-        if (kind == KVD_CHANGE_ARRIVE)
-                want_the_rest(q, slot);
         change_tell(q, slot);
 }
 

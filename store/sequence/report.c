@@ -5,19 +5,8 @@
  * copies and sketches cost. Scoring is left out: nobody asked for it, and nothing comes of it but an order.
  */
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
-
-/* A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so they come first. */
-static bool summaries_pending(const struct sequence *q) {
-        const struct space *space = q->space;
-
-        if (!job_pending(&space->summarise))
-                return false;
-        for (uint32_t i = q->n_entries; i-- > 0;)
-                if (q->entries[i].ref && !space->blocks[kvd_ref_id(q->entries[i].ref)].summarised)
-                        return true;
-        return false;
-}
 
 static bool waits_for_worker(const struct sequence *q) {
         const struct ticket *const tickets[] = {&q->cooling, &q->reviving, &q->forgetting, &q->rebuilding,
@@ -26,7 +15,7 @@ static bool waits_for_worker(const struct sequence *q) {
         for (uint32_t i = 0; i < ARRAY_SIZE(tickets); i++)
                 if (job_pending(tickets[i]))
                         return true;
-        return critical_pending(q) || summaries_pending(q);
+        return hooks_sequence_pending(q->space, q);
 }
 
 /* Entries may wait for room, or for a sketch to be made anew, while no job is asked for. */

@@ -7,74 +7,11 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "sequence in space '%s': %s", a->space->name, what);
-}
-
-/* ---- lists ------------------------------------------------------------------------------------------------------ */
-
-void list_push(struct sequence *q, struct list *list, uint32_t slot) {
-        q->entries[slot].next = NONE;
-        *(list->n ? &q->entries[list->last].next : &list->first) = slot;
-        list->last = slot;
-        list->n++;
-}
-
-void list_push_first(struct sequence *q, struct list *list, uint32_t slot) {
-        q->entries[slot].next = list->n ? list->first : NONE;
-        if (!list->n)
-                list->last = slot;
-        list->first = slot;
-        list->n++;
-}
-
-uint32_t list_pop(struct sequence *q, struct list *list) {
-        uint32_t slot = list->first;
-
-        if (!list->n)
-                return NONE;
-        list->first = q->entries[slot].next;
-        list->n--;
-        return slot;
-}
-
-/* ---- entries ---------------------------------------------------------------------------------------------------- */
-
-void entry_set_flags(struct sequence *q, struct entry *e, uint32_t flags) {
-        struct space *space = q->space;
-        bool own = entry_is_own(e);
-
-        space->n_shared += !!(flags & KVD_ENTRY_SHARED) - !!(e->flags & KVD_ENTRY_SHARED);
-        space->n_spilled += !!(flags & KVD_ENTRY_SPILLED) - !!(e->flags & KVD_ENTRY_SPILLED);
-        space->n_vague += !!(flags & KVD_ENTRY_VAGUE) - !!(e->flags & KVD_ENTRY_VAGUE);
-        e->flags = (uint16_t)flags;
-        q->n_own += entry_is_own(e) - own;
-}
-
-void entry_set_leaving(struct sequence *q, struct entry *e, bool leaving) {
-        q->space->n_leaving += leaving - e->leaving;
-        e->leaving = leaving;
-}
-
-bool entry_is_own(const struct entry *e) {
-        return (e->flags & KVD_ENTRY_OWN) &&
-               !(e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED));
-}
-
-uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
-        uint32_t low = 0, high = q->n_entries;
-
-        while (low < high) {
-                uint32_t mid = (low + high) / 2;
-
-                if (q->entries[mid].position + q->entries[mid].n_tokens <= token)
-                        low = mid + 1;
-                else
-                        high = mid;
-        }
-        return low;
 }
 
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
@@ -103,7 +40,7 @@ static uint32_t free_slot(const struct space *space) {
 static void sequence_free(struct sequence *q) {
         if (!q)
                 return;
-        sketches_free(q);
+        hooks_sequence_buried(q->space, q);
         if (q->entries)
                 munmap(q->entries, q->table_bytes);
         free(q);
@@ -136,13 +73,7 @@ static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) 
                 sequence_free(q);
                 return NULL;
         }
-        ticket_init(&q->cooling, &job_spill, a->space, q);
-        ticket_init(&q->reviving, &job_revive, a->space, q);
-        ticket_init(&q->forgetting, &job_forget, a->space, q);
-        ticket_init(&q->rebuilding, &job_rebuild, a->space, q);
-        ticket_init(&q->comparing, &job_compare, a->space, q);
-        ticket_init(&q->compacting, &job_compact, a->space, q);
-        ticket_init(&q->scoring, &job_score_sequence, a->space, q);
+        hooks_sequence_begins(q->space, q);
         return q;
 }
 
@@ -168,27 +99,6 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         space->n_sequences++;
         a->n_sequences++;
         *ret = q->number;
-        return 0;
-}
-
-struct sequence *sequence_find(struct attachment *a, uint32_t number) {
-        struct sequence *q = a->space->sequences[SEQUENCE_SLOT(number)];
-
-        if (q && q->number == number && q->attachment == a)
-                return q;
-        refuse(a, -ENOENT, "this client has none of that number");
-        return NULL;
-}
-
-/* What cool and revive are asked for. */
-int sequence_check_slots(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *slots,
-                         uint32_t n) {
-        if (how < 1 || how > 3)
-                return store_refuse(space_store(a->space), -EINVAL, "there is no such way to cool or revive a block");
-        for (uint32_t i = 0; i < n; i++)
-                if (slots[i] >= q->n_entries)
-                        return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u "
-                                            "entries, not one of number %u", a->space->name, q->n_entries, slots[i]);
         return 0;
 }
 
@@ -259,7 +169,7 @@ static void seal_own(struct sequence *q, kvd_ref block, const uint32_t *tokens, 
         block_seal_private(q->space, id, &fields, tokens);
         block_ref_up(q->space, id);
         add_entry(q, block, KVD_ENTRY_OWN, tokens, n);
-        summarise_block(q->space, id);
+        hooks_readable(q->space, id);
 }
 
 int sequence_append(struct attachment *a, uint32_t number, const struct append_request *req, uint32_t *first) {
@@ -270,7 +180,7 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
         if (!q)
                 return -ENOENT;
         if (!req->own && a->space->n_pending)
-                order_look(a->space);
+                hooks_look(a->space);
         r = check_append(a, q, req);
         if (r == 0 && req->own && !blocks_filled_by(a, req->blocks, req->n_blocks))
                 r = refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
@@ -296,22 +206,11 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
 
 /* ---- closing ---------------------------------------------------------------------------------------------------- */
 
-static void withdraw(struct sequence *q) {
-        job_withdraw(&q->cooling);
-        job_withdraw(&q->reviving);
-        job_withdraw(&q->forgetting);
-        job_withdraw(&q->rebuilding);
-        job_withdraw(&q->comparing);
-        job_withdraw(&q->compacting);
-        job_withdraw(&q->scoring);
-        critical_free(q);
-}
-
 /* It is gone at once; its blocks are let go of a piece at a time. */
 static void close_one(struct sequence *q) {
         struct space *space = q->space;
 
-        withdraw(q);
+        hooks_sequence_ends(space, q);
         space->sequences[SEQUENCE_SLOT(q->number)] = NULL;
         space->n_sequences--;
         q->attachment->n_sequences--;
@@ -329,7 +228,7 @@ int sequence_close(struct attachment *a, uint32_t number) {
         return 0;
 }
 
-void sequences_close(struct attachment *a) {
+static void close_all(struct attachment *a) {
         for (uint32_t i = 0; a->n_sequences && i < KVD_MAX_SEQUENCES; i++)
                 if (a->space->sequences[i] && a->space->sequences[i]->attachment == a)
                         close_one(a->space->sequences[i]);
@@ -346,7 +245,7 @@ static uint64_t let_go(struct sequence *q, struct entry *e) {
         if (e->busy == OFFERED)
                 change_drop_offer(q, e);
         if (e->busy == COMPACT_WANTED)
-                compact_forget(q, e);
+                entry_drop_room(q, e);
         if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) && space->blocks[kvd_ref_id(e->ref)].private &&
             block_current(space, e->ref))
                 block_ref_down(space, kvd_ref_id(e->ref));
@@ -360,12 +259,12 @@ static uint64_t let_go(struct sequence *q, struct entry *e) {
         return bytes;
 }
 
-bool sequences_tidy(struct space *space) {
+static bool tidy(struct space *space) {
         struct sequence *q = space->closing;
         uint64_t bytes = 0;
 
         if (!q)
-                return sketches_bury(space);
+                return false;
         for (uint32_t i = 0; i < CLOSE_ENTRIES && bytes < CLOSE_BYTES && q->cursor < q->n_entries; i++)
                 bytes += let_go(q, &q->entries[q->cursor++]);
         if (q->cursor < q->n_entries)
@@ -376,12 +275,30 @@ bool sequences_tidy(struct space *space) {
         return true;
 }
 
-bool sequences_bury(struct space *space) {
+/* ---- of a space -------------------------------------------------------------------------------- */
+
+static int begin(struct space *space) {
+        space->sequences = sys->calloc(KVD_MAX_SEQUENCES, sizeof *space->sequences);
+        return space->sequences ? 0 : -ENOMEM;
+}
+
+/* The space is going, with all blocks: frees a sequence a call. */
+static bool bury(struct space *space) {
         struct sequence *q = space->closing;
 
         if (!q)
-                return sketches_bury(space);
+                return false;
         space->closing = q->next;
         sequence_free(q);
         return true;
 }
+
+static void end(struct space *space) {
+        while (bury(space))
+                ;
+        free(space->sequences);
+}
+
+const struct hooks sequence_hooks = {
+        .name = "sequence", .space_begins = begin, .idle = tidy, .space_buried = bury, .space_ends = end,
+        .attachment_stops = close_all};

@@ -119,11 +119,8 @@ struct sequence {
 
 #define SEQUENCE_SLOT(number) ((number) % KVD_MAX_SEQUENCES)
 
-/* sequence.c */
+/* entry.c */
 struct sequence *sequence_find(struct attachment *attachment, uint32_t number); /* NULL, with a reason */
-void sequences_close(struct attachment *attachment);
-bool sequences_tidy(struct space *space); /* idle: lets go of a piece of a closed one. True: there was one */
-bool sequences_bury(struct space *space); /* the space is going, with all blocks: frees one. True: there may be more */
 void entry_set_flags(struct sequence *sequence, struct entry *entry, uint32_t flags);
 void entry_set_leaving(struct sequence *sequence, struct entry *entry, bool leaving);
 bool entry_is_own(const struct entry *entry); /* resident, filled by this sequence, not shared */
@@ -135,6 +132,13 @@ uint32_t list_pop(struct sequence *sequence, struct list *list); /* or NONE */
 
 int sequence_check_slots(struct attachment *attachment, const struct sequence *sequence, uint32_t how,
                          const uint32_t *slots, uint32_t n); /* of requests to cool and to revive */
+
+void entry_drop_block(struct sequence *sequence, struct entry *entry); /* its block is its own no longer */
+void entry_take_block(struct sequence *sequence, struct entry *entry); /* the offered block becomes its own */
+void entry_drop_room(struct sequence *sequence, struct entry *entry);  /* COMPACT_WANTED: gives back what waits */
+
+/* A block that a worker has filled for an entry. flags: KVD_DESC_APPROX, or KVD_DESC_COMPACT: each head has its tokens. */
+void entry_seal(struct sequence *sequence, kvd_ref block, uint32_t slot, uint32_t n_tokens, uint32_t flags);
 
 /* change.c: proposals to the client */
 struct offer {
@@ -149,12 +153,6 @@ void change_offer(struct sequence *sequence, uint32_t slot, const struct offer *
 void change_drop_offer(struct sequence *sequence, struct entry *entry); /* the sequence closes */
 bool change_withdraw(struct sequence *sequence, uint32_t slot); /* false: the client has heard of it */
 void change_tell(struct sequence *sequence, uint32_t slot); /* offers what the client was not told, if it is idle */
-void sync_news(struct space *space); /* after offers: wakes who waits for them */
-void job_news(struct space *space);  /* after a job's end: wakes clients that wait until nothing is under way */
-
-/* summaries.c */
-void summarise_block(struct space *space, uint32_t id); /* if any method wants it; made when a worker is free */
-void methods_changed(struct space *space);              /* after a setting was changed */
 
 /* copies.c */
 bool copies_have_room(struct space *space); /* for one more; gives up copies of resident entries for it */
@@ -170,20 +168,10 @@ void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch 
 bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
 void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out); /* its ordinals are no more */
 void sketch_broken(struct sequence *sequence, struct sketch *sketch);
-void sketches_free(struct sequence *sequence);
-bool sketches_bury(struct space *space);   /* idle: a piece of those that are gone. True: there may be more */
 void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again; its copy stays */
 
 /* kvreviver_cool.c */
 bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
-
-/* kvreviver_revive.c */
-void revive_again(struct sequence *sequence); /* somebody has left, or stays: is there room for who wants to come? */
-kvd_ref revive_room(struct sequence *sequence); /* a block for a worker to fill: FILLING, in nobody's list; 0: none */
-
-/* keydiff_compact.c */
-void compact_seal(struct sequence *sequence, kvd_ref block, uint32_t slot, uint32_t n_tokens);
-void compact_forget(struct sequence *sequence, struct entry *entry); /* the sequence closes: gives back what waits */
 
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);
@@ -191,24 +179,12 @@ bool sequence_compare_all(struct sequence *sequence);
 /* memshare_calibrate.c */
 float memshare_tau(const struct space *space); /* the largest distance of two blocks that are alike */
 void calibrate_look(struct space *space);   /* a step has ended: is it time to measure? */
-void calibrate_forget(struct space *space); /* a setting has changed that distances depend on */
 
 /* keydiff_priority.c */
 #define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
 void priority_rank(struct sequence *sequence);
-double priority_of_block(const struct space *space, uint32_t id);
-void priority_look(struct space *space); /* idle */
 
 /* relief.c */
-void space_relieve(struct space *space); /* idle; a bounded amount of work */
 uint32_t relief_swap(struct sequence *sequence, uint32_t n); /* up to n entries that are worth least leave: how many */
-
-/* hshare.c */
-void critical_free(struct sequence *sequence);
-bool critical_pending(const struct sequence *sequence);
-
-/* kinds of jobs */
-extern const struct job_kind job_summarise, job_spill, job_revive, job_forget, job_rebuild, job_compare, job_compact;
-extern const struct job_kind job_calibrate, job_score_sequence, job_score_chains;
 
 #endif

@@ -10,7 +10,7 @@
 #include <errno.h>
 
 #include "ipc/base/sys.h"
-#include "store/internal.h"
+#include "store/hooks.h"
 
 static const struct tier *const tiers[KVD_N_TIERS] = {
 #define KVD_TIER(id, what) [KVD_TIER_##id] = &tier_##id,
@@ -28,25 +28,6 @@ void places_count(const struct space *space, uint64_t block_bytes, uint64_t max_
         }
 }
 
-int places_new(struct space *space) {
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                struct tier_places *p = &space->places[t];
-
-                p->n = p->n_free = space->ix->tier_end[t] - kvd_tier_first(space->ix, t);
-                p->free = sys->calloc(MAX(p->n, 1), sizeof *p->free);
-                if (!p->free)
-                        return -ENOMEM;
-        }
-        return 0;
-}
-
-void places_free(struct space *space) {
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                closep(&space->places[t].fd);
-                free(space->places[t].free);
-        }
-}
-
 #define BURY_BYTES (UINT64_C(8) << 20)
 
 /* Many copies are not erased in an instant: piece by piece, from the end. */
@@ -59,13 +40,6 @@ static bool bury_piece(const struct space *space, uint32_t tier, struct tier_pla
         p->end -= n;
         tiers[tier]->erase(p->fd, p->end * bytes, n * bytes);
         return true;
-}
-
-bool places_bury(struct space *space) {
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                if (bury_piece(space, t, &space->places[t]))
-                        return true;
-        return false;
 }
 
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes) {
@@ -137,3 +111,36 @@ uint64_t places_used(const struct space *space, uint32_t tier) {
 uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i) {
         return kvd_tier_first(space->ix, tier) + number_at(&space->places[tier], i);
 }
+
+/* ---- life -------------------------------------------------------------------------------------- */
+
+static int begin(struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                space->places[t].fd = -1;
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
+                struct tier_places *p = &space->places[t];
+
+                p->n = p->n_free = space->ix->tier_end[t] - kvd_tier_first(space->ix, t);
+                p->free = sys->calloc(MAX(p->n, 1), sizeof *p->free);
+                if (!p->free)
+                        return -ENOMEM;
+        }
+        return 0;
+}
+
+static bool bury(struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                if (bury_piece(space, t, &space->places[t]))
+                        return true;
+        return false;
+}
+
+static void end(struct space *space) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
+                closep(&space->places[t].fd);
+                free(space->places[t].free);
+        }
+        spill_discharge(space, space->spill_bytes);
+}
+
+const struct hooks tier_hooks = {.name = "tier", .space_begins = begin, .space_buried = bury, .space_ends = end};

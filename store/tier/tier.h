@@ -33,11 +33,8 @@ struct tier {
 
 extern const struct tier tier_memory;
 
-/* Says how many places a space has, before its index is laid out; then makes them. */
+/* Says how many places a space has, before its index is laid out. */
 void places_count(const struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix);
-int places_new(struct space *space);
-void places_free(struct space *space);
-bool places_bury(struct space *space); /* erases a piece of a deleted space's copies. True: there may be more */
 
 bool place_available(const struct space *space);
 bool places_left(const struct space *space); /* is there one at all, whatever memory allows? */

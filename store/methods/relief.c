@@ -21,6 +21,7 @@
 
 #include <string.h>
 
+#include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
@@ -34,7 +35,7 @@ static bool is_on(const struct space *space, enum kvd_setting which) {
 /* ---- how much --------------------------------------------------------------------------------------------------- */
 
 static uint64_t committed(const struct space *space) {
-        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->n_private - space->n_garbage;
+        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->n_private - space->garbage.n;
 }
 
 static void end_of_need(struct space *space) {
@@ -178,12 +179,12 @@ uint32_t relief_swap(struct sequence *q, uint32_t n) {
 
 #define TRIES 4u /* sequences of one call */
 
-void space_relieve(struct space *space) {
+static bool idle(struct space *space) {
         uint64_t need;
 
         if (!is_on(space, KVD_pressure_on) || !space->n_sequences ||
             !(is_on(space, KVD_kvreviver_on) || is_on(space, KVD_memshare_on)))
-                return;
+                return false;
         need = blocks_needed(space);
         for (uint32_t i = 0; need && i < TRIES; i++) {
                 struct sequence *q = largest(space);
@@ -191,8 +192,11 @@ void space_relieve(struct space *space) {
                 if (!q)
                         break;
                 if (relieve(q, need))
-                        return;
+                        return false;
                 q->spent = q->n_own;
         }
         space->starved = false;
+        return false;
 }
+
+const struct hooks relief_hooks = {.name = "relief", .idle = idle};

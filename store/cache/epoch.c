@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * How clients hear of something without a message: they sleep on a word of the index (FUTEX_WAIT in their read-only
+ * mapping), and the store moves it on and wakes them.
+ */
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "store/internal.h"
+
+void epoch_move(shm_u32 *epoch) {
+        atomic_fetch_add_explicit(epoch, 1, memory_order_release);
+        syscall(SYS_futex, epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void sync_news(struct space *space) {
+        epoch_move(&space->ix->sync_epoch);
+}
+
+void job_news(struct space *space) {
+        epoch_move(&space->ix->job_epoch);
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tells all parts of the store of something (hooks.h). The table is the store's, so that nothing here knows which parts
+ * there are.
+ */
+
+#include "store/hooks.h"
+
+#define EACH(space, h) \
+        for (const struct hooks *const *h##_at = space_store(space)->hooks, *h; (h = *h##_at); h##_at++)
+
+/* ---- spaces ------------------------------------------------------------------------------------ */
+
+int hooks_space_begins(struct space *space) {
+        int r = 0;
+
+        EACH(space, h) {
+                space->n_begun++;
+                if (h->space_begins)
+                        r = h->space_begins(space);
+                if (r < 0)
+                        break;
+        }
+        return r;
+}
+
+void hooks_setting_changed(struct space *space) {
+        EACH(space, h)
+                if (h->setting_changed)
+                        h->setting_changed(space);
+}
+
+bool hooks_idle(struct space *space) {
+        bool more = false;
+
+        EACH(space, h)
+                if (h->idle)
+                        more |= h->idle(space);
+        return more;
+}
+
+void hooks_look(struct space *space) {
+        EACH(space, h)
+                if (h->look)
+                        h->look(space);
+}
+
+void hooks_space_leaves(struct space *space) {
+        EACH(space, h)
+                if (h->space_leaves)
+                        h->space_leaves(space);
+}
+
+bool hooks_space_buried(struct space *space) {
+        EACH(space, h)
+                if (h->space_buried && h->space_buried(space))
+                        return true;
+        return false;
+}
+
+/* Of those that have begun. */
+void hooks_space_ends(struct space *space) {
+        uint32_t i = 0;
+
+        EACH(space, h)
+                if (i++ < space->n_begun && h->space_ends)
+                        h->space_ends(space);
+}
+
+/* ---- attachments ------------------------------------------------------------------------------- */
+
+int hooks_attachment_begins(struct attachment *a) {
+        int r = 0;
+
+        EACH(a->space, h) {
+                if (h->attachment_begins)
+                        r = h->attachment_begins(a);
+                if (r < 0)
+                        break;
+        }
+        return r;
+}
+
+void hooks_attachment_stops(struct attachment *a) {
+        EACH(a->space, h)
+                if (h->attachment_stops)
+                        h->attachment_stops(a);
+}
+
+void hooks_attachment_ends(struct attachment *a) {
+        EACH(a->space, h)
+                if (h->attachment_ends)
+                        h->attachment_ends(a);
+}
+
+bool hooks_attachment_lingers(const struct attachment *a) {
+        EACH(a->space, h)
+                if (h->attachment_lingers && h->attachment_lingers(a))
+                        return true;
+        return false;
+}
+
+void hooks_attachment_buried(struct attachment *a) {
+        EACH(a->space, h)
+                if (h->attachment_buried)
+                        h->attachment_buried(a);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------ */
+
+int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why) {
+        EACH(a->space, h)
+                if (h->promise)
+                        return h->promise(a, q, fields, why);
+        return 0;
+}
+
+void hooks_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
+        EACH(a->space, h)
+                if (h->promised)
+                        h->promised(a, id, fields);
+}
+
+void hooks_readable(struct space *space, uint32_t id) {
+        if (!space->watched)
+                return;
+        EACH(space, h)
+                if (h->readable)
+                        h->readable(space, id);
+}
+
+/* Nobody has an opinion: the middle. */
+double hooks_worth(const struct space *space, uint32_t id) {
+        EACH(space, h)
+                if (h->worth)
+                        return h->worth(space, id);
+        return 0.5;
+}
+
+/* ---- sequences --------------------------------------------------------------------------------- */
+
+void hooks_sequence_begins(struct space *space, struct sequence *q) {
+        EACH(space, h)
+                if (h->sequence_begins)
+                        h->sequence_begins(q);
+}
+
+bool hooks_sequence_pending(const struct space *space, const struct sequence *q) {
+        EACH(space, h)
+                if (h->sequence_pending && h->sequence_pending(q))
+                        return true;
+        return false;
+}
+
+void hooks_sequence_ends(struct space *space, struct sequence *q) {
+        EACH(space, h)
+                if (h->sequence_ends)
+                        h->sequence_ends(q);
+}
+
+void hooks_sequence_buried(struct space *space, struct sequence *q) {
+        EACH(space, h)
+                if (h->sequence_buried)
+                        h->sequence_buried(q);
+}
+
+const struct hooks *hooks_of_change(const struct space *space, enum kvd_change_kind kind) {
+        EACH(space, h)
+                if (h->change == kind)
+                        return h;
+        return NULL;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_HOOKS_H
+#define KVD_STORE_HOOKS_H
+
+/*
+ * What the parts of the store are told of. A part (a method, a room) has one row of these in hooks.c; the cache and the
+ * sequences call all rows, in that order, and know none of them by name. Every member may be NULL.
+ */
+
+#include "ipc/base/sequence.h"
+#include "store/internal.h"
+
+struct sequence;
+
+struct hooks {
+        const char *name;
+
+        /* A space. If space_begins fails, the space ends at once; so space_ends takes a half-made state. */
+        int (*space_begins)(struct space *space);
+        void (*setting_changed)(struct space *space);
+        bool (*idle)(struct space *space);          /* does a piece of what can wait. True: there is more */
+        void (*look)(struct space *space);          /* finds out what has come, before blocks are evicted or borrowed */
+        void (*space_leaves)(struct space *space);  /* it was deleted: withdraws what it asked for */
+        bool (*space_buried)(struct space *space);  /* frees a piece of its memory. True: there is more */
+        void (*space_ends)(struct space *space);
+
+        /* An attachment. It stops when its connection is lost, and ends when its process cannot touch memory any more. */
+        int (*attachment_begins)(struct attachment *a);
+        void (*attachment_stops)(struct attachment *a);
+        void (*attachment_ends)(struct attachment *a);
+        bool (*attachment_lingers)(const struct attachment *a); /* True: its seat cannot be another's yet */
+        void (*attachment_buried)(struct attachment *a);        /* frees what the part keeps for it */
+
+        /* A block. promise: the seal names data that is still to come; -EINVAL with a word for it. */
+        int (*promise)(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why);
+        void (*promised)(struct attachment *a, uint32_t id, const struct kvd_desc *fields); /* before it is SEALED */
+        void (*readable)(struct space *space, uint32_t id); /* it is sealed and its data is there; if space->watched */
+        double (*worth)(const struct space *space, uint32_t id); /* 0 to 1, for policies that go by it */
+
+        /* A sequence. */
+        void (*sequence_begins)(struct sequence *q);
+        bool (*sequence_pending)(const struct sequence *q); /* is something under way that its client waits for? */
+        void (*sequence_ends)(struct sequence *q);          /* it was closed: withdraws what it asked for */
+        void (*sequence_buried)(struct sequence *q);        /* frees what the part keeps for it */
+
+        /* A change of this kind that was offered to a client, when the client has taken it or not. */
+        enum kvd_change_kind change;
+        void (*taken)(struct sequence *q, uint32_t slot);
+        void (*not_taken)(struct sequence *q, uint32_t slot);
+};
+
+extern const struct hooks *const store_hooks[]; /* hooks.c; NULL ends it */
+
+/* tell.c: each calls the member of that name in all rows, until one fails where it can. */
+int hooks_space_begins(struct space *space);
+void hooks_setting_changed(struct space *space);
+bool hooks_idle(struct space *space);
+void hooks_look(struct space *space);
+void hooks_space_leaves(struct space *space);
+bool hooks_space_buried(struct space *space);
+void hooks_space_ends(struct space *space);
+
+int hooks_attachment_begins(struct attachment *a);
+void hooks_attachment_stops(struct attachment *a);
+void hooks_attachment_ends(struct attachment *a);
+bool hooks_attachment_lingers(const struct attachment *a);
+void hooks_attachment_buried(struct attachment *a);
+
+int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why);
+void hooks_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
+void hooks_readable(struct space *space, uint32_t id);
+double hooks_worth(const struct space *space, uint32_t id);
+
+void hooks_sequence_begins(struct space *space, struct sequence *q);
+bool hooks_sequence_pending(const struct space *space, const struct sequence *q);
+void hooks_sequence_ends(struct space *space, struct sequence *q);
+void hooks_sequence_buried(struct space *space, struct sequence *q);
+const struct hooks *hooks_of_change(const struct space *space, enum kvd_change_kind kind);
+
+#endif

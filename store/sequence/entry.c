@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Entries of sequences: their flags and what is counted of them, the lists that they wait in, the blocks that they name.
+ * Everything that changes an entry goes through here, so that the counts are right.
+ */
+
+#include <errno.h>
+
+#include "store/sequence/sequence.h"
+
+/* ---- finding ----------------------------------------------------------------------------------- */
+
+struct sequence *sequence_find(struct attachment *a, uint32_t number) {
+        struct sequence *q = a->space->sequences[SEQUENCE_SLOT(number)];
+
+        if (q && q->number == number && q->attachment == a)
+                return q;
+        store_refuse(space_store(a->space), -ENOENT, "sequence in space '%s': this client has none of that number",
+                     a->space->name);
+        return NULL;
+}
+
+/* What cool and revive are asked for. */
+int sequence_check_slots(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *slots,
+                         uint32_t n) {
+        if (how < 1 || how > 3)
+                return store_refuse(space_store(a->space), -EINVAL, "there is no such way to cool or revive a block");
+        for (uint32_t i = 0; i < n; i++)
+                if (slots[i] >= q->n_entries)
+                        return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u "
+                                            "entries, not one of number %u", a->space->name, q->n_entries, slots[i]);
+        return 0;
+}
+
+/* ---- lists ------------------------------------------------------------------------------------------------------ */
+
+void list_push(struct sequence *q, struct list *list, uint32_t slot) {
+        q->entries[slot].next = NONE;
+        *(list->n ? &q->entries[list->last].next : &list->first) = slot;
+        list->last = slot;
+        list->n++;
+}
+
+void list_push_first(struct sequence *q, struct list *list, uint32_t slot) {
+        q->entries[slot].next = list->n ? list->first : NONE;
+        if (!list->n)
+                list->last = slot;
+        list->first = slot;
+        list->n++;
+}
+
+uint32_t list_pop(struct sequence *q, struct list *list) {
+        uint32_t slot = list->first;
+
+        if (!list->n)
+                return NONE;
+        list->first = q->entries[slot].next;
+        list->n--;
+        return slot;
+}
+
+/* ---- entries ---------------------------------------------------------------------------------------------------- */
+
+void entry_set_flags(struct sequence *q, struct entry *e, uint32_t flags) {
+        struct space *space = q->space;
+        bool own = entry_is_own(e);
+
+        space->n_shared += !!(flags & KVD_ENTRY_SHARED) - !!(e->flags & KVD_ENTRY_SHARED);
+        space->n_spilled += !!(flags & KVD_ENTRY_SPILLED) - !!(e->flags & KVD_ENTRY_SPILLED);
+        space->n_vague += !!(flags & KVD_ENTRY_VAGUE) - !!(e->flags & KVD_ENTRY_VAGUE);
+        e->flags = (uint16_t)flags;
+        q->n_own += entry_is_own(e) - own;
+}
+
+void entry_set_leaving(struct sequence *q, struct entry *e, bool leaving) {
+        q->space->n_leaving += leaving - e->leaving;
+        e->leaving = leaving;
+}
+
+bool entry_is_own(const struct entry *e) {
+        return (e->flags & KVD_ENTRY_OWN) &&
+               !(e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED));
+}
+
+uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
+        uint32_t low = 0, high = q->n_entries;
+
+        while (low < high) {
+                uint32_t mid = (low + high) / 2;
+
+                if (q->entries[mid].position + q->entries[mid].n_tokens <= token)
+                        low = mid + 1;
+                else
+                        high = mid;
+        }
+        return low;
+}
+
+/* ---- their blocks ------------------------------------------------------------------------------ */
+
+/* The entry's block is its own no longer. One of the prefix cache was never counted. */
+void entry_drop_block(struct sequence *q, struct entry *e) {
+        if (e->ref && q->space->blocks[kvd_ref_id(e->ref)].private && block_current(q->space, e->ref))
+                block_ref_down(q->space, kvd_ref_id(e->ref));
+        e->ref = 0;
+}
+
+/* The offered block becomes the entry's. */
+void entry_take_block(struct sequence *q, struct entry *e) {
+        uint32_t id = kvd_ref_id(e->other);
+
+        if (q->space->blocks[id].private)
+                block_ref_up(q->space, id);
+        entry_drop_block(q, e);
+        e->ref = e->other;
+        block_let_go(q->space, id);
+        e->other = 0;
+}
+
+void entry_drop_room(struct sequence *q, struct entry *e) {
+        if (e->other)
+                block_discard(q->space, kvd_ref_id(e->other));
+        e->other = 0;
+}
+
+void entry_seal(struct sequence *q, kvd_ref block, uint32_t slot, uint32_t n_tokens, uint32_t flags) {
+        static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS]; /* of a packed block: each head has its own */
+        struct kvd_desc fields = {.depth = q->entries[slot].position, .n_tokens = (uint16_t)n_tokens,
+                                  .group = (uint16_t)q->group, .flags = KVD_DESC_PRIVATE | flags};
+
+        block_seal_private(q->space, kvd_ref_id(block), &fields,
+                           flags & KVD_DESC_COMPACT ? no_tokens : q->tokens + q->entries[slot].position);
+}
