@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvctl's parts, without a daemon: units, text, JSON, tables, the command line. */
-#include <check.h>
 #include <errno.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "tests/lib/suite.h"
 #include "tools/kvctl/answer.h"
 #include "tools/kvctl/args.h"
 #include "tools/kvctl/text.h"
@@ -269,29 +269,9 @@ START_TEST(every_example_is_understood) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kvctl");
-        TCase *parts = tcase_create("parts");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        suite_add_tcase(suite, parts);
-        tcase_add_test(parts, units_of_bytes);
-        tcase_add_test(parts, units_of_time);
-        tcase_add_test(parts, units_of_counts);
-        tcase_add_test(parts, text_is_made_safe);
-        tcase_add_test(parts, text_wraps_at_spaces);
-        tcase_add_test(parts, text_distances);
-        tcase_add_test(parts, table_for_people);
-        tcase_add_test(parts, quiet_column_speaks_up);
-        tcase_add_test(parts, table_for_programs);
-        tcase_add_test(parts, json_escapes);
-        tcase_add_test(parts, rows_sort_and_cut);
-        tcase_add_test(parts, args_understood);
-        tcase_add_loop_test(parts, args_refused, 0, ARRAY_SIZE(mistakes));
-        tcase_add_loop_test(parts, every_example_is_understood, 0, (int)n_verbs);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvctl",
+      TESTS(units_of_bytes, units_of_time, units_of_counts, text_is_made_safe,
+            text_wraps_at_spaces, text_distances, table_for_people, quiet_column_speaks_up,
+            table_for_programs, json_escapes, rows_sort_and_cut, args_understood),
+      LOOPS(ARRAY_SIZE(mistakes), args_refused),
+      LOOPS(n_verbs, every_example_is_understood))
