@@ -197,7 +197,7 @@ END_TEST
 /* ---- command line ----------------------------------------------------------------------------------------------- */
 
 static struct args args;
-static char why[256];
+static struct kvd_why why;
 
 /* Splits at spaces; sets args and why. */
 static int parse(const char *line) {
@@ -208,8 +208,8 @@ static int parse(const char *line) {
         snprintf(words, sizeof words, "%s", line);
         for (char *word = strtok_r(words, " ", &save); word; word = strtok_r(NULL, " ", &save))
                 argv[argc++] = word;
-        why[0] = 0;
-        return args_parse(&args, argc, argv, why, sizeof why);
+        why.line[0] = 0;
+        return args_parse(&args, argc, argv, &why);
 }
 
 START_TEST(args_understood) {
@@ -253,7 +253,7 @@ static const struct {
 
 START_TEST(args_refused) {
         ck_assert_int_eq(parse(mistakes[_i].line), -EINVAL);
-        ck_assert_msg(strstr(why, mistakes[_i].says) != NULL, "%s: %s", mistakes[_i].line, why);
+        ck_assert_msg(strstr(why.line, mistakes[_i].says) != NULL, "%s: %s", mistakes[_i].line, why.line);
 }
 END_TEST
 
@@ -264,7 +264,7 @@ START_TEST(every_example_is_understood) {
         snprintf(line, sizeof line, "%.*s", (int)strcspn(example, "|&>"), example + strlen("kvctl "));
         line[strcspn(line, "|&>")] = 0;
         ck_assert_int_eq(strncmp(example, "kvctl ", 6), 0);
-        ck_assert_msg(parse(line) == 0, "%s: %s", example, why);
+        ck_assert_msg(parse(line) == 0, "%s: %s", example, why.line);
         ck_assert_str_eq(args.verb->name, verbs[_i].name);
 }
 END_TEST
