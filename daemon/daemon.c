@@ -154,8 +154,8 @@ static int prepare_memory(struct daemon *d, char why[static DAEMON_WHY]) {
 
         if (d->backend.backend == KVD_BACKEND_HOST)
                 return 0;
-        d->gpu_clear = (struct gpu_clear){.loop = d->loop, .store = d->store, .work = d->server->work,
-                                .exporter = d->server->exporter};
+        d->gpu_clear = (struct gpu_clear){.loop = d->loop, .store = d->store,
+                                          .child = server_memory_maker(d->server)};
         r = gpu_clear_wait(&d->gpu_clear, why);
         return d->ending ? 0 : r;
 }

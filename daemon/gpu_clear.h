@@ -3,22 +3,20 @@
 #define KVD_DAEMON_GPU_CLEAR_H
 
 /*
- * GPU memory before the first client comes, and memory that comes late. Nobody is let in before there is memory for
- * him: all of it is cleared first, by a worker that has yet to start, and that may find no context to do it with. What
- * the driver does not give at the start, because clients of the daemon before this one still have it mapped, comes when
- * they have noticed.
+ * GPU memory before the first client comes, and memory that comes late. All memory is cleared before a client is let
+ * in, by a worker that has yet to start and may find no context to do it with. The driver may not give all of it at the
+ * start, because clients of the daemon before this one still have it mapped: it comes when they have noticed.
  */
 
+#include "daemon/child.h"
 #include "daemon/daemon.h"
-#include "daemon/exporter.h"
 #include "daemon/loop.h"
-#include "daemon/work.h"
+#include "store/store.h"
 
 struct gpu_clear {
         struct loop *loop;
         struct store *store;
-        struct work *work;
-        struct exporter *exporter; /* NULL: the driver gives descriptors, and the worker clears */
+        struct child *child; /* the worker, which clears memory, or the exporter, which makes it clear */
         struct loop_timer look, missing, deadline;
 };
 

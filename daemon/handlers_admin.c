@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "daemon/log.h"
-#include "daemon/work.h"
+#include "daemon/worker_jobs.h"
 #include "ipc/base/util.h"
 
 int handle_space_set(struct client *c, const struct kvd_msg *request, struct reply *reply) {
@@ -39,7 +39,7 @@ int handle_space_delete(struct client *c, const struct kvd_msg *request, struct 
         r = space_delete(space, m->force);
         if (r < 0)
                 return client_store_failed(c, r);
-        work_look(c->server->work); /* the worker maps the space's memory */
+        worker_look(c->server->worker); /* the worker maps the space's memory */
         log_info("client %u of domain %s deleted space '%s' of domain %s", c->number, domain_config(c->domain)->name,
                  kvd_slice_copy(m->space, name, sizeof name), domain);
         return 0;

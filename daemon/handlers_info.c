@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "daemon/backend.h"
-#include "daemon/work.h"
+#include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -47,9 +47,9 @@ static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_i
         m->request_errors = server->request_errors;
         m->bad_frames = server->bad_frames;
         m->turn_max_us = loop_turn_max_ns(server->loop) / 1000;
-        m->worker = (uint32_t)work_pid(server->work);
-        m->worker_starts = work_starts(server->work);
-        m->jobs = work_done(server->work);
+        m->worker = (uint32_t)worker_child(server->worker)->pid;
+        m->worker_starts = worker_child(server->worker)->starts;
+        m->jobs = worker_jobs_done(server->worker);
         m->jobs_waiting = store_jobs_waiting(server->store);
 }
 

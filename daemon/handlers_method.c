@@ -6,7 +6,7 @@
 
 #include "daemon/log.h"
 #include "daemon/arrays.h"
-#include "daemon/work.h"
+#include "daemon/worker_jobs.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/util.h"
 
@@ -18,7 +18,7 @@ static int make_configuration(struct client *c, struct attachment *attachment, c
         int64_t n;
         int r;
 
-        if (!work_is_on(c->server->work))
+        if (!worker_is_on(c->server->worker))
                 return client_refuse(c, -EOPNOTSUPP, "a sharing configuration needs a worker, and this daemon runs "
                                      "none; see worker in kvd.conf");
         n = array_of_blocks(c, m->blocks);
@@ -93,7 +93,7 @@ int handle_sample(struct client *c, const struct kvd_msg *request, struct reply 
         r = client_find_space(c, m->space, &attachment);
         if (r < 0)
                 return r;
-        if (!work_is_on(c->server->work))
+        if (!worker_is_on(c->server->worker))
                 return client_refuse(c, -EOPNOTSUPP, "a profile needs a worker, and this daemon runs none; see worker "
                                      "in kvd.conf");
         n = array_of_blocks(c, m->blocks);

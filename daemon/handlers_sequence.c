@@ -4,7 +4,7 @@
 #include <errno.h>
 
 #include "daemon/arrays.h"
-#include "daemon/work.h"
+#include "daemon/worker_jobs.h"
 #include "ipc/base/util.h"
 
 /*
@@ -12,7 +12,7 @@
  * (labels, scores) is not asked for by a message.
  */
 static int check_worker(struct client *c, const char *what) {
-        if (work_is_on(c->server->work))
+        if (worker_is_on(c->server->worker))
                 return 0;
         return client_refuse(c, -EOPNOTSUPP, "%s needs a worker, and this daemon runs none; see worker in kvd.conf",
                              what);

@@ -10,7 +10,7 @@
 #include "daemon/client.h"
 #include "daemon/log.h"
 #include "daemon/exporter.h"
-#include "daemon/work.h"
+#include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -24,7 +24,7 @@ static uint32_t n_seats(const struct config *config) {
 }
 
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * n_seats(config) + 1 + WORK_SOURCES + EXPORTER_SOURCES;
+        return 2 * n_seats(config) + 1 + 2 * CHILD_SOURCES;
 }
 
 static int make_instance(struct server *server) {
@@ -61,9 +61,9 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         server->spare = sys->eventfd(0, EFD_CLOEXEC);
         if (server->spare < 0)
                 return -errno;
-        r = work_new(config, loop, store, &server->work);
+        r = worker_new(config, loop, store, &server->worker);
         if (r == 0 && store_has_exporter(store))
-                r = exporter_new(config, loop, store, server->work, &server->exporter);
+                r = exporter_new(config, loop, store, server->worker, &server->exporter);
         if (r < 0)
                 return r;
         *ret = STEAL(server);
@@ -79,7 +79,7 @@ void server_shut(struct server *server) {
         loop_timer_stop(&server->order);
         loop_timer_stop(&server->pins);
         loop_remove(&server->listening);
-        work_stop(server->work);
+        worker_stop(server->worker);
 }
 
 struct server *server_free(struct server *server) {
@@ -88,12 +88,16 @@ struct server *server_free(struct server *server) {
         server_shut(server);
         closep(&server->spare);
         server->exporter = exporter_free(server->exporter);
-        server->work = work_free(server->work);
+        server->worker = worker_free(server->worker);
         kvd_decoder_free(server->decoder);
         free(server->scratch);
         free(server->clients);
         free(server);
         return NULL;
+}
+
+struct child *server_memory_maker(struct server *server) {
+        return server->exporter ? exporter_child(server->exporter) : worker_child(server->worker);
 }
 
 void server_freep(struct server **server) {

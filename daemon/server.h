@@ -22,8 +22,9 @@
 
 struct client;
 struct backend;
+struct child;
 struct exporter;
-struct work;
+struct worker;
 
 /* Room for what one request carries, copied from its frame to where it is aligned, and for its answer. */
 struct scratch {
@@ -51,8 +52,8 @@ struct server {
         const struct backend *backend;       /* NULL: host memory */
         struct kvd_decoder *decoder; /* owned */
         struct scratch *scratch;     /* owned */
-        struct work *work;           /* owned */
-        struct exporter *exporter;           /* owned; NULL: the pool has no exporter */
+        struct worker *worker;       /* owned */
+        struct exporter *exporter;   /* owned; NULL: the pool has no exporter */
 
         struct loop_source listening;
         struct loop_timer retry;     /* accept failed: try again then */
@@ -84,6 +85,9 @@ void server_freep(struct server **server);
 
 /* Starts to accept. The socket stays the caller's. */
 int server_listen(struct server *server, int fd);
+
+/* The process that clears GPU memory, or makes it clear. */
+struct child *server_memory_maker(struct server *server);
 
 /* Stops accepting and ends all clients. */
 void server_shut(struct server *server);
