@@ -8,7 +8,7 @@
  */
 
 #include "ipc/base/sequence.h"
-#include "store/internal.h"
+#include "store/core.h"
 
 struct sequence;
 

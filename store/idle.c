@@ -5,6 +5,7 @@
  * so that requests never wait for it.
  */
 
+#include "store/cache/cache.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 

@@ -16,7 +16,7 @@
  */
 
 #include "ipc/base/job.h"
-#include "store/internal.h"
+#include "store/cache/cache.h"
 
 struct job;
 

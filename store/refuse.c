@@ -6,7 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "store/internal.h"
+#include "store/cache/cache.h"
 
 int store_refuse(struct store *store, int error, const char *format, ...) {
         va_list args;

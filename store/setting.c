@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "store/cache/cache.h"
 #include "store/hooks.h"
 
 static const char *const policies[] = {[KVD_LRU] = "lru", [KVD_FIFO] = "fifo", [KVD_PRIORITY] = "priority"};

@@ -6,7 +6,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/cache/memory.h"
-#include "store/device/chunk.h"
+#include "store/device/device.h"
 #include "store/hooks.h"
 #include "store/job.h"
 

@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 #define SWEEP 256u /* private blocks without an owner, freed before anything else is looked for */
 

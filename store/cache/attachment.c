@@ -17,6 +17,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
+#include "store/cache/inside.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 

@@ -8,7 +8,7 @@
  * two such rounds the number follows the space's counts.
  */
 
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 /* ---- the number ------------------------------------------------------------------------------------------------- */
 

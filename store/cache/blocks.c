@@ -11,7 +11,7 @@
  * A block's generation moves whenever it becomes FREE again.
  */
 
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 /* ---- states ------------------------------------------------------------------------------------------------- */
 

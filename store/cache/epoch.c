@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 void epoch_move(shm_u32 *epoch) {
         atomic_fetch_add_explicit(epoch, 1, memory_order_release);

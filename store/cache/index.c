@@ -19,7 +19,7 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 /* ---- open addressing ---------------------------------------------------------------------------------------- */
 

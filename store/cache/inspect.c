@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 static void sum_clients(struct space *space, struct space_usage *ret) {
         uint64_t counters[KVD_N_CLIENT_COUNTERS];

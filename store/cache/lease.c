@@ -8,7 +8,7 @@
 
 #include <errno.h>
 
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 static struct lease *find(struct space *space, struct kvd_key prefix, uint32_t prefix_tokens) {
         for (uint32_t i = 0; space->n_leases && i < STORE_MAX_LEASES; i++) {

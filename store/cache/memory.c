@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
+#include "store/cache/inside.h"
 #include "store/cache/memory.h"
 
 #define FREE_BYTES (UINT64_C(8) << 20) /* of memory given back at once: about 2 ms */

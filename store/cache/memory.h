@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_MEMORY_H
-#define KVD_STORE_MEMORY_H
+#ifndef KVD_STORE_CACHE_MEMORY_H
+#define KVD_STORE_CACHE_MEMORY_H
 
 /*
  * Where a segment's memory comes from. segment.c decides who gets how much, by a budget of bytes; one of these tables
@@ -11,7 +11,9 @@
  *                        space can have it (drain.c)
  */
 
-#include "store/internal.h"
+#include "store/core.h"
+
+struct segment;
 
 struct memory_ops {
         /* Behind the store's end: every space is buried. */
@@ -45,16 +47,6 @@ struct memory_ops {
         bool (*scarce)(const struct store *store);
 };
 
-extern const struct memory_ops memory_host, memory_device;
-
-/* device/memory.c */
-int device_open(struct store *store);
-void device_undrain(struct space *space, struct segment *segment); /* frees its chunk if nobody has it mapped */
-bool device_draining(const struct segment *segment);
-
-/* drain.c: which clients have which segments mapped */
-void drain_handed_out(struct attachment *a, uint32_t segment);
-bool drain_mapped(const struct space *space, uint32_t segment);  /* by anybody */
-bool drain_told(const struct space *space, uint32_t segment);    /* has anybody been asked, and not answered yet? */
+extern const struct memory_ops memory_host;
 
 #endif

@@ -16,7 +16,7 @@
 
 #include <assert.h>
 
-#include "store/internal.h"
+#include "store/cache/inside.h"
 
 bool block_is_garbage(const struct block *b) {
         return b->private && b->state == KVD_SEALED && !b->refs && !b->holds;

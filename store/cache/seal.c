@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "store/cache/inside.h"
 #include "store/hooks.h"
 
 /* A chain as it grows during one seal. */

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "store/cache/inside.h"
 #include "store/cache/memory.h"
 
 #define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */

@@ -8,6 +8,7 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
+#include "store/cache/inside.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 #include "store/job.h"
@@ -271,4 +272,27 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
         if (fd >= 0)
                 space_store(space)->memory->handed_out(a, number);
         return fd;
+}
+
+/* ---- the same for workers ---------------------------------------------------------------------- */
+
+int space_index_fd_for_worker(struct space *space) {
+        return space->index_fd_ro;
+}
+
+int space_worker_segment_fd(struct space *space, uint32_t segment) {
+        struct segment *s = &space->segments[segment];
+        int fd;
+
+        if (segment >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
+                return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, segment);
+        fd = space_store(space)->memory->descriptor(space, s, true);
+        s->worker = fd >= 0;
+        return fd;
+}
+
+uint32_t space_segment_turn(const struct space *space, uint32_t segment) {
+        const struct segment *s = &space->segments[segment];
+
+        return s->fd >= 0 || s->n_ready ? s->turn : 0;
 }

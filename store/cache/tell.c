@@ -5,6 +5,7 @@
  * there are.
  */
 
+#include "store/cache/inside.h"
 #include "store/hooks.h"
 
 #define EACH(space, h) \

@@ -2,7 +2,7 @@
 #ifndef KVD_STORE_CHECK_CHECK_H
 #define KVD_STORE_CHECK_CHECK_H
 
-#include "store/internal.h"
+#include "store/cache/cache.h"
 
 /* One piece of a walk through a space: space_check calls these, and nothing else does. */
 struct walk {

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "store/check/check.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 static void each_sequence(struct walk *w, void (*look)(struct walk *, struct sequence *)) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)

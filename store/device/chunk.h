@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_CHUNK_H
-#define KVD_STORE_CHUNK_H
+#ifndef KVD_STORE_DEVICE_CHUNK_H
+#define KVD_STORE_DEVICE_CHUNK_H
 
 /*
  * A GPU's memory, without a context: the driver makes it and gives descriptors for it after cuInit alone. The pool is
@@ -19,7 +19,8 @@
  */
 
 #include "ipc/base/device.h"
-#include "store/cache/memory.h"
+#include "store/cache/cache.h"
+#include "store/device/device.h"
 
 enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_STATES };
 
@@ -52,7 +53,15 @@ void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_s
 void chunk_remake(struct store *store, struct chunk *chunk); /* gives it up, and makes another in its place */
 int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, the chunk's */
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
-void chunks_lost(struct store *store);                       /* legacy: whoever made them is gone */
 void chunks_want_worker(struct store *store);                /* there is something for it */
+
+/* memory.c */
+void device_undrain(struct space *space, struct segment *segment); /* frees its chunk if nobody has it mapped */
+bool device_draining(const struct segment *segment);
+
+/* drain.c: which clients have which segments mapped */
+void drain_handed_out(struct attachment *a, uint32_t segment);
+bool drain_mapped(const struct space *space, uint32_t segment);  /* by anybody */
+bool drain_told(const struct space *space, uint32_t segment);    /* has anybody been asked, and not answered yet? */
 
 #endif

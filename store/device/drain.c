@@ -16,7 +16,7 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
-#include "store/cache/memory.h"
+#include "store/device/chunk.h"
 #include "store/hooks.h"
 
 static uint32_t n_words(const struct space *space) {

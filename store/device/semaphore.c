@@ -42,6 +42,8 @@
 
 #include "ipc/base/sys.h"
 #include "ipc/base/semaphore.h"
+#include "store/cache/cache.h"
+#include "store/device/device.h"
 #include "store/hooks.h"
 
 /*
@@ -67,7 +69,7 @@ static shm_u64 *slot_word(const struct attachment *a, uint32_t slot) {
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
-int order_new(struct space *space) {
+int semaphores_new(struct space *space) {
         void *at;
 
         space->order_fd = -1;
@@ -369,6 +371,6 @@ uint64_t attachment_pending(const struct attachment *a) {
 }
 
 const struct hooks semaphore_hooks = {
-        .name = "semaphore", .space_begins = order_new, .space_ends = order_free, .look = look_at,
+        .name = "semaphore", .space_begins = semaphores_new, .space_ends = order_free, .look = look_at,
         .attachment_begins = enter, .attachment_ends = resolve, .attachment_lingers = waking,
         .attachment_buried = bury, .promise = promise, .promised = promised};

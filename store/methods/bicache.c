@@ -16,7 +16,7 @@
 #include "ipc/base/sys.h"
 #include "kernels/btable.h"
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 #define RATIOS KVD_BTABLE_STEPS
 #define FAILURES 64u /* tickets whose failure is remembered */

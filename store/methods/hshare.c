@@ -11,7 +11,7 @@
 
 #include "ipc/base/sys.h"
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 struct critical {
         struct ticket ticket;

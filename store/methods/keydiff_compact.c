@@ -14,7 +14,7 @@
 #include <errno.h>
 
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "compacting in space '%s': %s", a->space->name, what);

@@ -9,7 +9,7 @@
 #include <errno.h>
 
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 static bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space->ix->settings, which);

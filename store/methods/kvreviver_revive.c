@@ -13,7 +13,7 @@
 #include <errno.h>
 
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 /* ---- what is asked for ------------------------------------------------------------------------------------------- */
 

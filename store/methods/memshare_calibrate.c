@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 #define PAIRS 128u
 #define PAIRS_LEAST 8u

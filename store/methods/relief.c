@@ -22,7 +22,7 @@
 #include <string.h>
 
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
         return kvd_setting_get(space->ix->settings, which);

@@ -12,9 +12,8 @@
 
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
-#include "store/cache/memory.h"
 #include "store/hooks.h"
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 
 static bool wanted_by_any(const struct space *space) {
         const shm_u64 *s = space->ix->settings;
@@ -131,29 +130,6 @@ int space_summary_fd(struct space *space, bool writable) {
         if (r < 0)
                 return store_refuse(space_store(space), r, "no memory for the summaries of space '%s'", space->name);
         return writable ? space->summary_fd : space->summary_fd_ro;
-}
-
-/* ---- other descriptors that a worker needs ---------------------------------------------------------------------- */
-
-int space_index_fd_for_worker(struct space *space) {
-        return space->index_fd_ro;
-}
-
-int space_worker_segment_fd(struct space *space, uint32_t segment) {
-        struct segment *s = &space->segments[segment];
-        int fd;
-
-        if (segment >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
-                return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, segment);
-        fd = space_store(space)->memory->descriptor(space, s, true);
-        s->worker = fd >= 0;
-        return fd;
-}
-
-uint32_t space_segment_turn(const struct space *space, uint32_t segment) {
-        const struct segment *s = &space->segments[segment];
-
-        return s->fd >= 0 || s->n_ready ? s->turn : 0;
 }
 
 /* ---- life -------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_SEQUENCE_H
-#define KVD_STORE_SEQUENCE_H
+#ifndef KVD_STORE_SEQUENCE_SEQUENCE_H
+#define KVD_STORE_SEQUENCE_SEQUENCE_H
 
 /*
  * A sequence inside the store. An entry is resident (it names a block), or has left (an exact copy, tokens in a sketch,
@@ -159,32 +159,5 @@ bool copies_have_room(struct space *space); /* for one more; gives up copies of 
 uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
 void copies_clean(struct space *space); /* a copy is of a resident entry now: it may be given up */
 void entry_erase_copy(struct sequence *sequence, struct entry *entry);
-
-/* kvreviver_sketch.c */
-struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
-struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* takes them; made if need be; NULL: none */
-void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch); /* if nothing is in it; NULL is fine */
-void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch); /* gives it its ordinals */
-bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
-void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out); /* its ordinals are no more */
-void sketch_broken(struct sequence *sequence, struct sketch *sketch);
-void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again; its copy stays */
-
-/* kvreviver_cool.c */
-bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
-
-/* memshare.c */
-bool sequence_compare_all(struct sequence *sequence);
-
-/* memshare_calibrate.c */
-float memshare_tau(const struct space *space); /* the largest distance of two blocks that are alike */
-void calibrate_look(struct space *space);   /* a step has ended: is it time to measure? */
-
-/* keydiff_priority.c */
-#define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
-void priority_rank(struct sequence *sequence);
-
-/* relief.c */
-uint32_t relief_swap(struct sequence *sequence, uint32_t n); /* up to n entries that are worth least leave: how many */
 
 #endif

@@ -10,7 +10,7 @@
 
 #include "ipc/base/file.h"
 #include "ipc/base/sys.h"
-#include "store/internal.h"
+#include "store/cache/cache.h"
 #include "store/tier/tier.h"
 
 #define COPIES_PER_BLOCK 8u /* a place costs address space and a few bytes, and memory only where it is used */

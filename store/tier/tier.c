@@ -10,6 +10,7 @@
 #include <errno.h>
 
 #include "ipc/base/sys.h"
+#include "store/cache/cache.h"
 #include "store/hooks.h"
 
 static const struct tier *const tiers[KVD_N_TIERS] = {

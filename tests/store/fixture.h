@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "store/sequence/sequence.h"
+#include "store/methods/methods.h"
 #include "store/store.h"
 
 #define BT 4u /* tokens per block */

@@ -12,7 +12,8 @@
 #include <sys/mman.h>
 
 #include "ipc/base/semaphore.h"
-#include "store/internal.h"
+#include "store/cache/cache.h"
+#include "store/device/device.h"
 #include "tests/store/fixture.h"
 
 static struct space *space;
@@ -23,7 +24,7 @@ static struct space *ordered_space(const char *name) {
         struct space *s = fixture_space(name, 64);
 
         s->ix->semaphore_rows = 8;
-        ck_assert_int_eq(order_new(s), 0);
+        ck_assert_int_eq(semaphores_new(s), 0);
         return s;
 }
 

@@ -1,81 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_INTERNAL_H
-#define KVD_STORE_INTERNAL_H
+#ifndef KVD_STORE_CACHE_CACHE_H
+#define KVD_STORE_CACHE_CACHE_H
 
 /*
- * What the files of store/ share. Who owns what:
+ * The cache room, from outside. Who owns what:
  *
- *      store    domains, spaces; the pool's budget in bytes
  *      space    index (mapped), segments, struct block of every block id, arenas, leases, attachments
  *      arena    a writer's segments: free blocks and the heap of eviction candidates (one arena if isolation = shared)
- *
- * Lists are doubly linked through ids or pointers, NONE or NULL ends them; nothing on a request's way allocates.
  */
 
-#include "ipc/base/key.h"
-#include "ipc/base/layout.h"
-#include "store/store.h"
+#include "store/core.h"
 #include "store/tier/tier.h"
-
-#define NONE UINT32_MAX
 
 struct sequence;
 struct profile;
-struct hooks;
 
-/* ---- jobs, see job.h -------------------------------------------------------------------------------------------- */
-
-struct ticket {
-        const struct job_kind *kind;
-        struct space *space;
-        void *owner;           /* the kind's: a sequence, or nothing */
-        struct ticket *prev, *next;
-        bool waiting;
-        uint32_t losses;       /* of its job, one after the other */
-};
-
-struct ticket_queue {
-        struct ticket *first, *last;
-};
-
-/* ---- pool --------------------------------------------------------------------------------------------------- */
-
-#define STORE_RANKS 65536u
-
-struct store {
-        struct store_config config;
-        bool huge;             /* segments are made of reserved 2 MiB pages */
-        uint64_t page_bytes;   /* 4 KiB or 2 MiB: the unit of a segment */
-        uint64_t used;         /* bytes of segments that have memory */
-        uint64_t spill_used;   /* bytes of copies in memory and of sketches */
-        uint32_t n_sketches;
-        uint32_t next_number;  /* of spaces */
-        struct domain *domains; /* owned */
-        struct space *deleted;  /* owned; their memory is being freed */
-        const struct memory_ops *memory;
-        const struct hooks *const *hooks; /* of all parts; NULL ends it */
-        struct segment *stale;  /* host memory: whose is being freed; NULL: none */
-        struct device_pool *device_pool; /* owned; a GPU's memory, or NULL */
-        bool exporter_gone;      /* legacy handles: memory is gone that clients have mapped */
-
-        struct ticket_queue waiting[2]; /* for a worker: urgent, others */
-        uint64_t n_waiting, last_job;
-        struct job *job;       /* owned; the one in flight */
-        uint32_t *ranks;       /* owned; scratch, a count for each 16-bit value */
-        bool wakes;            /* somebody writes order slots by a stream when we ask (semaphore.c) */
-        void (*on_job)(void *data);
-        void *on_job_data;
-        char why[256];
-};
-
-struct domain {
-        struct store *store;
-        struct domain *next;
-        struct domain_config config;
-        uint64_t used;         /* bytes of segments that have memory */
-        struct space *spaces;  /* owned */
-};
-
+/* ---- lists of blocks --------------------------------------------------------------------------- */
 
 /* Blocks in a row, by their prev and next; first and last count while n is not 0. Each is in one such list at most. */
 struct block_list {
@@ -285,68 +225,24 @@ static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
         return kvd_ref_make(id, block_generation(s, id));
 }
 
-/* -EOPNOTSUPP, with what there is not, if the space has opaque blocks. */
-int space_refuse_opaque(const struct space *space, const char *what);
-
 static inline void space_count(struct space *s, enum kvd_space_counter which, uint64_t n) {
         shm_u64 *counter = &s->ix->counters[which];
 
         atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
 }
 
-/* refuse.c */
-_printf_(3, 4) int store_refuse(struct store *store, int error, const char *format, ...); /* returns error */
-
-/* index.c: the shared side of a block */
-int index_new(struct space *space, const struct space_spec *spec);
-void index_free(struct space *space);
-void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
-void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens);
-void index_enter(struct space *space, uint32_t id, struct kvd_key root);
-void index_leave(struct space *space, uint32_t id);
-void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id); /* what sealing id will touch */
-uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens); /* or NONE */
-bool index_holds(const struct space *space, uint32_t id);     /* for check.c: is the block found by its key? */
-bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
-
-/* segment.c: memory */
-bool segment_bury(struct space *space, struct segment *segment); /* a piece of its end; false: that was all */
-int space_grow(struct space *space, struct arena *arena, uint64_t bytes); /* blocks made ready, or an error */
-bool space_reclaim(struct space *space);                      /* takes a segment's memory from a larger space */
-bool arena_reclaim(struct space *space, struct arena *arena); /* ... from arenas of this space that can spare it */
-bool space_fill_ahead(struct space *space);                   /* a piece of memory before it is asked for */
-bool space_trim(struct space *space);                         /* gives one back if the space is over max_blocks */
-
-/* epoch.c: wakes clients that sleep on a word of the index */
-void epoch_move(shm_u32 *epoch);
-void sync_news(struct space *space); /* after offers */
-void job_news(struct space *space);  /* after a job's end: for those that wait until nothing is under way */
+/* ---- blocks ----------------------------------------------------------------------------------- */
 
 /* blocks.c: states and lists */
+void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
 void block_list_append(struct space *space, struct block_list *list, uint32_t id);
 void block_list_push(struct space *space, struct block_list *list, uint32_t id);
 void block_list_remove(struct space *space, struct block_list *list, uint32_t id);
-void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
-void block_to_free(struct space *space, uint32_t id);
-void block_append_free(struct space *space, uint32_t id); /* ... to be allocated last */
-uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
-void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 void block_fill_end(struct space *space, uint32_t id); /* takes it off its owner's list */
 bool block_filled_by(const struct attachment *a, kvd_ref ref);
-void arena_unlist(struct segment *segment);
-
-/* allocate.c */
-kvd_ref room_take(struct space *space, struct arena *arena); /* a block for a worker to fill, in no list; 0: none */
-
-/* available.c */
-uint32_t fill_limit(const struct space *space); /* blocks that a client may be filling at once */
-void available_tell(struct attachment *a);
-bool available_look(struct space *space); /* a piece of a round; false: none is under way */
-
-/* seal.c */
 bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n); /* all, and none twice? */
 
-/* private.c: blocks of sequences */
+/* private.c: blocks of sequences, and blocks that must stay where they are */
 void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens);
 void block_ref_up(struct space *space, uint32_t id);   /* private blocks only */
 void block_ref_down(struct space *space, uint32_t id); /* the last one makes it garbage */
@@ -356,39 +252,36 @@ void block_discard(struct space *space, uint32_t id);  /* in nobody's list any m
 bool block_current(const struct space *space, kvd_ref ref); /* sealed, and that very incarnation? */
 uint32_t block_position(const struct space *space, uint32_t id); /* of its first token, when it was written */
 bool block_is_garbage(const struct block *b);
-bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins. True: something was freed */
 
-/* evict.c: chains, candidates, victims */
+/* allocate.c */
+kvd_ref room_take(struct space *space, struct arena *arena); /* a block for a worker to fill, in no list; 0: none */
+
+/* index.c: the shared side of a block */
+void index_leave(struct space *space, uint32_t id);
+bool index_holds(const struct space *space, uint32_t id);     /* is the block found by its key? */
+bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
+
+/* ---- eviction ---------------------------------------------------------------------------------- */
+
 bool policy_is_known(uint32_t policy);
 bool policy_goes_by_worth(uint32_t policy); /* what the methods think of a block decides */
-void leaf_add(struct space *space, uint32_t id);
-void block_restamp(struct space *space, uint32_t id); /* a leaf's place in its heap, by now */
 void evict_policy_changed(struct space *space);
-bool evict_leaf(struct space *space, uint32_t id);
-void block_link(struct space *space, uint32_t id, uint32_t parent); /* sealed behind parent, or NONE */
-bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
-uint64_t block_last_use(const struct space *space, uint32_t id);
-void block_warm(struct space *space, uint32_t id); /* takes over when clients used it last */
-uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n);
-bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted);
-
+void block_restamp(struct space *space, uint32_t id); /* a leaf's place in its heap, by now */
 void block_condemn(struct space *space, uint32_t id); /* to go before all others */
+bool evict_leaf(struct space *space, uint32_t id);    /* false: somebody uses it */
 
-/* semaphore.c: blocks whose data is not there yet */
-int order_new(struct space *space);
+/* ---- clients that sleep on a word of the index: epoch.c ---------------------------------------- */
 
-/* space.c */
-bool store_bury(struct store *store);
+void sync_news(struct space *space); /* after offers */
+void job_news(struct space *space);  /* after a job's end: for those that wait until nothing is under way */
 
-/* attachment.c */
-int arena_new(struct space *space, struct attachment *writer, struct arena **ret);
-bool attachment_fold(struct space *space);
+/* ---- idle work: each does a piece, and says whether there may be more -------------------------- */
 
-/* setting.c */
-#define SETTING_LABEL_CHANNELS 32u /* of a key in its label, or head_dim if that is less: fixed when a space is made */
-void settings_init(struct kvd_index *ix); /* once its geometry is there */
-
-/* lease.c */
-void leases_drop(struct attachment *attachment, bool died);
+bool store_bury(struct store *store);                     /* of the memory of deleted spaces */
+bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins */
+bool attachment_fold(struct space *space);                /* takes over when ended clients used blocks */
+bool space_trim(struct space *space);                     /* gives a segment back if the space is over max_blocks */
+bool space_fill_ahead(struct space *space);               /* has memory ready before it is asked for */
+bool available_look(struct space *space);                 /* a round through the pins, if one is under way */
 
 #endif

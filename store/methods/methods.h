@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_METHODS_METHODS_H
+#define KVD_STORE_METHODS_METHODS_H
+
+/* What the methods call of each other. The rest of the store knows them by their rows in hooks.c alone. */
+
+#include "store/sequence/sequence.h"
+
+/* kvreviver_sketch.c */
+struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
+struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* takes them; made if need be; NULL: none */
+void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch); /* if nothing is in it; NULL is fine */
+void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch); /* gives it its ordinals */
+bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
+void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out); /* its ordinals are no more */
+void sketch_broken(struct sequence *sequence, struct sketch *sketch);
+void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again; its copy stays */
+
+/* kvreviver_cool.c */
+bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
+
+/* memshare.c */
+bool sequence_compare_all(struct sequence *sequence);
+
+/* memshare_calibrate.c */
+float memshare_tau(const struct space *space); /* the largest distance of two blocks that are alike */
+void calibrate_look(struct space *space);   /* a step has ended: is it time to measure? */
+
+/* keydiff_priority.c */
+#define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
+void priority_rank(struct sequence *sequence);
+
+/* relief.c */
+uint32_t relief_swap(struct sequence *sequence, uint32_t n); /* up to n entries that are worth least leave: how many */
+
+#endif
