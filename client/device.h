@@ -6,7 +6,7 @@
  * What a view of a pool on a GPU has besides: the device, and the streams of this process that write and read there.
  *
  *      memory_device.c   segments
- *      order.c           slots of the order page, and what is let go of when a stream has passed
+ *      semaphore.c       our row of the semaphore page, and what is let go of when a stream has passed
  *      stream.c          the calls of kvd_cuda.h
  */
 
@@ -15,13 +15,13 @@
 #include "ipc/base/device.h"
 #include "ipc/base/semaphore.h"
 
-/* What a slot promises: its value after everything that was put into the stream until now. */
+/* What a semaphore promises: its value after everything that was put into the stream until now. */
 struct promise {
-        uint32_t slot;  /* of our row */
+        uint32_t at;    /* which one of our row */
         uint64_t value;
 };
 
-/* Something that is let go of when the slot has reached the value. */
+/* Something that is let go of when the semaphore has reached the value. */
 struct deferred {
         struct promise until;
         kvd_ref ref;
@@ -29,12 +29,12 @@ struct deferred {
 };
 
 /*
- * A stream is known by its id, which no other ever has: a handle is another stream's after cuStreamDestroy, and the
+ * One semaphore of our row. A stream is known by its id, which no other ever has: a handle is another stream's after cuStreamDestroy, and the
  * per-thread default stream is another one in each thread.
  */
-struct stream_slot {
+struct semaphore {
         uint64_t stream;
-        uint64_t value; /* promised last, by us or by who had the row before */
+        uint64_t value; /* promised last, by us or by whoever had the row before */
         bool used;      /* by a stream of ours */
 };
 
@@ -44,11 +44,11 @@ struct device {
 
         pthread_mutex_t lock;      /* of what follows; inside it nothing but the driver is called */
         bool streams;              /* stream memory operations work here */
-        shm_u64 *page;             /* owned mapping: the order page; NULL: none came */
+        shm_u64 *page;             /* owned mapping: the semaphore page; NULL: none came */
         uint64_t page_bytes;
         cu_address page_at;        /* for the device */
         uint32_t row;              /* ours */
-        struct stream_slot slots[SEMAPHORES];
+        struct semaphore semaphores[SEMAPHORES];
         struct deferred *deferred; /* owned */
         uint32_t room;
         _Atomic uint32_t n_deferred; /* changed under lock */
@@ -58,18 +58,18 @@ struct device {
 bool device_drain_wanted(const struct view *view);
 void device_drain(struct view *view); /* under kvd.lock: unmaps what the daemon wants back */
 
-/* order.c */
-int order_open(struct view *view, int fd, uint32_t row);
-bool order_quiet(struct view *view); /* waits for what our streams still promise; false: the driver fails */
-void order_close(struct view *view); /* waits likewise */
+/* semaphore.c */
+int semaphore_open(struct view *view, int fd, uint32_t row);
+bool semaphore_quiet(struct view *view); /* waits for what our streams still promise; false: the driver fails */
+void semaphore_close(struct view *view); /* waits likewise */
 /* Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for instead. */
-int order_promise(struct view *view, void *stream, struct promise *ret);
-void order_finish(struct view *view, void *stream); /* waits for it; if its context has failed, it is over as well */
-int order_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value);
-uint64_t order_reached(const struct view *view, uint32_t semaphore); /* of any row, as in descriptors */
-bool order_passed(const struct view *view, struct promise until);
-void order_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
-uint32_t order_settle(struct view *view); /* lets go of what can be; how much still waits */
+int semaphore_promise(struct view *view, void *stream, struct promise *ret);
+void semaphore_finish(struct view *view, void *stream); /* waits for it; if its context has failed, it is over as well */
+int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value);
+uint64_t semaphore_reached(const struct view *view, uint32_t semaphore); /* of any row, as in descriptors */
+bool semaphore_passed(const struct view *view, struct promise until);
+void semaphore_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
+uint32_t semaphore_settle(struct view *view); /* lets go of what can be; how much still waits */
 
 /* stream.c */
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret);

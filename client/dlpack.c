@@ -35,9 +35,9 @@ static void let_go(struct owner *o) {
 
         if (o->pinned == KVD_ROOT)
                 return;
-        if (view->device && order_promise(view, o->stream, &until) == 0) {
-                order_settle(view);
-                order_defer(view, until, o->pinned, true);
+        if (view->device && semaphore_promise(view, o->stream, &until) == 0) {
+                semaphore_settle(view);
+                semaphore_defer(view, until, o->pinned, true);
         } else {
                 unpin_block(view, kvd_ref_id(o->pinned));
         }

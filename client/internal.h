@@ -10,8 +10,8 @@
  *      view       one attachment's mappings: index (read-only), pin page, pool. Views of lost attachments stay mapped
  *                 until the last pin and block in them is let go
  *
- * Locks: kvd.lock for the connection and for making and retiring views; view.stock_lock for the stock of blocks.
- * kvd.lock is taken inside stock_lock, never the other way round. Lookups take neither.
+ * Locks: kvd.lock for the connection and for making and retiring views; magazine.lock for a view's blocks to fill.
+ * kvd.lock is taken inside magazine.lock, never the other way round. Lookups take neither.
  */
 
 #include <pthread.h>
@@ -56,6 +56,14 @@ void mapping_host_end(struct kvd_space *space); /* of a fixed space's addresses 
 
 struct device;
 
+/* Blocks that the daemon gave ahead and nobody has taken yet. */
+struct magazine {
+        pthread_mutex_t lock; /* of all of it */
+        _Atomic uint32_t n;   /* read without the lock by kvd_available */
+        uint32_t room;
+        kvd_ref *refs;        /* owned; ids descend: the lowest goes first */
+};
+
 struct view {
         /* read by every lookup, written before the view is published */
         struct kvd_space *space;
@@ -80,11 +88,7 @@ struct view {
         uint64_t writable[KVD_MAX_SEGMENTS / 64];
         _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64]; /* read by lookups that meet a hole (GPU pools have some) */
 
-        /* under stock_lock: blocks allocated ahead, in nobody's hands */
-        pthread_mutex_t stock_lock;
-        _Atomic uint32_t n_stock;    /* read without the lock by kvd_available */
-        uint32_t stock_room;
-        kvd_ref *stock;              /* owned; ids descend: the lowest goes first */
+        struct magazine magazine;
 };
 
 struct kvd_space {
@@ -196,7 +200,7 @@ const struct kvd_ops *client_ops(void);
 /* attend.c */
 void attend_free_scratch(struct kvd_space *space);
 
-/* stock.c */
-void give_back(struct view *view, const kvd_ref *blocks, uint32_t n);
+/* magazine.c: blocks that nobody wants any more; what it has no room for goes back to the daemon */
+void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n);
 
 #endif

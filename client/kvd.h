@@ -220,24 +220,24 @@ struct kvd_block {
 };
 
 /*
- * Takes up to n blocks to fill, from a small stock that the library keeps (then no system call) or from the
+ * Takes up to n blocks to fill, from a small magazine that the library keeps (then no system call) or from the
  * daemon, who evicts unpinned blocks if it must. Returns how many it got, 1 to n; fewer than n where there are no more.
- * Ids ascend, and are consecutive as far as the stock has such: a fresh space gives 0, 1, 2 and so on.
+ * Ids ascend, and are consecutive as far as the magazine has such: a fresh space gives 0, 1, 2 and so on.
  * -ENOBUFS: the pool is full and everything in it is pinned or being filled: let something go or wait;
  * -EDQUOT: the caller's or its domain's quota is used up. Both are refusals at once, never a stall.
  */
 int kvd_alloc(kvd_space *space, uint32_t n, struct kvd_block *blocks);
 
 /*
- * The stock holds at least n blocks from now on, if the pool has them: then the next kvd_alloc of up to n cannot fail.
+ * The magazine holds at least n blocks from now on, if the pool has them: then the next kvd_alloc of up to n cannot fail.
  * What kvd_alloc takes of them is replaced from the daemon on a later call, as long as there is something to be had. n
  * is the floor until the next kvd_reserve; 0, the beginning, is none. Counts as blocks being filled. Returns how many
- * the stock holds, which is less than n where pool or quota are at their end.
+ * the magazine holds, which is less than n where pool or quota are at their end.
  */
 int kvd_reserve(kvd_space *space, uint32_t n);
 
 /*
- * How many blocks kvd_alloc could give now, for schedulers: stock + free + growth that pool, quota and max_blocks allow
+ * How many blocks kvd_alloc could give now, for schedulers: magazine + free + growth that pool, quota and max_blocks allow
  * + sealed blocks that nobody holds; at most what the client may be filling. Reads shared memory, makes no system call.
  *
  * It is an estimate. What the daemon knows is as of the last answer to this process, or of a look that it takes every

@@ -128,7 +128,7 @@ static void unmap_all(struct view *view) {
 static void release(struct view *view) {
         if (!view->device)
                 return;
-        order_close(view);
+        semaphore_close(view);
         unmap_all(view);
         kvd_device_close(&view->device->gpu);
         free(view->device);

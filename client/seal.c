@@ -53,7 +53,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
         int r;
 
         if (p->until) {
-                request.semaphore = p->until->slot + 1;
+                request.semaphore = p->until->at + 1;
                 request.semaphore_value = p->until->value;
         }
         if (p->view->ix->kind == KVD_BIDIRECTIONAL)
@@ -97,9 +97,9 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
 /* Our own copies of duplicates: a stream may be writing them still. */
 static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_t n) {
         for (uint32_t i = 0; p->until && i < n; i++)
-                order_defer(p->view, *p->until, spare[i], false);
+                semaphore_defer(p->view, *p->until, spare[i], false);
         if (!p->until && n)
-                give_back(p->view, spare, n);
+                magazine_put(p->view, spare, n);
 }
 
 /* The block names what holds the content now, where it cannot be written. */

@@ -96,7 +96,7 @@ static void close_space(struct kvd_space *space) {
         if (forked(handle))
                 view_forget_mappings(space);
         else
-                quiet = !view->device || order_quiet(view);
+                quiet = !view->device || semaphore_quiet(view);
         space_free(space);
         if (!forked(handle) && quiet) { /* the end of the process is the end of what its GPU does */
                 pthread_mutex_lock(&handle->lock);

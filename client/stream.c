@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says which slot of the
- * order page must have which value before its data is there; see ipc/base/semaphore.h, and store/device/semaphore.c for why that is
- * enough, whoever dies.
+ * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says which
+ * semaphore must have which value before its data is there; see ipc/base/semaphore.h, and store/device/semaphore.c for
+ * why that is enough, whoever dies.
  */
 
 #include <errno.h>
@@ -36,26 +36,26 @@ int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
 struct need {
-        uint32_t slot;
+        uint32_t semaphore;
         uint64_t value;
 };
 
-#define NEEDS 16u /* slots that one walk remembers; a chain whose blocks come from more streams waits in pieces */
+#define NEEDS 16u /* semaphores that one walk remembers; a chain whose blocks come from more streams waits in pieces */
 
 static int wait_for(struct view *view, void *stream, const struct need *needs, uint32_t n) {
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < n; i++)
-                r = order_wait(view, stream, needs[i].slot, needs[i].value);
+                r = semaphore_wait(view, stream, needs[i].semaphore, needs[i].value);
         return r;
 }
 
-/* One wait for each slot, for the largest value. Returns how many there are, or an error. */
+/* One wait for each semaphore, for the largest value. Returns how many there are, or an error. */
 static int add_need(struct view *view, void *stream, struct need *needs, uint32_t n, struct need one) {
         int r;
 
         for (uint32_t i = 0; i < n; i++)
-                if (needs[i].slot == one.slot) {
+                if (needs[i].semaphore == one.semaphore) {
                         needs[i].value = MAX(needs[i].value, one.value);
                         return (int)n;
                 }
@@ -80,11 +80,11 @@ static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
         return desc;
 }
 
-/* Slot before value: the daemon takes the slot back once the data is there. */
+/* The semaphore before its value: the daemon takes it back once the data is there. */
 static struct need need_of(const struct kvd_desc *desc) {
         struct need need = {__atomic_load_n(&desc->semaphore, __ATOMIC_ACQUIRE), 0};
 
-        need.value = need.slot ? shm_get64(&desc->semaphore_value) : 0;
+        need.value = need.semaphore ? shm_get64(&desc->semaphore_value) : 0;
         return need;
 }
 
@@ -105,16 +105,16 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
                 return 0;
         while (n >= 0 && (desc = next_block(view, &at))) {
                 need = need_of(desc);
-                if (need.slot)
+                if (need.semaphore)
                         n = add_need(view, stream, needs, (uint32_t)n, need);
         }
         return n < 0 ? n : wait_for(view, stream, needs, (uint32_t)n);
 }
 
-/* The slot before the flag: the daemon sets the flag first, and reaches the value for a dead producer only then. */
+/* The semaphore before the flag: the daemon sets the flag first, and reaches the value for a dead producer only then. */
 static int check_block(const struct view *view, const struct kvd_desc *desc) {
         struct need need = need_of(desc);
-        bool reached = !need.slot || order_reached(view, need.slot) >= need.value;
+        bool reached = !need.semaphore || semaphore_reached(view, need.semaphore) >= need.value;
 
         if (__atomic_load_n(&desc->flags, __ATOMIC_ACQUIRE) & KVD_DESC_POISONED)
                 return -EIO;
@@ -154,11 +154,11 @@ static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, str
         view = blocks[0].view;
         if (!view->device)
                 return seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);
-        r = order_promise(view, stream, &until);
+        r = semaphore_promise(view, stream, &until);
         if (r < 0 && r != -ENOTSUP)
                 return r;
         r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, r == 0 ? &until : NULL);
-        order_settle(view);
+        semaphore_settle(view);
         return r;
 }
 
@@ -179,7 +179,7 @@ int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, s
  * and will never touch the blocks again.
  */
 static bool promise_or_wait(struct view *view, void *stream, struct promise *ret) {
-        return order_promise(view, stream, ret) == 0;
+        return semaphore_promise(view, stream, ret) == 0;
 }
 
 void kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
@@ -189,9 +189,9 @@ void kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
         if (!view || forked(space->handle))
                 return;
         if (view->device && promise_or_wait(view, stream, &until)) {
-                order_settle(view);
+                semaphore_settle(view);
                 atomic_fetch_add(&view->pins[pin->leaf], 1); /* the deferred one's; kvd_unpin takes the caller's */
-                order_defer(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
+                semaphore_defer(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
         }
         kvd_unpin(space, pin);
 }
@@ -212,13 +212,13 @@ void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, 
                 if (!on_device(&blocks[i]))
                         continue;
                 if (!blocks[i].data) { /* nobody knows its state (seal.c): the daemon does, and may free it at once */
-                        order_finish(blocks[i].view, stream);
+                        semaphore_finish(blocks[i].view, stream);
                         continue;
                 }
                 if (view != blocks[i].view && !promise_or_wait(blocks[i].view, stream, &until))
                         continue; /* the stream was waited for */
                 view = blocks[i].view;
-                order_defer(view, until, kvd_ref_make(blocks[i].id, blocks[i].generation), false);
+                semaphore_defer(view, until, kvd_ref_make(blocks[i].id, blocks[i].generation), false);
                 blocks[i] = (struct kvd_block){0};
                 view_put(view); /* the deferred one's reference holds on */
         }
@@ -248,7 +248,7 @@ int kvd_settle(struct kvd_space *space) {
         for (struct view *view = atomic_load(&space->view); view; view = view->older)
                 if (view->device) {
                         atomic_fetch_add(&view->refs, 1);
-                        waiting += order_settle(view);
+                        waiting += semaphore_settle(view);
                         view_put(view);
                 }
         give_back_memory(space);

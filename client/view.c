@@ -298,7 +298,7 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply, c
                 return r;
         view->memory = view->ix->backend == KVD_BACKEND_HOST ? &mapping_host : &mapping_device;
         r = view->memory->reserve(view);
-        return r == 0 && view->device ? order_open(view, fds->fd[2], reply->semaphore_row) : r;
+        return r == 0 && view->device ? semaphore_open(view, fds->fd[2], reply->semaphore_row) : r;
 }
 
 static struct view *view_new(struct kvd_space *space) {
@@ -306,15 +306,15 @@ static struct view *view_new(struct kvd_space *space) {
 
         if (view == MAP_FAILED)
                 return NULL;
-        pthread_mutex_init(&view->stock_lock, NULL);
+        pthread_mutex_init(&view->magazine.lock, NULL);
         view->space = space;
         return view;
 }
 
 static void view_free(struct view *view) {
         unmap(view);
-        pthread_mutex_destroy(&view->stock_lock);
-        free(view->stock);
+        pthread_mutex_destroy(&view->magazine.lock);
+        free(view->magazine.refs);
         munmap(view, sizeof *view);
 }
 

@@ -148,7 +148,7 @@ class Space:
             block._gone()
 
     def reserve(self, n: int) -> int:
-        """The library's stock holds at least n blocks from now on, if the pool has them, until the next reserve():
+        """The library's magazine holds at least n blocks from now on, if the pool has them, until the next reserve():
         alloc() of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""
         return check(lib.kvd_reserve(self._open().pointer, n))
 

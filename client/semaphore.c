@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This process' row of the order page (ipc/base/semaphore.h): which stream writes which slot, how far it has come, and what
- * waits for it. A stream gets a slot of its own, and keeps it until there are no more for others and nothing is
- * outstanding on it: values of a slot come from one stream at a time, so they only grow.
+ * This process' row of the semaphore page (ipc/base/semaphore.h): which stream writes which semaphore, how far it has
+ * come, and what waits for it. A stream gets a semaphore of its own, and keeps it until there are no more for others
+ * and nothing is outstanding on it: the values of a semaphore come from one stream at a time, so they only grow.
  *
  * What is let go of behind a stream (deferred) stays pinned, or being filled, as far as the daemon knows; it is let go
- * of by whichever call finds that the slot has reached its value.
+ * of by whichever call finds that the semaphore has reached its value.
  */
 
 #include <errno.h>
@@ -17,13 +17,13 @@
 #include "client/device.h"
 #include "ipc/base/sys.h"
 
-#define PROBE_SLOT (SEMAPHORES - 1)
-#define WAIT_NS UINT64_C(60000000000) /* for a slot, where the driver cannot: the daemon ends what hangs long before */
+#define PROBE_SEMAPHORE (SEMAPHORES - 1)
+#define WAIT_NS UINT64_C(60000000000) /* for a semaphore, where the driver cannot: the daemon ends what hangs long before */
 #define LOOK_NS 20000
 
 /* ---- values ----------------------------------------------------------------------------------------------------- */
 
-uint64_t order_reached(const struct view *view, uint32_t semaphore) {
+uint64_t semaphore_reached(const struct view *view, uint32_t semaphore) {
         const struct device *d = view->device;
 
         if (semaphore == 0 || semaphore > view->ix->semaphore_rows * SEMAPHORES)
@@ -31,11 +31,11 @@ uint64_t order_reached(const struct view *view, uint32_t semaphore) {
         return shm_load(&d->page[semaphore - 1]);
 }
 
-bool order_passed(const struct view *view, struct promise until) {
-        return order_reached(view, semaphore_at(view->device->row, until.slot)) >= until.value;
+bool semaphore_passed(const struct view *view, struct promise until) {
+        return semaphore_reached(view, semaphore_at(view->device->row, until.at)) >= until.value;
 }
 
-static cu_address slot_address(const struct device *d, uint32_t semaphore) {
+static cu_address semaphore_address(const struct device *d, uint32_t semaphore) {
         return d->page_at + (uint64_t)(semaphore - 1) * sizeof(uint64_t);
 }
 
@@ -65,18 +65,18 @@ static int wait_for_stream(struct device *d, void *stream) {
 }
 
 static bool probe_on(struct device *d, cu_stream stream) {
-        struct stream_slot *slot = &d->slots[PROBE_SLOT];
-        uint32_t semaphore = semaphore_at(d->row, PROBE_SLOT);
+        struct semaphore *own = &d->semaphores[PROBE_SEMAPHORE];
+        uint32_t semaphore = semaphore_at(d->row, PROBE_SEMAPHORE);
         const struct kvd_cuda *cuda = d->gpu.cuda;
-        cu_address at = slot_address(d, semaphore);
+        cu_address at = semaphore_address(d, semaphore);
 
-        slot->value++;
-        return cuda->cuStreamWriteValue64(stream, at, slot->value, CU_WRITE_DEFAULT) == CU_OK &&
-               cuda->cuStreamWaitValue64(stream, at, slot->value, CU_WAIT_GEQ) == CU_OK &&
-               cuda->cuStreamSynchronize(stream) == CU_OK && shm_load(&d->page[semaphore - 1]) == slot->value;
+        own->value++;
+        return cuda->cuStreamWriteValue64(stream, at, own->value, CU_WRITE_DEFAULT) == CU_OK &&
+               cuda->cuStreamWaitValue64(stream, at, own->value, CU_WAIT_GEQ) == CU_OK &&
+               cuda->cuStreamSynchronize(stream) == CU_OK && shm_load(&d->page[semaphore - 1]) == own->value;
 }
 
-void order_finish(struct view *view, void *stream) {
+void semaphore_finish(struct view *view, void *stream) {
         wait_for_stream(view->device, stream);
 }
 
@@ -98,14 +98,14 @@ static bool probe(struct device *d) {
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
-int order_open(struct view *view, int fd, uint32_t row) {
+int semaphore_open(struct view *view, int fd, uint32_t row) {
         uint64_t bytes = ALIGN_UP((uint64_t)view->ix->semaphore_rows * SEMAPHORE_ROW_BYTES, 4096);
         struct device *d = view->device;
         void *at;
         int r;
 
         if (row >= view->ix->semaphore_rows)
-                return client_fail(-EPROTO, "what the daemon sent cannot be used: row %u of an order page of %u", row,
+                return client_fail(-EPROTO, "what the daemon sent cannot be used: row %u of a semaphore page of %u", row,
                                    view->ix->semaphore_rows);
         r = view_map_file(fd, bytes, PROT_READ | PROT_WRITE, &at);
         if (r < 0)
@@ -115,7 +115,7 @@ int order_open(struct view *view, int fd, uint32_t row) {
         d->page_bytes = bytes;
         d->row = row;
         for (uint32_t i = 0; i < SEMAPHORES; i++)
-                d->slots[i].value = shm_load(&d->page[row * SEMAPHORES + i]);
+                d->semaphores[i].value = shm_load(&d->page[row * SEMAPHORES + i]);
         d->streams = kvd_device_register(&d->gpu, at, bytes, &d->page_at) == 0;
         if (d->streams && !probe(d)) {
                 kvd_device_unregister(&d->gpu, at);
@@ -130,7 +130,7 @@ static bool outstanding(const struct view *view) {
 
         pthread_mutex_lock(&d->lock);
         for (uint32_t i = 0; passed && i < SEMAPHORES; i++)
-                passed = order_passed(view, (struct promise){i, d->slots[i].value});
+                passed = semaphore_passed(view, (struct promise){i, d->semaphores[i].value});
         pthread_mutex_unlock(&d->lock);
         return !passed;
 }
@@ -149,11 +149,11 @@ static bool wait_for_all(struct view *view) {
         return error == CU_OK;
 }
 
-bool order_quiet(struct view *view) {
+bool semaphore_quiet(struct view *view) {
         return wait_for_all(view);
 }
 
-void order_close(struct view *view) {
+void semaphore_close(struct view *view) {
         struct device *d = view->device;
 
         if (!d->page)
@@ -172,48 +172,48 @@ void order_close(struct view *view) {
 
 /* ---- promises --------------------------------------------------------------------------------------------------- */
 
-/* The stream's slot, or one that it may have from now on; SEMAPHORES: others are busy in all. */
-static uint32_t find_slot(const struct view *view, uint64_t stream) {
+/* The stream's semaphore, or one that it may have from now on; SEMAPHORES: all are busy. */
+static uint32_t find_semaphore(const struct view *view, uint64_t stream) {
         const struct device *d = view->device;
         uint32_t unused = SEMAPHORES, passed = SEMAPHORES;
 
         for (uint32_t i = SEMAPHORES; i-- > 0;) {
-                const struct stream_slot *slot = &d->slots[i];
+                const struct semaphore *one = &d->semaphores[i];
 
-                if (slot->used && slot->stream == stream)
+                if (one->used && one->stream == stream)
                         return i;
-                if (slot->value > SEMAPHORE_VALUE_MAX / 2)
+                if (one->value > SEMAPHORE_VALUE_MAX / 2)
                         continue;
-                if (!slot->used)
+                if (!one->used)
                         unused = i;
-                else if (order_passed(view, (struct promise){i, slot->value}))
+                else if (semaphore_passed(view, (struct promise){i, one->value}))
                         passed = i;
         }
         return unused < SEMAPHORES ? unused : passed;
 }
 
-/* Under d->lock and with the device entered: writes of a slot are put into its stream in the order of their values. */
+/* Under d->lock and with the device entered: writes of a semaphore are put into its stream in the order of their values. */
 static cu_result write_next(struct view *view, void *stream, struct promise *ret) {
         struct device *d = view->device;
         unsigned long long id;
         cu_result error = d->gpu.cuda->cuStreamGetId(stream, &id);
-        uint32_t slot;
+        uint32_t which;
 
         if (error)
                 return error;
-        slot = find_slot(view, id);
-        if (slot == SEMAPHORES)
+        which = find_semaphore(view, id);
+        if (which == SEMAPHORES)
                 return CU_NOT_SUPPORTED;
-        error = d->gpu.cuda->cuStreamWriteValue64(stream, slot_address(d, semaphore_at(d->row, slot)),
-                                                  d->slots[slot].value + 1, CU_WRITE_DEFAULT);
+        error = d->gpu.cuda->cuStreamWriteValue64(stream, semaphore_address(d, semaphore_at(d->row, which)),
+                                                  d->semaphores[which].value + 1, CU_WRITE_DEFAULT);
         if (error)
                 return error;
-        d->slots[slot] = (struct stream_slot){id, d->slots[slot].value + 1, true};
-        *ret = (struct promise){slot, d->slots[slot].value};
+        d->semaphores[which] = (struct semaphore){id, d->semaphores[which].value + 1, true};
+        *ret = (struct promise){which, d->semaphores[which].value};
         return CU_OK;
 }
 
-int order_promise(struct view *view, void *stream, struct promise *ret) {
+int semaphore_promise(struct view *view, void *stream, struct promise *ret) {
         struct device *d = view->device;
         cu_result error = CU_NOT_SUPPORTED;
         int r = d->streams ? enter(d) : 0;
@@ -238,7 +238,7 @@ static int wait_here(const struct view *view, uint32_t semaphore, uint64_t value
         uint64_t end = sys_now_ns() + WAIT_NS;
         struct timespec pause = {0, LOOK_NS};
 
-        while (order_reached(view, semaphore) < value) {
+        while (semaphore_reached(view, semaphore) < value) {
                 if (sys_now_ns() > end)
                         return client_fail(-ETIMEDOUT, "a block's data has not come for a minute");
                 nanosleep(&pause, NULL);
@@ -246,7 +246,7 @@ static int wait_here(const struct view *view, uint32_t semaphore, uint64_t value
         return 0;
 }
 
-/* Of a slot of our own that this stream writes: it is behind that write already. With the device entered. */
+/* A semaphore of our own that this stream writes: the stream is behind that write already. With the device entered. */
 static bool is_own(struct view *view, cu_stream stream, uint32_t semaphore) {
         struct device *d = view->device;
         uint32_t first = semaphore_at(d->row, 0);
@@ -256,7 +256,7 @@ static bool is_own(struct view *view, cu_stream stream, uint32_t semaphore) {
         if (semaphore < first || semaphore >= first + SEMAPHORES || d->gpu.cuda->cuStreamGetId(stream, &id))
                 return false;
         pthread_mutex_lock(&d->lock);
-        own = d->slots[semaphore - first].used && d->slots[semaphore - first].stream == id;
+        own = d->semaphores[semaphore - first].used && d->semaphores[semaphore - first].stream == id;
         pthread_mutex_unlock(&d->lock);
         return own;
 }
@@ -266,12 +266,12 @@ static bool released_by_nobody(const struct view *view) {
         return !view_is_current(view);
 }
 
-int order_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value) {
+int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value) {
         struct device *d = view->device;
         cu_result error = CU_OK;
         int r;
 
-        if (order_reached(view, semaphore) >= value)
+        if (semaphore_reached(view, semaphore) >= value)
                 return 0;
         if (!d->streams || released_by_nobody(view))
                 return wait_here(view, semaphore, value);
@@ -279,7 +279,7 @@ int order_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t val
         if (r < 0)
                 return r;
         if (!is_own(view, stream, semaphore))
-                error = d->gpu.cuda->cuStreamWaitValue64(stream, slot_address(d, semaphore), value, CU_WAIT_GEQ);
+                error = d->gpu.cuda->cuStreamWaitValue64(stream, semaphore_address(d, semaphore), value, CU_WAIT_GEQ);
         kvd_device_leave(&d->gpu);
         return error ? stream_fail(d, error, "the stream cannot wait") : 0;
 }
@@ -291,7 +291,7 @@ static void let_go(struct view *view, const struct deferred *deferred, uint32_t 
                 if (deferred[i].is_pin)
                         unpin_block(view, kvd_ref_id(deferred[i].ref));
                 else
-                        give_back(view, &deferred[i].ref, 1);
+                        magazine_put(view, &deferred[i].ref, 1);
                 view_put(view);
         }
 }
@@ -315,7 +315,7 @@ static bool make_room(struct device *d) {
 }
 
 /* Without memory for a list, everything is waited for. */
-void order_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin) {
+void semaphore_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin) {
         struct deferred deferred = {until, ref, is_pin};
         struct device *d = view->device;
         bool listed;
@@ -344,7 +344,7 @@ static uint32_t take_passed(struct view *view, struct deferred *ret) {
         pthread_mutex_lock(&d->lock);
         n = atomic_load(&d->n_deferred);
         for (uint32_t i = 0; i < n; i++) {
-                if (taken < SETTLE_PIECE && order_passed(view, d->deferred[i].until))
+                if (taken < SETTLE_PIECE && semaphore_passed(view, d->deferred[i].until))
                         ret[taken++] = d->deferred[i];
                 else
                         d->deferred[kept++] = d->deferred[i];
@@ -354,7 +354,7 @@ static uint32_t take_passed(struct view *view, struct deferred *ret) {
         return taken;
 }
 
-uint32_t order_settle(struct view *view) {
+uint32_t semaphore_settle(struct view *view) {
         struct deferred passed[SETTLE_PIECE];
         uint32_t n = SETTLE_PIECE;
 

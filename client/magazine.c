@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks to fill. They come from the daemon in batches and wait in the view's stock, so that most allocations are a
- * pop under an uncontended lock. The stock is small beside the pool, unless kvd_reserve says otherwise: what lies in
+ * Blocks to fill. They come from the daemon in batches and wait in the view's magazine, so that most allocations are a
+ * pop under an uncontended lock. The magazine is small beside the pool, unless kvd_reserve says otherwise: what lies in
  * it, nobody else can have. It is in order, so that ids which belong together are handed out together.
  */
 
@@ -72,32 +72,32 @@ static void send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
         pthread_mutex_unlock(&view->space->handle->lock);
 }
 
-/* ---- the stock: all under stock_lock ---------------------------------------------------------------------------- */
+/* ---- the magazine: all under its lock ---------------------------------------------------------------------------- */
 
 static bool make_room(struct view *view, uint32_t n) {
-        uint32_t room = MAX(4 * BATCH, (uint32_t)ALIGN_UP((uint64_t)view->n_stock + n, 64));
+        uint32_t room = MAX(4 * BATCH, (uint32_t)ALIGN_UP((uint64_t)view->magazine.n + n, 64));
         kvd_ref *more;
 
-        if (room <= view->stock_room)
+        if (room <= view->magazine.room)
                 return true;
         more = sys->calloc(room, sizeof *more);
         if (!more)
                 return false;
-        if (view->n_stock)
-                memcpy(more, view->stock, view->n_stock * sizeof *more);
-        free(view->stock);
-        view->stock = more;
-        view->stock_room = room;
+        if (view->magazine.n)
+                memcpy(more, view->magazine.refs, view->magazine.n * sizeof *more);
+        free(view->magazine.refs);
+        view->magazine.refs = more;
+        view->magazine.room = room;
         return true;
 }
 
 /* Moves what is at `at` up among every step-th before it, which are in order. */
-static void sink(kvd_ref *stock, uint32_t at, uint32_t step) {
-        kvd_ref ref = stock[at];
+static void sink(kvd_ref *refs, uint32_t at, uint32_t step) {
+        kvd_ref ref = refs[at];
 
-        for (; at >= step && kvd_ref_id(stock[at - step]) < kvd_ref_id(ref); at -= step)
-                stock[at] = stock[at - step];
-        stock[at] = ref;
+        for (; at >= step && kvd_ref_id(refs[at - step]) < kvd_ref_id(ref); at -= step)
+                refs[at] = refs[at - step];
+        refs[at] = ref;
 }
 
 /*
@@ -105,19 +105,19 @@ static void sink(kvd_ref *stock, uint32_t at, uint32_t step) {
  * for memory.
  */
 static void put_in_order(struct view *view, uint32_t n) {
-        uint32_t total = view->n_stock + n;
+        uint32_t total = view->magazine.n + n;
 
         for (uint32_t step = n > 16 ? total / 2 : 1; step; step /= 2)
-                for (uint32_t i = step == 1 && n <= 16 ? view->n_stock : step; i < total; i++)
-                        sink(view->stock, i, step);
-        view->n_stock = total;
+                for (uint32_t i = step == 1 && n <= 16 ? view->magazine.n : step; i < total; i++)
+                        sink(view->magazine.refs, i, step);
+        view->magazine.n = total;
 }
 
 static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
-        uint32_t got = MIN(n, view->n_stock);
+        uint32_t got = MIN(n, view->magazine.n);
 
         for (uint32_t i = 0; i < got; i++)
-                to[i] = view->stock[--view->n_stock];
+                to[i] = view->magazine.refs[--view->magazine.n];
         return got;
 }
 
@@ -133,7 +133,7 @@ static int fetch_more(struct view *view, uint32_t n) {
         pthread_mutex_lock(&space->handle->lock);
         r = view_attach(space, &now);
         if (r == 0)
-                r = now == view ? fetch(view, n, view->stock + view->n_stock) : REPLACED;
+                r = now == view ? fetch(view, n, view->magazine.refs + view->magazine.n) : REPLACED;
         pthread_mutex_unlock(&space->handle->lock);
         if (r > 0)
                 put_in_order(view, (uint32_t)r);
@@ -145,55 +145,55 @@ static int refill(struct view *view, uint32_t n) {
         uint64_t want = (uint64_t)n + floor_of(view);
         int r = 0;
 
-        if (view->n_stock >= n && (view->n_stock >= want || !atomic_load(&view->page->available)))
+        if (view->magazine.n >= n && (view->magazine.n >= want || !atomic_load(&view->page->available)))
                 return 0;
         do
-                r = fetch_more(view, (uint32_t)MIN(MAX(want - view->n_stock, batch(view)), FETCH_MAX));
-        while (r > 0 && view->n_stock < n);
+                r = fetch_more(view, (uint32_t)MIN(MAX(want - view->magazine.n, batch(view)), FETCH_MAX));
+        while (r > 0 && view->magazine.n < n);
         return r;
 }
 
 /* The highest go. */
 static void shrink(struct view *view, uint32_t to) {
-        uint32_t n = view->n_stock - MIN(view->n_stock, to);
+        uint32_t n = view->magazine.n - MIN(view->magazine.n, to);
 
         if (!n)
                 return;
-        send_back(view, view->stock, n);
-        view->n_stock -= n;
-        memmove(view->stock, view->stock + n, view->n_stock * sizeof *view->stock);
+        send_back(view, view->magazine.refs, n);
+        view->magazine.n -= n;
+        memmove(view->magazine.refs, view->magazine.refs + n, view->magazine.n * sizeof *view->magazine.refs);
 }
 
 /* ---- in and out ------------------------------------------------------------------------------------------------- */
 
-/* n blocks at most from stock or daemon. */
+/* n blocks at most from magazine or daemon. */
 static int take(struct view *view, uint32_t n, kvd_ref *to) {
         uint32_t got = 0;
         int r;
 
         if (unlikely(view->device))
-                order_settle(view);
-        pthread_mutex_lock(&view->stock_lock);
+                semaphore_settle(view);
+        pthread_mutex_lock(&view->magazine.lock);
         r = refill(view, n);
         if (r != REPLACED)
                 got = pop(view, n, to);
-        pthread_mutex_unlock(&view->stock_lock);
+        pthread_mutex_unlock(&view->magazine.lock);
         return got ? (int)got : r;
 }
 
-/* Blocks that nobody wants any more: into the stock, and what it has no room for to the daemon. */
-void give_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
+/* Blocks that nobody wants any more: into the magazine, and what it has no room for to the daemon. */
+void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
         uint32_t kept = 0;
 
         if (view_is_current(view)) {
-                pthread_mutex_lock(&view->stock_lock);
-                kept = MIN(n, ceiling_of(view) - MIN(view->n_stock, ceiling_of(view)));
+                pthread_mutex_lock(&view->magazine.lock);
+                kept = MIN(n, ceiling_of(view) - MIN(view->magazine.n, ceiling_of(view)));
                 if (kept && !make_room(view, kept))
                         kept = 0;
                 if (kept)
-                        memcpy(view->stock + view->n_stock, blocks, kept * sizeof *blocks);
+                        memcpy(view->magazine.refs + view->magazine.n, blocks, kept * sizeof *blocks);
                 put_in_order(view, kept);
-                pthread_mutex_unlock(&view->stock_lock);
+                pthread_mutex_unlock(&view->magazine.lock);
         }
         if (kept < n)
                 send_back(view, blocks + kept, n - kept);
@@ -204,13 +204,13 @@ static int keep(struct view *view) {
         uint32_t n = floor_of(view);
         int r = 1;
 
-        pthread_mutex_lock(&view->stock_lock);
-        while (r > 0 && view->n_stock < n)
-                r = fetch_more(view, n - view->n_stock);
+        pthread_mutex_lock(&view->magazine.lock);
+        while (r > 0 && view->magazine.n < n)
+                r = fetch_more(view, n - view->magazine.n);
         shrink(view, ceiling_of(view));
         if (r > 0 || r == -ENOBUFS || r == -EDQUOT)
-                r = (int)view->n_stock;
-        pthread_mutex_unlock(&view->stock_lock);
+                r = (int)view->magazine.n;
+        pthread_mutex_unlock(&view->magazine.lock);
         return r;
 }
 
@@ -298,7 +298,7 @@ int64_t kvd_available(struct kvd_space *space) {
         if (forked(space->handle))
                 return refuse_fork();
         view = view_get(space);
-        n = (int64_t)(from_daemon(view->page) + atomic_load(&view->n_stock));
+        n = (int64_t)(from_daemon(view->page) + atomic_load(&view->magazine.n));
         view_put(view);
         return n;
 }
@@ -319,7 +319,7 @@ static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
         if (in_doubt)
                 send_back(view, refs, k); /* see seal.c: the daemon knows what they are */
         else
-                give_back(view, refs, k);
+                magazine_put(view, refs, k);
         for (uint32_t i = 0; i < k; i++)
                 view_put(view);
         return k;
