@@ -1,24 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "client/error.h"
 
-#include <stdarg.h>
-#include <stdio.h>
+/* What kvd_error() says: the line of this thread's last failed call. Threads do not see each other's failures. */
+
+#include "client/error.h"
 
 #include "client/kvd.h"
 
-static _Thread_local char line[320];
-
-int client_fail(int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(line, sizeof line, format, args);
-        va_end(args);
-        return error;
-}
+_Thread_local struct kvd_why client_why;
 
 const char *kvd_error(void) {
-        return line;
+        return client_why.line;
 }
 
 const char *kvd_version(void) {

@@ -2,9 +2,11 @@
 #ifndef KVD_CLIENT_ERROR_H
 #define KVD_CLIENT_ERROR_H
 
-#include "ipc/base/util.h"
+#include "ipc/base/why.h"
+
+extern _Thread_local struct kvd_why client_why;
 
 /* Keeps one line for kvd_error() of this thread and returns the error. */
-_printf_(2, 3) int client_fail(int error, const char *format, ...);
+#define client_fail(...) kvd_refuse(&client_why, __VA_ARGS__)
 
 #endif

@@ -4,12 +4,11 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <msgpack.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/sys.h"
-#include "ipc/base/util.h"
+#include "ipc/base/text.h"
+#include "ipc/base/why.h"
 #include "ipc/scan.h"
 
 /*
@@ -21,7 +20,7 @@
 struct kvd_decoder {
         msgpack_zone zone;
         bool has_zone;
-        char why[256];
+        struct kvd_why why;
 };
 
 int kvd_decoder_new(struct kvd_decoder **ret) {
@@ -51,50 +50,7 @@ void kvd_decoder_freep(struct kvd_decoder **decoder) {
 }
 
 const char *kvd_decoder_why(const struct kvd_decoder *decoder) {
-        return decoder->why;
-}
-
-_printf_(3, 4) static int refuse(struct kvd_decoder *d, int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(d->why, sizeof d->why, format, args);
-        va_end(args);
-        return error;
-}
-
-/* ---- strings --------------------------------------------------------------------------------------------------- */
-
-/* Bytes of the UTF-8 character at p, or 0: control characters (C0, DEL, C1), overlong, surrogates, stray bytes. */
-static uint32_t character(const uint8_t *p, size_t left) {
-        static const uint32_t smallest[] = {0, 0, 0xa0, 0x800, 0x10000};
-        uint32_t n = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf8 ? 4 : 0;
-        uint32_t code;
-
-        if (n <= 1)
-                return n && p[0] >= 0x20 && p[0] != 0x7f;
-        if (n > left)
-                return 0;
-        code = p[0] & (0xffu >> (n + 1));
-        for (uint32_t i = 1; i < n; i++) {
-                if ((p[i] & 0xc0) != 0x80)
-                        return 0;
-                code = code << 6 | (p[i] & 0x3fu);
-        }
-        if (code < smallest[n] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
-                return 0;
-        return n;
-}
-
-static bool is_text(const char *data, size_t size) {
-        uint32_t n;
-
-        for (size_t i = 0; i < size; i += n) {
-                n = character((const uint8_t *)data + i, size - i);
-                if (!n)
-                        return false;
-        }
-        return true;
+        return decoder->why.line;
 }
 
 /* ---- fields ---------------------------------------------------------------------------------------------------- */
@@ -102,12 +58,12 @@ static bool is_text(const char *data, size_t size) {
 static int over_limit(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f, uint64_t n) {
         bool number = f->type == KVD_FIELD_u32 || f->type == KVD_FIELD_u64;
 
-        return refuse(d, -EINVAL, "field '%s' of '%s' %s %" PRIu64 "%s, at most %" PRIu64, f->name, info->name,
+        return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' %s %" PRIu64 "%s, at most %" PRIu64, f->name, info->name,
                       number ? "is" : "has", n, number ? "" : " bytes", f->limit);
 }
 
 static int wrong_type(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f) {
-        return refuse(d, -EINVAL, "field '%s' of '%s' must be a %s", f->name, info->name, kvd_field_type_name(f->type));
+        return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' must be a %s", f->name, info->name, kvd_field_type_name(f->type));
 }
 
 static int take_number(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f,
@@ -131,8 +87,8 @@ static int take_slice(struct kvd_decoder *d, const struct kvd_msg_info *info, co
                 return wrong_type(d, info, f);
         if (value->via.bin.size > f->limit) /* str and bin have the same layout */
                 return over_limit(d, info, f, value->via.bin.size);
-        if (str && !is_text(value->via.str.ptr, value->via.str.size))
-                return refuse(d, -EINVAL, "field '%s' of '%s' has bytes that are not printable UTF-8", f->name,
+        if (str && !kvd_is_plain(value->via.str.ptr, value->via.str.size))
+                return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' has bytes that are not printable UTF-8", f->name,
                               info->name);
         *to = (struct kvd_slice){value->via.bin.ptr, value->via.bin.size};
         return 0;
@@ -153,9 +109,9 @@ static const struct kvd_field *find_field(const struct kvd_msg_info *info, const
 }
 
 static int unknown_field(struct kvd_decoder *d, const struct kvd_msg_info *info, const msgpack_object_str *name) {
-        bool printable = name->size <= 40 && is_text(name->ptr, name->size);
+        bool printable = name->size <= 40 && kvd_is_plain(name->ptr, name->size);
 
-        return refuse(d, -EINVAL, "unknown field '%.*s' of '%s'; is the peer newer?", printable ? (int)name->size : 3,
+        return kvd_refuse(&d->why, -EINVAL, "unknown field '%.*s' of '%s'; is the peer newer?", printable ? (int)name->size : 3,
                       printable ? name->ptr : "...", info->name);
 }
 
@@ -191,7 +147,7 @@ static int take_message(struct kvd_decoder *d, const msgpack_object_map *map, st
         int r;
 
         if (!info)
-                return refuse(d, -ENOSYS, "message number %" PRIu32 " is unknown; is the peer newer?", ret->number);
+                return kvd_refuse(&d->why, -ENOSYS, "message number %" PRIu32 " is unknown; is the peer newer?", ret->number);
         for (uint32_t i = 0; i < map->size; i++) {
                 r = take_field(d, info, &map->ptr[i], &next, &msg);
                 if (r < 0)
@@ -207,11 +163,11 @@ static int unpack(struct kvd_decoder *d, const void *frame, size_t size, msgpack
         size_t offset = 0;
 
         if (scan)
-                return refuse(d, -EBADMSG, "%s", kvd_scan_text(scan));
+                return kvd_refuse(&d->why, -EBADMSG, "%s", kvd_scan_text(scan));
         msgpack_zone_clear(&d->zone);
         unpacked = msgpack_unpack(frame, size, &offset, &d->zone, ret);
         if (unpacked != MSGPACK_UNPACK_SUCCESS)
-                return refuse(d, -EBADMSG, "msgpack-c cannot unpack the frame (%d)", unpacked);
+                return kvd_refuse(&d->why, -EBADMSG, "msgpack-c cannot unpack the frame (%d)", unpacked);
         return 0;
 }
 
@@ -224,7 +180,7 @@ int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size, 
         if (r < 0)
                 return r;
         if (!is_envelope(&root))
-                return refuse(decoder, -EBADMSG, "a message must be an array of number, serial and a map of fields");
+                return kvd_refuse(&decoder->why, -EBADMSG, "a message must be an array of number, serial and a map of fields");
         ret->number = (uint32_t)root.via.array.ptr[0].via.u64;
         ret->serial = root.via.array.ptr[1].via.u64;
         return take_message(decoder, &root.via.array.ptr[2].via.map, ret);

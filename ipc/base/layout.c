@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ipc/base/enums.h"
+#include "ipc/base/text.h"
 
 uint32_t kvd_dtype_bytes(uint32_t dtype) {
         static const uint32_t bytes[] = {[KVD_dtype_f32] = 4, [KVD_dtype_f16] = 2, [KVD_dtype_bf16] = 2,
@@ -26,15 +27,6 @@ static void geometry_defaults(struct kvd_geometry *g) {
                 g->rope = KVD_rope_post;
 }
 
-static bool layout_is_name(const char layout[32]) {
-        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-        size_t n = strnlen(layout, 32), i = 0;
-
-        while (i < n && strchr(allowed, layout[i]))
-                i++;
-        return n > 0 && n < 32 && i == n;
-}
-
 static const char *opaque_why(const struct kvd_geometry *g) {
         return g->layers || g->kv_heads || g->head_dim || g->layer_groups > 1 || g->dtype || g->order || g->rope ||
                g->state_width                         ? "with block_bytes, layers, kv_heads, head_dim, layer_groups, "
@@ -42,7 +34,7 @@ static const char *opaque_why(const struct kvd_geometry *g) {
                g->block_bytes % 64 != 0               ? "block_bytes must be a multiple of 64" :
                g->block_bytes > UINT64_C(1) << 34     ? "block_bytes must be at most 16 GiB" :
                g->block_tokens > KVD_MAX_BLOCK_TOKENS ? "block_tokens must be 1 to 256" :
-               !layout_is_name(g->layout)             ? "layout must be 1 to 31 of A-Z a-z 0-9 . _ -" :
+               !kvd_is_name(g->layout, sizeof g->layout - 1) ? "layout must be 1 to 31 of " KVD_NAME_LETTERS :
                                                         NULL;
 }
 

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ipc/base/text.h"
+
 static_assert(KVD_N_SETTINGS <= KVD_SETTINGS_ROOM, "room for settings");
 
 static const struct kvd_setting_info settings_info[] = {
@@ -38,35 +40,15 @@ int kvd_setting_by_name(const char *name) {
 
 /* ---- values as text ------------------------------------------------------------------------------------------- */
 
-/* The word of that number, and its length; NULL: there is none. */
-static const char *word_at(const char *words, int number, size_t *ret_size) {
-        for (; words && *words; words += *ret_size + (words[*ret_size] == ' ')) {
-                *ret_size = strcspn(words, " ");
-                if (number-- == 0)
-                        return words;
-        }
-        return NULL;
-}
-
-static int parse_word(const char *words, const char *text, double *ret) {
-        const char *word;
-        size_t n;
-
-        for (int i = 0; (word = word_at(words, i, &n)); i++)
-                if (strlen(text) == n && memcmp(word, text, n) == 0) {
-                        *ret = i;
-                        return 0;
-                }
-        return -EINVAL;
-}
-
 int kvd_setting_parse(enum kvd_setting which, const char *text, double *ret) {
         const struct kvd_setting_info *info = &settings_info[which];
         char *end;
         double value;
 
-        if (info->words)
-                return parse_word(info->words, text, ret);
+        if (info->words) {
+                *ret = kvd_word_index(info->words, text);
+                return *ret < 0 ? -EINVAL : 0;
+        }
         value = strtod(text, &end);
         if (end == text || *end || !(value >= info->least && value <= info->most))
                 return -EINVAL;
@@ -75,10 +57,10 @@ int kvd_setting_parse(enum kvd_setting which, const char *text, double *ret) {
 }
 
 char *kvd_setting_format(enum kvd_setting which, double value, char *to, size_t size) {
-        const char *word;
-        size_t n = 0;
+        const char *words = settings_info[which].words, *word;
+        size_t n;
 
-        word = word_at(settings_info[which].words, (int)value, &n);
+        word = words ? kvd_word_at(words, (int)value, &n) : NULL;
         if (word) {
                 snprintf(to, size, "%.*s", (int)n, word);
                 return to;

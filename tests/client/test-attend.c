@@ -6,7 +6,6 @@
  * number read from a wrong place shows. KVD_TEST_BACKEND is the daemon's: on a GPU the calls are refused.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -21,6 +20,7 @@
 #include "ipc/base/util.h"
 #include "tests/client/attend_reference.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/suite.h"
 
 enum { VOCAB = 1000, MOST_TOKENS = 64, MOST_BLOCKS = 24, PAD = 3 };
 
@@ -436,28 +436,10 @@ START_TEST(a_forked_child_is_refused) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("attend");
-        TCase *tcase = tcase_create("attend");
-        SRunner *runner;
-        int failed;
-
-        if (on_gpu()) {
-                tcase_add_test(tcase, blocks_on_a_gpu_are_refused);
-        } else {
-                tcase_add_loop_test(tcase, attention_is_right, 0, 6);
-                tcase_add_test(tcase, what_has_no_place_is_refused);
-                tcase_add_test(tcase, a_sealed_block_is_not_written_to);
-                tcase_add_test(tcase, other_contents_are_refused);
-                tcase_add_test(tcase, a_table_outlives_its_daemon);
-                tcase_add_test(tcase, threads_share_a_space);
-                tcase_add_test(tcase, a_forked_child_is_refused);
-        }
-        tcase_set_timeout(tcase, 60);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("attend",
+      WHEN(on_gpu(), TESTS(blocks_on_a_gpu_are_refused)),
+      WHEN(!on_gpu(),
+           LOOPS(6, attention_is_right),
+           TESTS(what_has_no_place_is_refused, a_sealed_block_is_not_written_to,
+                 other_contents_are_refused, a_table_outlives_its_daemon, threads_share_a_space,
+                 a_forked_child_is_refused)))

@@ -5,7 +5,6 @@
  * they should, until their deleter is called, from whichever thread. KVD_TEST_BACKEND is the daemon's: host or cuda.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -20,6 +19,7 @@
 #include "ipc/base/cuda.h"
 #include "ipc/base/util.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/suite.h"
 
 enum { LAYERS = 4, GROUPS = 2, HEADS = 3, DIM = 8, TOKENS = 16, VOCAB = 1000 };
 
@@ -401,26 +401,10 @@ START_TEST(a_deleted_tensor_waits_for_its_stream) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("dlpack");
-        TCase *c = tcase_create(getenv("KVD_TEST_BACKEND"));
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(c, set_up, tear_down);
-        tcase_add_loop_test(c, shapes_are_the_geometry, 0, 4);
-        tcase_add_test(c, what_is_refused);
-        tcase_add_test(c, a_tensor_holds_its_block);
-        tcase_add_test(c, versioned_tensors_have_flags);
-        tcase_add_test(c, opaque_blocks_are_bytes);
-        tcase_add_test(c, a_tensor_outlives_its_space);
-        tcase_add_test(c, a_tensor_outlives_the_daemon);
-        tcase_add_test(c, a_forked_child_may_delete);
-        tcase_add_loop_test(c, a_deleted_tensor_waits_for_its_stream, 0, 2);
-        tcase_set_timeout(c, 60);
-        suite_add_tcase(suite, c);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("dlpack",
+      FIXTURE(set_up, tear_down),
+      LOOPS(4, shapes_are_the_geometry),
+      TESTS(what_is_refused, a_tensor_holds_its_block, versioned_tensors_have_flags,
+            opaque_blocks_are_bytes, a_tensor_outlives_its_space, a_tensor_outlives_the_daemon,
+            a_forked_child_may_delete),
+      LOOPS(2, a_deleted_tensor_waits_for_its_stream))

@@ -6,7 +6,6 @@
  * their blocks alone. Two clients, `ours` and `other`, on one daemon.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -22,6 +21,7 @@
 #include "ipc/base/util.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/oracle.h"
+#include "tests/lib/suite.h"
 
 enum { TOKENS = 4, BLOCKS = 4096, BLOCK_BYTES = 2 * TOKENS * 32 * 4 };
 
@@ -588,34 +588,12 @@ START_TEST(a_long_chain_is_kept_whole) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("memory");
-        TCase *tc = tcase_create("memory");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tc, 30);
-        tcase_add_checked_fixture(tc, set_up, tear_down);
-        tcase_add_test(tc, memory_is_one_range);
-        tcase_add_test(tc, memory_follows_another_process);
-        tcase_add_loop_test(tc, sealed_blocks_are_read_only, 0, N_WRITERS);
-        tcase_add_test(tc, memory_is_mapped_twice);
-        tcase_add_test(tc, ids_ascend);
-        tcase_add_test(tc, what_is_reserved_is_there);
-        tcase_add_test(tc, reserve_is_a_floor);
-        tcase_add_test(tc, available_is_what_alloc_gives);
-        tcase_add_test(tc, available_counts_what_pins_hold);
-        tcase_add_test(tc, available_counts_shared_blocks_once);
-        tcase_add_test(tc, fixed_addresses_are_taken_over);
-        tcase_add_test(tc, fixed_addresses_outlive_many_daemons);
-        tcase_add_test(tc, fixed_addresses_are_as_many_as_there_were);
-        tcase_add_test(tc, unknown_flags_are_refused);
-        tcase_add_test(tc, duplicates_are_kept);
-        tcase_add_test(tc, a_long_chain_is_kept_whole);
-        suite_add_tcase(suite, tc);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? 1 : 0;
-}
+SUITE("memory",
+      FIXTURE(set_up, tear_down),
+      TESTS(memory_is_one_range, memory_follows_another_process),
+      LOOPS(N_WRITERS, sealed_blocks_are_read_only),
+      TESTS(memory_is_mapped_twice, ids_ascend, what_is_reserved_is_there, reserve_is_a_floor,
+            available_is_what_alloc_gives, available_counts_what_pins_hold,
+            available_counts_shared_blocks_once, fixed_addresses_are_taken_over,
+            fixed_addresses_outlive_many_daemons, fixed_addresses_are_as_many_as_there_were,
+            unknown_flags_are_refused, duplicates_are_kept, a_long_chain_is_kept_whole))

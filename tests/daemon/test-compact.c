@@ -2,7 +2,6 @@
 
 /* KeyDiff's compaction as a client meets it: what arrives, and what is left when somebody dies in the middle. */
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -13,6 +12,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
+#include "tests/lib/suite.h"
 
 #define WAIT_NS UINT64_C(60000000000) /* more than a test may take */
 #define DIM 32u
@@ -373,26 +373,11 @@ START_TEST(a_daemon_that_dies_in_the_middle_leaves_the_table_whole) {
 }
 END_TEST
 
-int main(void) {
-        TCase *tcase = tcase_create("compact");
-        Suite *suite = suite_create("compact");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tcase, 60);
-        tcase_add_test(tcase, each_head_has_its_own_tokens);
-        tcase_add_test(tcase, it_leaves_and_comes_back_exactly);
-        tcase_add_test(tcase, refusals_are_words);
-        tcase_add_test(tcase, keys_that_are_not_rotated_yet_are_refused);
-        tcase_add_test(tcase, a_worker_that_dies_in_the_middle_is_made_up_for);
-        tcase_add_test(tcase, it_is_all_or_nothing_while_workers_die);
-        if (!instance_on_gpu()) /* a process that was forked cannot use the GPU */
-                tcase_add_test(tcase, a_client_that_dies_in_the_middle_leaves_nothing);
-        tcase_add_test(tcase, a_daemon_that_dies_in_the_middle_leaves_the_table_whole);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("compact",
+      TESTS(each_head_has_its_own_tokens, it_leaves_and_comes_back_exactly, refusals_are_words,
+            keys_that_are_not_rotated_yet_are_refused,
+            a_worker_that_dies_in_the_middle_is_made_up_for,
+            it_is_all_or_nothing_while_workers_die),
+      /* A process that was forked cannot use the GPU */
+      WHEN(!instance_on_gpu(), TESTS(a_client_that_dies_in_the_middle_leaves_nothing)),
+      TESTS(a_daemon_that_dies_in_the_middle_leaves_the_table_whole))

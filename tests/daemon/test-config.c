@@ -2,12 +2,12 @@
 
 /* The configuration: each mistake gives one line with its place, and what is printed is what is read. */
 
-#include <check.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/options.h"
 #include "ipc/base/util.h"
+#include "tests/lib/suite.h"
 
 static char path[64];
 static char why[CONFIG_WHY];
@@ -210,24 +210,10 @@ START_TEST(bad_command_lines) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("config");
-        TCase *tc = tcase_create("config");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_loop_test(tc, a_mistake_has_a_place, 0, ARRAY_SIZE(mistakes));
-        tcase_add_loop_test(tc, a_contradiction_is_named, 0, ARRAY_SIZE(contradictions));
-        tcase_add_test(tc, a_good_file);
-        tcase_add_test(tc, a_long_line);
-        tcase_add_test(tc, a_missing_file);
-        tcase_add_test(tc, the_printed_file_is_the_default);
-        tcase_add_test(tc, the_command_line_wins);
-        tcase_add_loop_test(tc, bad_command_lines, 0, ARRAY_SIZE(bad_lines));
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("config",
+      FIXTURE(setup, teardown),
+      LOOPS(ARRAY_SIZE(mistakes), a_mistake_has_a_place),
+      LOOPS(ARRAY_SIZE(contradictions), a_contradiction_is_named),
+      TESTS(a_good_file, a_long_line, a_missing_file, the_printed_file_is_the_default,
+            the_command_line_wins),
+      LOOPS(ARRAY_SIZE(bad_lines), bad_command_lines))

@@ -5,7 +5,6 @@
  * Clients are connections of this process that map what they are given, as libkvd would.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +19,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/harness.h"
+#include "tests/lib/suite.h"
 
 #define MSG(name, ...) ((struct kvd_msg){.number = KVD_MSG_##name, .name = {__VA_ARGS__}})
 #define BLOCK (UINT64_C(1) << 20)
@@ -652,29 +652,15 @@ static void setup(void) {
         setenv("FAKECUDA_GROUP", group, 1);
 }
 
-int main(void) {
-        Suite *suite = suite_create("gpu");
-        TCase *t = tcase_create("gpu");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_set_timeout(t, 60);
-        tcase_add_checked_fixture(t, setup, NULL);
-        tcase_add_test(t, the_owner_has_no_context);
-        tcase_add_test(t, what_it_is_on_is_told);
-        tcase_add_loop_test(t, what_cannot_be_had_is_refused_in_a_line, 0, ARRAY_SIZE(refusals));
-        tcase_add_loop_test(t, auto_takes_what_works, 0, ARRAY_SIZE(choices));
-        tcase_add_loop_test(t, an_instance_takes_its_gpu, 0, 2);
-        tcase_add_test(t, two_domains_never_see_each_others_bytes);
-        tcase_add_test(t, the_memory_of_the_dead_is_cleared);
-        tcase_add_test(t, a_worker_killed_while_it_clears_is_replaced);
-        tcase_add_test(t, an_error_of_the_gpu_ends_the_worker_and_nothing_else);
-        tcase_add_test(t, the_next_daemon_gets_what_the_clients_of_the_last_let_go);
-        tcase_add_test(t, a_space_has_one_segment_from_the_exporter);
-        tcase_add_test(t, an_exporter_that_dies_takes_the_spaces_with_it);
-        suite_add_tcase(suite, t);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? 1 : 0;
-}
+SUITE("gpu",
+      FIXTURE(setup, NULL),
+      TESTS(the_owner_has_no_context, what_it_is_on_is_told),
+      LOOPS(ARRAY_SIZE(refusals), what_cannot_be_had_is_refused_in_a_line),
+      LOOPS(ARRAY_SIZE(choices), auto_takes_what_works),
+      LOOPS(2, an_instance_takes_its_gpu),
+      TESTS(two_domains_never_see_each_others_bytes, the_memory_of_the_dead_is_cleared,
+            a_worker_killed_while_it_clears_is_replaced,
+            an_error_of_the_gpu_ends_the_worker_and_nothing_else,
+            the_next_daemon_gets_what_the_clients_of_the_last_let_go,
+            a_space_has_one_segment_from_the_exporter,
+            an_exporter_that_dies_takes_the_spaces_with_it))

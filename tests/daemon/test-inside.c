@@ -2,7 +2,6 @@
 
 /* The daemon in a thread of the test: what it allocates, and that it leaves nothing behind when it ends. */
 
-#include <check.h>
 #include <dirent.h>
 #include <errno.h>
 #include <malloc.h>
@@ -14,6 +13,7 @@
 #include "daemon/daemon.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/harness.h"
+#include "tests/lib/suite.h"
 
 static struct instance in;
 static struct daemon *daemon_;
@@ -134,20 +134,7 @@ START_TEST(stopped_while_clients_are_busy) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("inside");
-        TCase *tc = tcase_create("inside");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, steady_state_allocates_nothing);
-        tcase_add_test(tc, connections_allocate_nothing);
-        tcase_add_test(tc, stopped_while_clients_are_busy);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("inside",
+      FIXTURE(setup, teardown),
+      TESTS(steady_state_allocates_nothing, connections_allocate_nothing,
+            stopped_while_clients_are_busy))

@@ -2,7 +2,6 @@
 
 /* Salts, opaque blocks and keys, through libkvd: what is found is what was sealed under that very name, or nothing. */
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include "client/kvd_cuda.h"
 #include "client/kvd_methods.h"
 #include "tests/daemon/harness.h"
+#include "tests/lib/suite.h"
 
 #define BT 4u
 #define BYTES 256u /* of an opaque block */
@@ -379,28 +379,11 @@ START_TEST(a_fingerprint_depends_on_every_part) {
 }
 END_TEST
 
-int main(void) {
-        Suite *s = suite_create("keys");
-        TCase *c = tcase_create("keys");
-        SRunner *runner = srunner_create(s);
-        int failed;
-
-        tcase_add_checked_fixture(c, setup, teardown);
-        tcase_set_timeout(c, 60);
-        tcase_add_test(c, chains_of_different_salts_never_share);
-        tcase_add_test(c, a_chain_keeps_its_salt);
-        tcase_add_loop_test(c, keys_find_their_objects, 0, 5);
-        tcase_add_test(c, an_object_is_found_whole_or_not);
-        tcase_add_test(c, keys_need_a_space_for_them);
-        tcase_add_test(c, an_opaque_space_refuses_the_methods);
-        tcase_add_test(c, an_opaque_space_is_a_space);
-        tcase_add_test(c, another_opaque_geometry_is_refused_by_name);
-        tcase_add_test(c, wrong_arguments_are_refused_in_words);
-        tcase_add_test(c, a_token_beyond_the_vocabulary_is_not_found);
-        tcase_add_test(c, a_fingerprint_depends_on_every_part);
-        suite_add_tcase(s, c);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("keys",
+      FIXTURE(setup, teardown),
+      TESTS(chains_of_different_salts_never_share, a_chain_keeps_its_salt),
+      LOOPS(5, keys_find_their_objects),
+      TESTS(an_object_is_found_whole_or_not, keys_need_a_space_for_them,
+            an_opaque_space_refuses_the_methods, an_opaque_space_is_a_space,
+            another_opaque_geometry_is_refused_by_name, wrong_arguments_are_refused_in_words,
+            a_token_beyond_the_vocabulary_is_not_found, a_fingerprint_depends_on_every_part))

@@ -5,7 +5,6 @@
  * what it held before.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/daemon/harness.h"
+#include "tests/lib/suite.h"
 
 static const char *const loops[] = {"daemon.loop=epoll", "daemon.loop=auto"};
 
@@ -458,31 +458,10 @@ START_TEST(out_of_descriptors) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("life");
-        TCase *tc = tcase_create("life");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_set_timeout(tc, 120);
-        tcase_add_loop_test(tc, killed, 0, 2);
-        tcase_add_loop_test(tc, socket_closed_and_process_alive, 0, 2);
-        tcase_add_loop_test(tc, process_dead_and_socket_inherited, 0, 2);
-        tcase_add_loop_test(tc, clean_goodbye, 0, 2);
-        tcase_add_loop_test(tc, space_deleted_under_an_orphan, 0, 2);
-        tcase_add_loop_test(tc, what_a_dead_member_held_waits_for_its_team, 0, 2);
-        tcase_add_loop_test(tc, a_team_ends_in_any_order, 0, 2);
-        tcase_add_loop_test(tc, detached_blocks_wait_for_the_team, 0, 2);
-        tcase_add_loop_test(tc, teams_are_named, 0, 2);
-        tcase_add_loop_test(tc, a_hundred_deaths_leave_nothing, 0, 2);
-        tcase_add_loop_test(tc, descriptors_sent_to_the_daemon, 0, 2);
-        tcase_add_loop_test(tc, never_reading, 0, 2);
-        tcase_add_loop_test(tc, stalled_clients_cost_no_time, 0, 2);
-        tcase_add_loop_test(tc, a_flood_of_connections, 0, 2);
-        tcase_add_loop_test(tc, out_of_descriptors, 0, 2);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("life",
+      LOOPS(2, killed, socket_closed_and_process_alive, process_dead_and_socket_inherited,
+            clean_goodbye, space_deleted_under_an_orphan,
+            what_a_dead_member_held_waits_for_its_team, a_team_ends_in_any_order,
+            detached_blocks_wait_for_the_team, teams_are_named, a_hundred_deaths_leave_nothing,
+            descriptors_sent_to_the_daemon, never_reading, stalled_clients_cost_no_time,
+            a_flood_of_connections, out_of_descriptors))

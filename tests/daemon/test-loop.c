@@ -2,7 +2,6 @@
 
 /* The loop with both ways of waiting: the same promises. */
 
-#include <check.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "daemon/loop.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+#include "tests/lib/suite.h"
 
 static const enum loop_kind kinds[] = {LOOP_EPOLL, LOOP_IO_URING};
 
@@ -341,28 +341,9 @@ START_TEST(a_long_turn_is_measured) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("loop");
-        TCase *tc = tcase_create("loop");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_loop_test(tc, what_is_left_is_reported_again, 0, 2);
-        tcase_add_loop_test(tc, removed_by_another, 0, 2);
-        tcase_add_loop_test(tc, replaced_in_its_own_callback, 0, 2);
-        tcase_add_loop_test(tc, changed_in_its_own_callback, 0, 2);
-        tcase_add_loop_test(tc, changed_while_waiting, 0, 2);
-        tcase_add_loop_test(tc, the_end_of_a_connection, 0, 2);
-        tcase_add_loop_test(tc, removal_lets_go_of_the_file, 0, 2);
-        tcase_add_loop_test(tc, there_is_a_limit, 0, 2);
-        tcase_add_loop_test(tc, timers_in_order, 0, 2);
-        tcase_add_loop_test(tc, a_timer_that_sets_itself_lets_others_come, 0, 2);
-        tcase_add_loop_test(tc, a_stopped_timer_is_silent, 0, 2);
-        tcase_add_loop_test(tc, idle_work_waits_for_silence, 0, 2);
-        tcase_add_loop_test(tc, a_long_turn_is_measured, 0, 2);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("loop",
+      LOOPS(2, what_is_left_is_reported_again, removed_by_another, replaced_in_its_own_callback,
+            changed_in_its_own_callback, changed_while_waiting, the_end_of_a_connection,
+            removal_lets_go_of_the_file, there_is_a_limit, timers_in_order,
+            a_timer_that_sets_itself_lets_others_come, a_stopped_timer_is_silent,
+            idle_work_waits_for_silence, a_long_turn_is_measured))

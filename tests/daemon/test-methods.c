@@ -2,7 +2,6 @@
 
 /* The methods as a client meets them: settings, labels, configurations, profiles, through a daemon and its worker. */
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +14,7 @@
 #include "ipc/base/summary.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
+#include "tests/lib/suite.h"
 
 #define WAIT_NS UINT64_C(60000000000) /* more than a test may take */
 
@@ -505,29 +505,10 @@ START_TEST(a_table_can_be_brought_along) {
 }
 END_TEST
 
-int main(void) {
-        TCase *tcase = tcase_create("methods");
-        Suite *suite = suite_create("methods");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tcase, 60);
-        tcase_add_test(tcase, every_setting_can_be_set_and_seen);
-        tcase_add_test(tcase, a_refusal_names_what_is_possible);
-        tcase_add_test(tcase, a_profile_sets_its_method_only);
-        tcase_add_test(tcase, requests_are_checked);
-        tcase_add_test(tcase, labels_are_there_for_reading);
-        tcase_add_test(tcase, labels_stay_with_what_leaves_and_comes_back);
-        tcase_add_test(tcase, what_attention_says_is_averaged_or_summed);
-        tcase_add_test(tcase, a_sharing_configuration_is_made);
-        tcase_add_test(tcase, a_repeated_step_is_shared);
-        tcase_add_test(tcase, a_measured_threshold_tells_repeats_from_strangers);
-        tcase_add_test(tcase, a_profile_becomes_a_table);
-        tcase_add_test(tcase, a_table_can_be_brought_along);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("methods",
+      TESTS(every_setting_can_be_set_and_seen, a_refusal_names_what_is_possible,
+            a_profile_sets_its_method_only, requests_are_checked, labels_are_there_for_reading,
+            labels_stay_with_what_leaves_and_comes_back,
+            what_attention_says_is_averaged_or_summed, a_sharing_configuration_is_made,
+            a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
+            a_profile_becomes_a_table, a_table_can_be_brought_along))

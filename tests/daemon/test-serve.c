@@ -2,7 +2,6 @@
 
 /* The protocol against a running daemon, with both ways of waiting. */
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -15,6 +14,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/harness.h"
+#include "tests/lib/suite.h"
 
 static const char *const loops[] = {"daemon.loop=epoll", "daemon.loop=auto"};
 
@@ -408,29 +408,9 @@ START_TEST(private_is_private) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("serve");
-        TCase *tc = tcase_create("serve");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_set_timeout(tc, 60);
-        tcase_add_loop_test(tc, attach, 0, 2);
-        tcase_add_loop_test(tc, another_protocol, 0, 2);
-        tcase_add_loop_test(tc, nothing_before_attach, 0, 2);
-        tcase_add_loop_test(tc, a_refused_request_changes_nothing, 0, 2);
-        tcase_add_loop_test(tc, a_message_from_the_future, 0, 2);
-        tcase_add_loop_test(tc, a_malformed_frame_ends_the_connection, 0, 2);
-        tcase_add_loop_test(tc, a_block_from_free_to_evicted, 0, 2);
-        tcase_add_loop_test(tc, leases, 0, 2);
-        tcase_add_loop_test(tc, a_space_deleted_under_its_client, 0, 2);
-        tcase_add_loop_test(tc, spaces_have_limits, 0, 2);
-        tcase_add_loop_test(tc, clients_have_limits, 0, 2);
-        tcase_add_test(tc, tenants);
-        tcase_add_test(tc, private_is_private);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("serve",
+      LOOPS(2, attach, another_protocol, nothing_before_attach, a_refused_request_changes_nothing,
+            a_message_from_the_future, a_malformed_frame_ends_the_connection,
+            a_block_from_free_to_evicted, leases, a_space_deleted_under_its_client,
+            spaces_have_limits, clients_have_limits),
+      TESTS(tenants, private_is_private))

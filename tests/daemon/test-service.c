@@ -2,7 +2,6 @@
 
 /* kvd as a process among others: how it starts, whom it tells, how it ends, and with which exit status. */
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -20,6 +19,7 @@
 #include "ipc/address.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/harness.h"
+#include "tests/lib/suite.h"
 
 static struct instance in;
 
@@ -365,32 +365,14 @@ START_TEST(reload) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("service");
-        TCase *tc = tcase_create("service");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, answers_and_exits);
-        tcase_add_loop_test(tc, ends_cleanly, 0, 2);
-        tcase_add_test(tc, io_uring_is_forbidden);
-        tcase_add_test(tc, a_dead_daemons_socket_is_replaced);
-        tcase_add_test(tc, a_living_daemons_socket_is_not);
-        tcase_add_test(tc, a_file_is_not_a_socket);
-        tcase_add_loop_test(tc, two_that_start_together, 0, 10);
-        tcase_add_test(tc, an_abstract_socket);
-        tcase_add_test(tc, a_private_one_ends_with_its_parent);
-        tcase_add_test(tc, tells_how_it_is);
-        tcase_add_test(tc, feeds_the_watchdog);
-        tcase_add_test(tc, an_absent_manager_is_no_trouble);
-        tcase_add_loop_test(tc, a_socket_handed_over, 0, 3);
-        tcase_add_loop_test(tc, an_unusable_one, 0, 3);
-        tcase_add_test(tc, reload);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("service",
+      FIXTURE(setup, teardown),
+      TESTS(answers_and_exits),
+      LOOPS(2, ends_cleanly),
+      TESTS(io_uring_is_forbidden, a_dead_daemons_socket_is_replaced,
+            a_living_daemons_socket_is_not, a_file_is_not_a_socket),
+      LOOPS(10, two_that_start_together),
+      TESTS(an_abstract_socket, a_private_one_ends_with_its_parent, tells_how_it_is,
+            feeds_the_watchdog, an_absent_manager_is_no_trouble),
+      LOOPS(3, a_socket_handed_over, an_unusable_one),
+      TESTS(reload))

@@ -9,7 +9,6 @@
  *      S is killed: what it was filling is nobody else's while W lives, and everybody's afterwards
  */
 
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -20,6 +19,7 @@
 #include "client/kvd.h"
 #include "ipc/base/util.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/suite.h"
 
 enum { TAKEN = 3 };
 
@@ -164,19 +164,6 @@ START_TEST(a_team_has_a_name) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("team");
-        TCase *tc = tcase_create("team");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tc, 60);
-        tcase_add_loop_test(tc, a_scheduler_dies_while_its_worker_writes, 0, 2); /* 1: and the daemon before them */
-        tcase_add_test(tc, a_team_has_a_name);
-        suite_add_tcase(suite, tc);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? EXIT_FAILURE : EXIT_SUCCESS;
-}
+SUITE("team",
+      LOOPS(2, a_scheduler_dies_while_its_worker_writes),
+      TESTS(a_team_has_a_name))

@@ -6,7 +6,6 @@
  * work end without it.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -21,11 +20,12 @@
 #include "ipc/base/job.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
+#include "tests/lib/suite.h"
 
 /* ---- the fake worker --------------------------------------------------------------------------------------------- */
 
 enum fake { DIES, CLOSES, GARBAGE, OTHER_SERIAL, OTHER_NUMBER, OTHER_JOB, TALKS_FIRST, SHORT_RESULT, LONG_RESULT,
-            WRONG_CHECKSUMS, REFUSES_SPACES, REFUSES_JOBS, N_FAKES };
+            REFUSES_SPACES, REFUSES_JOBS, WRONG_CHECKSUMS };
 
 static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_msg *reply, uint8_t *result) {
         struct kvd_msg_work_reply *r = &reply->work_reply;
@@ -233,25 +233,8 @@ START_TEST(a_worker_that_cannot_be_started_is_none) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        Suite *suite;
-        TCase *tcase;
-        SRunner *runner;
-        int failed;
-
-        if (argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"))
-                _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), atoi(argv[2])));
-        suite = suite_create("worker-fake");
-        tcase = tcase_create("fake");
-        tcase_set_timeout(tcase, 60);
-        tcase_add_loop_test(tcase, nothing_breaks, 0, WRONG_CHECKSUMS);
-        tcase_add_loop_test(tcase, nothing_breaks, REFUSES_SPACES, N_FAKES);
-        tcase_add_test(tcase, a_copy_that_is_none_never_comes_back);
-        tcase_add_test(tcase, a_worker_that_cannot_be_started_is_none);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("worker-fake",
+      WHEN(argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"),
+           _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), atoi(argv[2])))),
+      LOOPS(WRONG_CHECKSUMS, nothing_breaks),
+      TESTS(a_copy_that_is_none_never_comes_back, a_worker_that_cannot_be_started_is_none))

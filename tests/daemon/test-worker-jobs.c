@@ -2,7 +2,6 @@
 
 /* What a worker answers, and writes, compared with what the formulas of each method say in double precision. */
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +14,7 @@
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
 #include "tests/daemon/owner.h"
+#include "tests/lib/suite.h"
 
 static struct owner o;
 
@@ -662,30 +662,14 @@ START_TEST(a_sample_is_two_similarities_a_layer) {
 }
 END_TEST
 
-int main(void) {
-        TCase *tcase = tcase_create("jobs");
-        Suite *suite = suite_create("worker-jobs");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tcase, 60);
-        tcase_add_loop_test(tcase, summaries_are_what_they_should_be, 0, N_GEOMETRIES);
-        tcase_add_test(tcase, label_channels_stay);
-        if (getenv("KVD_TEST_BACKEND")) {
-                tcase_add_loop_test(tcase, kernels_make_the_same_bits, 0, N_GEOMETRIES);
-                tcase_add_test(tcase, what_no_kernel_takes_is_staged);
-        }
-        tcase_add_loop_test(tcase, scores_are_keydiffs, 0, N_GEOMETRIES);
-        tcase_add_loop_test(tcase, each_head_keeps_the_tokens_of_highest_score, 0, 3 * N_GEOMETRIES);
-        tcase_add_test(tcase, a_compaction_that_makes_no_sense_is_refused);
-        tcase_add_test(tcase, a_repeated_step_is_found_where_it_is);
-        tcase_add_test(tcase, what_may_not_be_shared_is_not);
-        tcase_add_test(tcase, a_configuration_shares_what_is_alike);
-        tcase_add_loop_test(tcase, a_sample_is_two_similarities_a_layer, 0, N_GEOMETRIES);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("worker-jobs",
+      LOOPS(N_GEOMETRIES, summaries_are_what_they_should_be),
+      TESTS(label_channels_stay),
+      WHEN(getenv("KVD_TEST_BACKEND"),
+           LOOPS(N_GEOMETRIES, kernels_make_the_same_bits),
+           TESTS(what_no_kernel_takes_is_staged)),
+      LOOPS(N_GEOMETRIES, scores_are_keydiffs),
+      LOOPS(3 * N_GEOMETRIES, each_head_keeps_the_tokens_of_highest_score),
+      TESTS(a_compaction_that_makes_no_sense_is_refused, a_repeated_step_is_found_where_it_is,
+            what_may_not_be_shared_is_not, a_configuration_shares_what_is_alike),
+      LOOPS(N_GEOMETRIES, a_sample_is_two_similarities_a_layer))

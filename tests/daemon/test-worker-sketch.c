@@ -2,7 +2,6 @@
 
 /* Blocks leave and come back: exactly, with checksums, and by a sketch, compared with one that the test computes. */
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 #include "ipc/base/util.h"
 #include "kernels/sketch.h"
 #include "tests/daemon/owner.h"
+#include "tests/lib/suite.h"
 
 #define BLOCKS 8u       /* that have contents */
 #define FRESH BLOCKS    /* and as many to revive to */
@@ -428,27 +428,12 @@ START_TEST(nonsense_is_refused) {
 }
 END_TEST
 
-int main(void) {
-        TCase *tcase = tcase_create("sketch");
-        Suite *suite = suite_create("worker-sketch");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tcase, 60);
-        tcase_add_loop_test(tcase, a_copy_comes_back_byte_for_byte, 0, 2);
-        tcase_add_test(tcase, a_copy_that_changed_is_told);
-        tcase_add_test(tcase, a_summary_goes_along);
-        tcase_add_loop_test(tcase, what_comes_from_a_sketch_is_its_median, 0, 12);
-        tcase_add_test(tcase, without_collisions_it_is_exact);
-        tcase_add_loop_test(tcase, forgetting_takes_out_what_was_put_in, 0, 2);
-        tcase_add_test(tcase, forgetting_estimates_zeroes_the_median);
-        tcase_add_loop_test(tcase, a_half_written_sketch_is_made_anew, 0, 2);
-        tcase_add_test(tcase, eight_bits_are_copied_only);
-        tcase_add_test(tcase, nonsense_is_refused);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("worker-sketch",
+      LOOPS(2, a_copy_comes_back_byte_for_byte),
+      TESTS(a_copy_that_changed_is_told, a_summary_goes_along),
+      LOOPS(12, what_comes_from_a_sketch_is_its_median),
+      TESTS(without_collisions_it_is_exact),
+      LOOPS(2, forgetting_takes_out_what_was_put_in),
+      TESTS(forgetting_estimates_zeroes_the_median),
+      LOOPS(2, a_half_written_sketch_is_made_anew),
+      TESTS(eight_bits_are_copied_only, nonsense_is_refused))

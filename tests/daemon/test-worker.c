@@ -2,7 +2,6 @@
 
 /* The worker's life: it is started when one is needed, dies in all ways, and nothing but work in flight is lost. */
 
-#include <check.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +14,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
+#include "tests/lib/suite.h"
 
 static struct instance in;
 static struct user u;
@@ -368,31 +368,14 @@ START_TEST(a_worker_is_nothing_for_people) {
 }
 END_TEST
 
-int main(void) {
-        TCase *tcase = tcase_create("worker");
-        Suite *suite = suite_create("worker");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tcase, 60);
-        tcase_add_test(tcase, a_worker_comes_when_it_is_needed);
-        tcase_add_test(tcase, one_that_is_killed_is_replaced);
-        tcase_add_test(tcase, work_in_flight_is_done_again);
-        tcase_add_test(tcase, who_waits_has_it);
-        tcase_add_test(tcase, who_waits_too_short_has_what_there_is);
-        tcase_add_test(tcase, who_waits_for_a_worker_that_dies_has_it_from_the_next);
-        tcase_add_test(tcase, who_waits_for_a_daemon_that_dies_hears_of_it);
-        tcase_add_test(tcase, one_that_does_not_answer_is_ended);
-        tcase_add_test(tcase, no_byte_is_lost_with_workers_that_die_at_random);
-        tcase_add_loop_test(tcase, a_worker_ends_with_its_daemon, 0, 2);
-        tcase_add_test(tcase, a_deleted_space_is_unmapped);
-        if (!instance_on_gpu()) /* which needs one */
-                tcase_add_test(tcase, without_a_worker_requests_fail_at_once);
-        tcase_add_test(tcase, a_worker_is_nothing_for_people);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("worker",
+      TESTS(a_worker_comes_when_it_is_needed, one_that_is_killed_is_replaced,
+            work_in_flight_is_done_again, who_waits_has_it, who_waits_too_short_has_what_there_is,
+            who_waits_for_a_worker_that_dies_has_it_from_the_next,
+            who_waits_for_a_daemon_that_dies_hears_of_it, one_that_does_not_answer_is_ended,
+            no_byte_is_lost_with_workers_that_die_at_random),
+      LOOPS(2, a_worker_ends_with_its_daemon),
+      TESTS(a_deleted_space_is_unmapped),
+      /* Which needs one */
+      WHEN(!instance_on_gpu(), TESTS(without_a_worker_requests_fail_at_once)),
+      TESTS(a_worker_is_nothing_for_people))

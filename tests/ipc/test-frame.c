@@ -2,7 +2,6 @@
 
 /* Packets and the descriptors that travel with them; whatever goes wrong, no descriptor is left behind. */
 
-#include <check.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -13,6 +12,7 @@
 #include "ipc/address.h"
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
+#include "tests/lib/suite.h"
 
 static int ends[2];
 static uint8_t *buffer;
@@ -150,24 +150,8 @@ START_TEST(addresses) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("frame");
-        TCase *tc = tcase_create("frame");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, a_packet_is_a_packet);
-        tcase_add_test(tc, the_largest_frame_fits);
-        tcase_add_test(tc, a_larger_one_is_refused);
-        tcase_add_loop_test(tc, descriptors_travel, 0, KVD_FRAME_FDS + 1);
-        tcase_add_test(tc, too_many_descriptors);
-        tcase_add_test(tc, unwanted_descriptors);
-        tcase_add_test(tc, the_peer_is_gone);
-        tcase_add_test(tc, addresses);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("frame",
+      FIXTURE(setup, teardown),
+      TESTS(a_packet_is_a_packet, the_largest_frame_fits, a_larger_one_is_refused),
+      LOOPS(KVD_FRAME_FDS + 1, descriptors_travel),
+      TESTS(too_many_descriptors, unwanted_descriptors, the_peer_is_gone, addresses))

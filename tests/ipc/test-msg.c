@@ -2,7 +2,6 @@
 
 /* Every message of msg.def: round trips, and each way in which a frame can be wrong, refused by name. */
 
-#include <check.h>
 #include <errno.h>
 #include <malloc.h>
 #include <msgpack.h>
@@ -11,6 +10,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/ipc/sample.h"
+#include "tests/lib/suite.h"
 
 static struct kvd_decoder *decoder;
 static uint8_t *frame;
@@ -324,30 +324,9 @@ START_TEST(slices) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("msg");
-        TCase *tc = tcase_create("msg");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, every_message_round_trips);
-        tcase_add_test(tc, nothing_is_allocated);
-        tcase_add_test(tc, every_reply_has_a_request);
-        tcase_add_test(tc, encoder_keeps_its_bounds);
-        tcase_add_test(tc, no_beginning_of_a_frame_is_a_message);
-        tcase_add_test(tc, damage_never_passes_a_limit);
-        tcase_add_test(tc, unknown_field);
-        tcase_add_test(tc, unknown_message);
-        tcase_add_test(tc, over_the_limit);
-        tcase_add_test(tc, wrong_type_of_every_field);
-        tcase_add_test(tc, envelopes);
-        tcase_add_test(tc, strings);
-        tcase_add_test(tc, slices);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("msg",
+      FIXTURE(setup, teardown),
+      TESTS(every_message_round_trips, nothing_is_allocated, every_reply_has_a_request,
+            encoder_keeps_its_bounds, no_beginning_of_a_frame_is_a_message,
+            damage_never_passes_a_limit, unknown_field, unknown_message, over_the_limit,
+            wrong_type_of_every_field, envelopes, strings, slices))

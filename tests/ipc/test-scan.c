@@ -2,7 +2,6 @@
 
 /* The scan: every refusal by name, what must pass, and agreement with msgpack-c about everything that passes. */
 
-#include <check.h>
 #include <msgpack.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "ipc/base/util.h"
 #include "ipc/scan.h"
 #include "tests/ipc/sample.h"
+#include "tests/lib/suite.h"
 
 #define BYTES(text) text, sizeof text - 1
 
@@ -184,20 +184,7 @@ START_TEST(msgpack_c_agrees) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("scan");
-        TCase *tc = tcase_create("scan");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_loop_test(tc, each_refusal_by_name, 0, ARRAY_SIZE(cases));
-        tcase_add_test(tc, more_than_256_values);
-        tcase_add_test(tc, a_map_of_127_keys);
-        tcase_add_loop_test(tc, msgpack_c_agrees, 0, 8);
-        tcase_set_timeout(tc, 60);
-        suite_add_tcase(suite, tc);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("scan",
+      LOOPS(ARRAY_SIZE(cases), each_refusal_by_name),
+      TESTS(more_than_256_values, a_map_of_127_keys),
+      LOOPS(8, msgpack_c_agrees))

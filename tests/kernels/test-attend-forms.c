@@ -6,13 +6,13 @@
  * same bits as a plain call over a cache in which only what is seen was ever stored.
  */
 
-#include <check.h>
 #include <math.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 enum { USUAL_KEYS = 200, MOST_KEYS = 1400 };
 
@@ -395,22 +395,8 @@ START_TEST(turns_are_numbered_once) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: forms of attention");
-        TCase *tests = tcase_create("forms");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_set_timeout(tests, 120);
-        tcase_add_loop_test(tests, every_form_is_right_and_the_same_in_every_variant, 0, 16);
-        tcase_add_loop_test(tests, a_token_alone_has_the_bits_of_one_among_others, 0, 16);
-        tcase_add_test(tests, what_is_left_out_leaves_no_trace);
-        tcase_add_test(tests, nothing_to_see_is_zero);
-        tcase_add_test(tests, no_turn_changes_no_bits);
-        tcase_add_test(tests, turns_are_numbered_once);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: forms of attention",
+      LOOPS(16, every_form_is_right_and_the_same_in_every_variant,
+            a_token_alone_has_the_bits_of_one_among_others),
+      TESTS(what_is_left_out_leaves_no_trace, nothing_to_see_is_zero, no_turn_changes_no_bits,
+            turns_are_numbered_once))

@@ -5,13 +5,13 @@
  * number of tokens in a call, and the size of a block.
  */
 
-#include <check.h>
 #include <math.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 enum { N = 61 }; /* tokens of the sequence under test */
 
@@ -158,18 +158,5 @@ START_TEST(bits_do_not_depend_on_variant_chunk_or_block_size) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: attention");
-        TCase *tests = tcase_create("attention");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_set_timeout(tests, 300);
-        tcase_add_test(tests, attention_is_right);
-        tcase_add_test(tests, bits_do_not_depend_on_variant_chunk_or_block_size);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: attention",
+      TESTS(attention_is_right, bits_do_not_depend_on_variant_chunk_or_block_size))

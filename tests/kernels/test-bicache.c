@@ -2,7 +2,6 @@
 
 /* BiCache's kernel is the same in every variant; its table does what it says where a file of numbers cannot say it. */
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "kernels/bicache.h"
 #include "kernels/btable.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 static void products_case(uint32_t dim, uint32_t n, enum kvd_number type) {
         size_t stride_a = dim + 1, stride_b = dim + 5, count_a = (n - 1) * stride_a + dim;
@@ -59,18 +59,5 @@ START_TEST(a_table_is_for_one_kind_of_ratio) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: bicache");
-        TCase *tests = tcase_create("bicache");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_set_timeout(tests, 120);
-        tcase_add_test(tests, products_are_the_same_in_every_variant);
-        tcase_add_test(tests, a_table_is_for_one_kind_of_ratio);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: bicache",
+      TESTS(products_are_the_same_in_every_variant, a_table_is_for_one_kind_of_ratio))

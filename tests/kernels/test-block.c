@@ -5,7 +5,6 @@
  * guard pages. What the reference means is compared with numpy in tests/kernels/methods/test_block.py.
  */
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "ipc/base/util.h"
 #include "kernels/block.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 static const struct kvd_ops *scalar;
 static const struct kvd_ops *variants[8];
@@ -97,19 +97,6 @@ START_TEST(compaction_works_in_place) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: blocks");
-        TCase *tests = tcase_create("blocks");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        find_variants();
-        tcase_set_timeout(tests, 120);
-        tcase_add_test(tests, topk_equals_the_reference);
-        tcase_add_test(tests, compaction_works_in_place);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: blocks",
+      find_variants(),
+      TESTS(topk_equals_the_reference, compaction_works_in_place))

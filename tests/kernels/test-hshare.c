@@ -6,13 +6,13 @@
  * business, except where it is simplest to say here.
  */
 
-#include <check.h>
 #include <math.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "kernels/hshare.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 static const struct kvd_hshare_ops *scalar(void) {
         return kvd_ops_pick("scalar")->hshare;
@@ -259,22 +259,8 @@ START_TEST(weights_are_the_same_in_every_variant) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: hshare");
-        TCase *tests = tcase_create("hshare");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_set_timeout(tests, 200);
-        tcase_add_test(tests, labels_are_the_same_in_every_variant);
-        tcase_add_test(tests, labels_of_32_channels_are_the_same_for_any_number_of_keys);
-        tcase_add_test(tests, scores_are_the_same_in_every_variant);
-        tcase_add_test(tests, aggregates_are_the_same_in_every_variant);
-        tcase_add_test(tests, the_top_is_the_same_in_every_variant);
-        tcase_add_test(tests, weights_are_the_same_in_every_variant);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: hshare",
+      TESTS(labels_are_the_same_in_every_variant,
+            labels_of_32_channels_are_the_same_for_any_number_of_keys,
+            scores_are_the_same_in_every_variant, aggregates_are_the_same_in_every_variant,
+            the_top_is_the_same_in_every_variant, weights_are_the_same_in_every_variant))

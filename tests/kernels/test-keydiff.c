@@ -5,7 +5,6 @@
  * tests/kernels/methods.
  */
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "ipc/base/util.h"
 #include "kernels/keydiff.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
 static const uint32_t dims[] = {1, 3, 15, 16, 17, 31, 32, 33, 47, 48, 64, 80, 127, 128, 131, 256};
@@ -158,21 +158,7 @@ START_TEST(scores_become_priorities_and_blocks) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: KeyDiff");
-        TCase *tests = tcase_create("KeyDiff");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        find_variants();
-        tcase_set_timeout(tests, 200);
-        tcase_add_test(tests, variants_equal_the_reference);
-        tcase_add_test(tests, long_sequences_equal_the_reference);
-        tcase_add_test(tests, keys_without_a_direction_score_below_all);
-        tcase_add_test(tests, scores_become_priorities_and_blocks);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: KeyDiff",
+      find_variants(),
+      TESTS(variants_equal_the_reference, long_sequences_equal_the_reference,
+            keys_without_a_direction_score_below_all, scores_become_priorities_and_blocks))

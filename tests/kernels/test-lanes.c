@@ -5,7 +5,6 @@
  * every remainder up to the guard page.
  */
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +12,7 @@
 #include "ipc/base/util.h"
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/lanes_probe.h"
+#include "tests/lib/suite.h"
 
 static const struct lanes_probe *const scalar = &lanes_probe_scalar;
 static const struct lanes_probe *variants[2];
@@ -184,21 +184,7 @@ START_TEST(reference_keeps_its_definitions) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: lanes");
-        TCase *tests = tcase_create("lanes");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        find_variants();
-        tcase_set_timeout(tests, 120);
-        tcase_add_test(tests, operations_equal_the_reference);
-        tcase_add_test(tests, remainders_touch_nothing_else);
-        tcase_add_test(tests, pairs_are_where_they_should_be);
-        tcase_add_test(tests, reference_keeps_its_definitions);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: lanes",
+      find_variants(),
+      TESTS(operations_equal_the_reference, remainders_touch_nothing_else,
+            pairs_are_where_they_should_be, reference_keeps_its_definitions))

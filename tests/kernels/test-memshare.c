@@ -2,13 +2,13 @@
 
 /* Every variant against the scalar one, and what must hold of distances; what they are is in tests/kernels/methods. */
 
-#include <check.h>
 #include <math.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "kernels/memshare.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 static const struct kvd_ops *scalar;
 static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
@@ -189,23 +189,8 @@ START_TEST(sums_of_large_planes_are_accurate) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: memshare");
-        TCase *tests = tcase_create("memshare");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        scalar = kvd_ops_pick("scalar");
-        tcase_set_timeout(tests, 120);
-        tcase_add_test(tests, variants_equal_the_reference);
-        tcase_add_test(tests, limits_abandon_early);
-        tcase_add_test(tests, norms_reject_without_reading);
-        tcase_add_test(tests, equal_blocks_are_at_zero_and_nan_is_far);
-        tcase_add_test(tests, zeros_have_a_distance);
-        tcase_add_test(tests, sums_of_large_planes_are_accurate);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: memshare",
+      scalar = kvd_ops_pick("scalar"),
+      TESTS(variants_equal_the_reference, limits_abandon_early, norms_reject_without_reading,
+            equal_blocks_are_at_zero_and_nan_is_far, zeros_have_a_distance,
+            sums_of_large_planes_are_accurate))

@@ -6,7 +6,6 @@
  * order of additions is what an operation is about, against the scalar variant where lanes do it.
  */
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 static const uint32_t sizes[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 64, 65, 100, 128, 144, 176};
 
@@ -385,32 +385,11 @@ START_TEST(copy_nt_stops_at_the_guard_pages) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: operations");
-        TCase *tests = tcase_create("operations");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        find_variants();
-        tcase_set_timeout(tests, 300);
-        tcase_add_test(tests, pick_finds_by_name_and_rejects_the_unknown);
-        tcase_add_test(tests, tables_have_no_holes);
-        tcase_add_test(tests, pack_equals_the_reference);
-        tcase_add_test(tests, matmul_equals_the_reference_and_rows_are_independent);
-        tcase_add_test(tests, mix_equals_the_reference_and_rows_are_independent);
-        tcase_add_test(tests, vectors_equal_the_reference);
-        tcase_add_test(tests, rope_equals_the_reference);
-        tcase_add_test(tests, softmax_equals_the_reference);
-        tcase_add_test(tests, softmax_has_the_same_edges);
-        tcase_add_test(tests, softmax_is_the_exponential);
-        tcase_add_test(tests, swiglu_keeps_its_ends);
-        tcase_add_test(tests, sixteen_bit_numbers_convert_alike);
-        tcase_add_test(tests, narrowing_rounds_alike);
-        tcase_add_test(tests, copy_nt_copies_exactly);
-        tcase_add_test(tests, copy_nt_stops_at_the_guard_pages);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: operations",
+      find_variants(),
+      TESTS(pick_finds_by_name_and_rejects_the_unknown, tables_have_no_holes,
+            pack_equals_the_reference, matmul_equals_the_reference_and_rows_are_independent,
+            mix_equals_the_reference_and_rows_are_independent, vectors_equal_the_reference,
+            rope_equals_the_reference, softmax_equals_the_reference, softmax_has_the_same_edges,
+            softmax_is_the_exponential, swiglu_keeps_its_ends, sixteen_bit_numbers_convert_alike,
+            narrowing_rounds_alike, copy_nt_copies_exactly, copy_nt_stops_at_the_guard_pages))

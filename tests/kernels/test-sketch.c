@@ -2,7 +2,6 @@
 
 /* Every variant against the scalar one; what a count sketch is, is in tests/kernels/methods. */
 
-#include <check.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "ipc/base/util.h"
 #include "kernels/sketch.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/suite.h"
 
 static const struct kvd_ops *scalar;
 
@@ -222,21 +222,7 @@ START_TEST(tokens_meet_as_often_as_chance_has_it) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kernels: sketch");
-        TCase *tests = tcase_create("sketch");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        scalar = kvd_ops_pick("scalar");
-        tcase_set_timeout(tests, 120);
-        tcase_add_test(tests, variants_equal_the_reference);
-        tcase_add_test(tests, deletion_is_exact_where_sums_are);
-        tcase_add_test(tests, nan_stays_where_it_is);
-        tcase_add_test(tests, tokens_meet_as_often_as_chance_has_it);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kernels: sketch",
+      scalar = kvd_ops_pick("scalar"),
+      TESTS(variants_equal_the_reference, deletion_is_exact_where_sums_are, nan_stays_where_it_is,
+            tokens_meet_as_often_as_chance_has_it))

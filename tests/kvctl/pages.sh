@@ -59,8 +59,8 @@ same 'flags of kvctl(1)' "$dir/flags" "$dir/page-flags"
 } >"$dir/counters"
 sed -n '/^\.Sh COUNTERS/,/^\.Sh TOP/s/^\.It Va //p' "$pages/kvctl.1" >"$dir/page-counters"
 same 'counters of kvctl(1)' "$dir/counters" "$dir/page-counters"
-grep -oE -h '"[SBQ][0-9]+ ' "$ROOT"/store/check*.c | tr -d '" ' >"$dir/invariants"
-sed -n 's/^\.It \([SBQ][0-9]*\)$/\1/p' "$pages/kvctl.1" >"$dir/page-invariants"
+grep -oE -h '"[SBQGF][0-9]+ ' "$ROOT"/store/check/*.c | tr -d '" ' >"$dir/invariants"
+sed -n 's/^\.It \([SBQGF][0-9]*\)$/\1/p' "$pages/kvctl.1" >"$dir/page-invariants"
 same 'invariants of kvctl(1)' "$dir/invariants" "$dir/page-invariants"
 
 # kvd.conf(5), kvd(8), kvlm(1): options

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvctl's parts, without a daemon: units, text, JSON, tables, the command line. */
-#include <check.h>
 #include <errno.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
+#include "tests/lib/suite.h"
 #include "tools/kvctl/answer.h"
 #include "tools/kvctl/args.h"
 #include "tools/kvctl/text.h"
@@ -197,7 +197,7 @@ END_TEST
 /* ---- command line ----------------------------------------------------------------------------------------------- */
 
 static struct args args;
-static char why[256];
+static struct kvd_why why;
 
 /* Splits at spaces; sets args and why. */
 static int parse(const char *line) {
@@ -208,8 +208,8 @@ static int parse(const char *line) {
         snprintf(words, sizeof words, "%s", line);
         for (char *word = strtok_r(words, " ", &save); word; word = strtok_r(NULL, " ", &save))
                 argv[argc++] = word;
-        why[0] = 0;
-        return args_parse(&args, argc, argv, why, sizeof why);
+        why.line[0] = 0;
+        return args_parse(&args, argc, argv, &why);
 }
 
 START_TEST(args_understood) {
@@ -253,7 +253,7 @@ static const struct {
 
 START_TEST(args_refused) {
         ck_assert_int_eq(parse(mistakes[_i].line), -EINVAL);
-        ck_assert_msg(strstr(why, mistakes[_i].says) != NULL, "%s: %s", mistakes[_i].line, why);
+        ck_assert_msg(strstr(why.line, mistakes[_i].says) != NULL, "%s: %s", mistakes[_i].line, why.line);
 }
 END_TEST
 
@@ -264,34 +264,14 @@ START_TEST(every_example_is_understood) {
         snprintf(line, sizeof line, "%.*s", (int)strcspn(example, "|&>"), example + strlen("kvctl "));
         line[strcspn(line, "|&>")] = 0;
         ck_assert_int_eq(strncmp(example, "kvctl ", 6), 0);
-        ck_assert_msg(parse(line) == 0, "%s: %s", example, why);
+        ck_assert_msg(parse(line) == 0, "%s: %s", example, why.line);
         ck_assert_str_eq(args.verb->name, verbs[_i].name);
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("kvctl");
-        TCase *parts = tcase_create("parts");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        suite_add_tcase(suite, parts);
-        tcase_add_test(parts, units_of_bytes);
-        tcase_add_test(parts, units_of_time);
-        tcase_add_test(parts, units_of_counts);
-        tcase_add_test(parts, text_is_made_safe);
-        tcase_add_test(parts, text_wraps_at_spaces);
-        tcase_add_test(parts, text_distances);
-        tcase_add_test(parts, table_for_people);
-        tcase_add_test(parts, quiet_column_speaks_up);
-        tcase_add_test(parts, table_for_programs);
-        tcase_add_test(parts, json_escapes);
-        tcase_add_test(parts, rows_sort_and_cut);
-        tcase_add_test(parts, args_understood);
-        tcase_add_loop_test(parts, args_refused, 0, ARRAY_SIZE(mistakes));
-        tcase_add_loop_test(parts, every_example_is_understood, 0, (int)n_verbs);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvctl",
+      TESTS(units_of_bytes, units_of_time, units_of_counts, text_is_made_safe,
+            text_wraps_at_spaces, text_distances, table_for_people, quiet_column_speaks_up,
+            table_for_programs, json_escapes, rows_sort_and_cut, args_understood),
+      LOOPS(ARRAY_SIZE(mistakes), args_refused),
+      LOOPS(n_verbs, every_example_is_understood))

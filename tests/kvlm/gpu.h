@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_TESTS_KVLM_DEVICE_H
-#define KVD_TESTS_KVLM_DEVICE_H
+#ifndef KVD_TESTS_KVLM_GPU_H
+#define KVD_TESTS_KVLM_GPU_H
 
 /*
  * kvlm on a GPU, with a daemon whose pool is there. Each test has a folder (folder.h) with "model", small and random,
@@ -20,7 +20,9 @@
 
 enum { SCENE_TOKENS = 70 };
 
-int scene_main(int argc, char **argv, const char *name, const TTest *const *tests, size_t n);
+void scene_begin(int argc, char **argv); /* before the first test */
+void scene_set_up(void);
+void scene_tear_down(void);
 bool scene_stand_in(void);
 
 /* ---- processes ---- */

@@ -5,7 +5,6 @@
  * however many want it, and no failure of the daemon or of another process becomes the user's. $KVD is the daemon.
  */
 
-#include <check.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include "ipc/base/util.h"
 #include "tests/kvlm/test-diffuse.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/suite.h"
 
 enum { N = 300, PREFIX = 250, AT_ONCE = 8 };
 
@@ -560,31 +560,12 @@ START_TEST(the_space_takes_a_table) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        Suite *suite = suite_create("kvlm: BiCache in the pool");
-        TCase *tests = tcase_create("sharing");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        kvlm_program = argc > 1 ? argv[1] : "kvlm";
-        tcase_set_timeout(tests, 300);
-        tcase_add_checked_fixture(tests, prepare, clean_up);
-        tcase_add_test(tests, bits_are_those_of_private_memory);
-        tcase_add_test(tests, B10_boundary);
-        tcase_add_test(tests, a_prefix_is_found_whole_or_not_at_all);
-        tcase_add_test(tests, what_was_evicted_is_made_again);
-        tcase_add_test(tests, B13_single_flight);
-        tcase_add_test(tests, B13_single_flight_when_the_holder_is_killed);
-        tcase_add_test(tests, a_full_pool_is_not_an_error);
-        tcase_add_test(tests, the_daemons_death_is_not_an_error);
-        tcase_add_test(tests, without_a_daemon_it_works_and_says_so);
-        tcase_add_test(tests, B15_no_cross_kind_reuse);
-        tcase_add_test(tests, the_space_says_whether_and_how_often);
-        tcase_add_test(tests, the_space_makes_the_table);
-        tcase_add_test(tests, the_space_takes_a_table);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvlm: BiCache in the pool",
+      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+      FIXTURE(prepare, clean_up),
+      TESTS(bits_are_those_of_private_memory, B10_boundary, a_prefix_is_found_whole_or_not_at_all,
+            what_was_evicted_is_made_again, B13_single_flight,
+            B13_single_flight_when_the_holder_is_killed, a_full_pool_is_not_an_error,
+            the_daemons_death_is_not_an_error, without_a_daemon_it_works_and_says_so,
+            B15_no_cross_kind_reuse, the_space_says_whether_and_how_often,
+            the_space_makes_the_table, the_space_takes_a_table))

@@ -2,13 +2,13 @@
 
 /* Denoising without a daemon: what comes out is right, step by step, and the same to the last bit however computed. */
 
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/test-diffuse.h"
+#include "tests/lib/suite.h"
 
 enum { N = 60, EXTRA = 6 };
 
@@ -354,28 +354,9 @@ START_TEST(a_model_needs_a_mask) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        Suite *suite = suite_create("kvlm: masked diffusion");
-        TCase *tests = tcase_create("denoising");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        kvlm_program = argc > 1 ? argv[1] : "kvlm";
-        tcase_set_timeout(tests, 300);
-        tcase_add_checked_fixture(tests, folder_make, folder_remove);
-        tcase_add_test(tests, every_step_is_right);
-        tcase_add_test(tests, B11_restart_equivalence);
-        tcase_add_test(tests, a_prompt_may_be_all_prefix);
-        tcase_add_test(tests, modes_differ);
-        tcase_add_test(tests, bits_do_not_depend_on_how);
-        tcase_add_test(tests, the_table_says_how_deep);
-        tcase_add_test(tests, profiles_are_right);
-        tcase_add_test(tests, bad_tables_are_refused);
-        tcase_add_test(tests, a_prompt_may_say_how_long);
-        tcase_add_test(tests, a_model_needs_a_mask);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvlm: masked diffusion",
+      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+      FIXTURE(folder_make, folder_remove),
+      TESTS(every_step_is_right, B11_restart_equivalence, a_prompt_may_be_all_prefix,
+            modes_differ, bits_do_not_depend_on_how, the_table_says_how_deep, profiles_are_right,
+            bad_tables_are_refused, a_prompt_may_say_how_long, a_model_needs_a_mask))

@@ -10,6 +10,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/gpu.h"
+#include "tests/lib/suite.h"
 
 enum { WAIT_MS = 20000 };
 
@@ -185,15 +186,9 @@ START_TEST(a_model_that_does_not_fit_says_so) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        const TTest *const tests[] = {
-                a_killed_process_harms_nobody,
-                a_full_pool_is_not_an_error,
-                the_daemons_death_is_not_an_error,
-                who_waits_for_a_dead_producer_begins_anew,
-                calls_that_fail_are_one_line,
-                a_model_that_does_not_fit_says_so,
-        };
-
-        return scene_main(argc, argv, "kvlm: device, faults", tests, ARRAY_SIZE(tests));
-}
+SUITE("kvlm: faults on a GPU",
+      scene_begin(argc, argv),
+      FIXTURE(scene_set_up, scene_tear_down),
+      TESTS(a_killed_process_harms_nobody, a_full_pool_is_not_an_error,
+            the_daemons_death_is_not_an_error, who_waits_for_a_dead_producer_begins_anew,
+            calls_that_fail_are_one_line, a_model_that_does_not_fit_says_so))

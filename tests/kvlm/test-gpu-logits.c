@@ -11,6 +11,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/gpu.h"
+#include "tests/lib/suite.h"
 
 static const float *private_logits(const char *device, const char *kv_type, const char *matmul, const char *chunk,
                                    size_t *n) {
@@ -185,17 +186,11 @@ START_TEST(the_processor_does_not_share_a_gpus_pool) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        const TTest *const tests[] = {
-                logits_are_those_of_the_processor,
-                logits_of_the_real_model_are_those_of_the_processor,
-                bits_do_not_depend_on_chunks,
-                logits_are_the_same_from_the_pool,
-                many_at_once_agree,
-                what_is_generated_is_published_if_it_is_exact,
-                errors_are_one_line,
-                the_processor_does_not_share_a_gpus_pool,
-        };
-
-        return scene_main(argc, argv, "kvlm: device", tests, ARRAY_SIZE(tests));
-}
+SUITE("kvlm: logits on a GPU",
+      scene_begin(argc, argv),
+      FIXTURE(scene_set_up, scene_tear_down),
+      TESTS(logits_are_those_of_the_processor,
+            logits_of_the_real_model_are_those_of_the_processor, bits_do_not_depend_on_chunks,
+            logits_are_the_same_from_the_pool, many_at_once_agree,
+            what_is_generated_is_published_if_it_is_exact, errors_are_one_line,
+            the_processor_does_not_share_a_gpus_pool))

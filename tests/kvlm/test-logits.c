@@ -2,13 +2,13 @@
 
 /* Logits are right, and the same to the last bit however they are computed. */
 
-#include <check.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/suite.h"
 
 enum { N = 150 };
 
@@ -141,22 +141,8 @@ START_TEST(generation_does_not_depend_on_chunk_or_threads) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        Suite *suite = suite_create("kvlm: logits");
-        TCase *tests = tcase_create("logits");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        kvlm_program = argc > 1 ? argv[1] : "kvlm";
-        tcase_set_timeout(tests, 300);
-        tcase_add_checked_fixture(tests, folder_make, folder_remove);
-        tcase_add_test(tests, logits_are_right);
-        tcase_add_test(tests, bits_do_not_depend_on_how_they_are_computed);
-        tcase_add_test(tests, sixteen_bit_caches_are_close);
-        tcase_add_test(tests, generation_does_not_depend_on_chunk_or_threads);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvlm: logits",
+      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+      FIXTURE(folder_make, folder_remove),
+      TESTS(logits_are_right, bits_do_not_depend_on_how_they_are_computed,
+            sixteen_bit_caches_are_close, generation_does_not_depend_on_chunk_or_threads))

@@ -2,12 +2,12 @@
 
 /* Whatever a model's files hold, kvlm ends with status 1 and one line, or it works; it never crashes. */
 
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/suite.h"
 
 static const struct shape tiny = {2, 16, 2, 1, 8, 16, 270, false, "F32"};
 
@@ -252,28 +252,10 @@ START_TEST(wrong_token_files) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        Suite *suite = suite_create("kvlm: hostile files");
-        TCase *tests = tcase_create("hostile files");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        kvlm_program = argc > 1 ? argv[1] : "kvlm";
-        tcase_set_timeout(tests, 300);
-        tcase_add_checked_fixture(tests, make_good, folder_remove);
-        tcase_add_test(tests, truncated_weights);
-        tcase_add_test(tests, impossible_header_lengths);
-        tcase_add_test(tests, headers_that_are_not_what_they_should_be);
-        tcase_add_test(tests, nesting_without_end);
-        tcase_add_test(tests, damaged_bytes);
-        tcase_add_test(tests, impossible_configurations);
-        tcase_add_test(tests, impossible_vocabularies);
-        tcase_add_test(tests, missing_files);
-        tcase_add_test(tests, wrong_usage);
-        tcase_add_test(tests, wrong_token_files);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvlm: hostile files",
+      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+      FIXTURE(make_good, folder_remove),
+      TESTS(truncated_weights, impossible_header_lengths,
+            headers_that_are_not_what_they_should_be, nesting_without_end, damaged_bytes,
+            impossible_configurations, impossible_vocabularies, missing_files, wrong_usage,
+            wrong_token_files))

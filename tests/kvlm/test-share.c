@@ -5,7 +5,6 @@
  * the daemon or of another kvlm becomes the user's. The second argument of this program is the daemon.
  */
 
-#include <check.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -15,6 +14,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/suite.h"
 
 static const struct shape small = {3, 24, 6, 2, 10, 37, 283, true, "F32"};
 static const char *daemon_program;
@@ -388,32 +388,14 @@ START_TEST(ctrl_c_ends_cleanly) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        Suite *suite = suite_create("kvlm: sharing");
-        TCase *tests = tcase_create("sharing");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        if (argc != 3)
-                return 77;
-        kvlm_program = argv[1];
-        daemon_program = argv[2];
-        tcase_set_timeout(tests, 300);
-        tcase_add_checked_fixture(tests, prepare, clean_up);
-        tcase_add_test(tests, a_second_process_reuses_what_the_first_computed);
-        tcase_add_test(tests, a_conversation_goes_on_where_it_ended);
-        tcase_add_test(tests, logits_are_the_same_from_the_pool);
-        tcase_add_test(tests, what_is_lossy_stays_private);
-        tcase_add_test(tests, sparse_answers_stay_private);
-        tcase_add_test(tests, a_full_pool_is_not_an_error);
-        tcase_add_test(tests, many_at_once_agree);
-        tcase_add_test(tests, the_daemons_death_is_not_an_error);
-        tcase_add_test(tests, without_a_daemon_it_works_and_says_so);
-        tcase_add_test(tests, another_model_shares_nothing);
-        tcase_add_test(tests, ctrl_c_ends_cleanly);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvlm: sharing",
+      SKIP_IF(argc != 3),
+      kvlm_program = argv[1],
+      daemon_program = argv[2],
+      FIXTURE(prepare, clean_up),
+      TESTS(a_second_process_reuses_what_the_first_computed,
+            a_conversation_goes_on_where_it_ended, logits_are_the_same_from_the_pool,
+            what_is_lossy_stays_private, sparse_answers_stay_private, a_full_pool_is_not_an_error,
+            many_at_once_agree, the_daemons_death_is_not_an_error,
+            without_a_daemon_it_works_and_says_so, another_model_shares_nothing,
+            ctrl_c_ends_cleanly))

@@ -2,12 +2,12 @@
 
 /* Encoding takes the longest piece, decoding gives the bytes back, and JSON carries them in and out. */
 
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/suite.h"
 
 static const struct shape tiny = {1, 16, 1, 1, 16, 16, 300, true, "F32"};
 
@@ -128,22 +128,8 @@ START_TEST(bad_prompts_do_not_stop_good_ones) {
 }
 END_TEST
 
-int main(int argc, char **argv) {
-        Suite *suite = suite_create("kvlm: tokenizer");
-        TCase *tests = tcase_create("tokenizer");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        kvlm_program = argc > 1 ? argv[1] : "kvlm";
-        tcase_set_timeout(tests, 300);
-        tcase_add_checked_fixture(tests, folder_make, folder_remove);
-        tcase_add_test(tests, the_longest_piece_matches);
-        tcase_add_test(tests, every_text_comes_back);
-        tcase_add_test(tests, prompts_are_json);
-        tcase_add_test(tests, bad_prompts_do_not_stop_good_ones);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("kvlm: tokenizer",
+      kvlm_program = argc > 1 ? argv[1] : "kvlm",
+      FIXTURE(folder_make, folder_remove),
+      TESTS(the_longest_piece_matches, every_text_comes_back, prompts_are_json,
+            bad_prompts_do_not_stop_good_ones))

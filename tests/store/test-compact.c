@@ -2,10 +2,10 @@
 
 /* KeyDiff's compaction in the store: fewer blocks for a range of entries, all at once or not at all. */
 
-#include <check.h>
 #include <errno.h>
 #include <string.h>
 
+#include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
 static struct space *space;
@@ -386,31 +386,13 @@ START_TEST(changes_of_one_compaction_come_in_one_answer) {
 }
 END_TEST
 
-int main(void) {
-        TCase *tcase = tcase_create("compact");
-        Suite *suite = suite_create("compact");
-        SRunner *runner;
-        int failed;
-
-        tcase_set_timeout(tcase, 60);
-        tcase_add_checked_fixture(tcase, setup, teardown);
-        tcase_add_test(tcase, a_range_becomes_fewer_blocks);
-        tcase_add_test(tcase, what_is_packed_is_packed_again);
-        tcase_add_test(tcase, parts_of_blocks_are_brought_together);
-        tcase_add_test(tcase, what_is_not_taken_leaves_nothing);
-        tcase_add_test(tcase, a_full_pool_refuses_it_and_loses_nothing);
-        tcase_add_test(tcase, what_makes_no_sense_is_refused);
-        tcase_add_test(tcase, who_is_busy_or_gone_is_left_alone);
-        tcase_add_test(tcase, a_worker_that_is_lost_is_made_up_for_once);
-        tcase_add_test(tcase, a_worker_that_cannot_leaves_it_as_it_was);
-        tcase_add_loop_test(tcase, a_sequence_that_ends_meanwhile_leaves_nothing, 0, 5);
-        tcase_add_test(tcase, a_packed_block_is_copied_and_comes_back_exactly);
-        tcase_add_test(tcase, memshare_does_not_compare_packed_blocks);
-        tcase_add_test(tcase, changes_of_one_compaction_come_in_one_answer);
-        suite_add_tcase(suite, tcase);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("compact",
+      FIXTURE(setup, teardown),
+      TESTS(a_range_becomes_fewer_blocks, what_is_packed_is_packed_again,
+            parts_of_blocks_are_brought_together, what_is_not_taken_leaves_nothing,
+            a_full_pool_refuses_it_and_loses_nothing, what_makes_no_sense_is_refused,
+            who_is_busy_or_gone_is_left_alone, a_worker_that_is_lost_is_made_up_for_once,
+            a_worker_that_cannot_leaves_it_as_it_was),
+      LOOPS(5, a_sequence_that_ends_meanwhile_leaves_nothing),
+      TESTS(a_packed_block_is_copied_and_comes_back_exactly,
+            memshare_does_not_compare_packed_blocks, changes_of_one_compaction_come_in_one_answer))

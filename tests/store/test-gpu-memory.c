@@ -6,7 +6,6 @@
  * is known by the file behind its descriptor.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/util.h"
 #include "store/store.h"
+#include "tests/lib/suite.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define CHUNKS 16u
@@ -504,35 +504,18 @@ START_TEST(at_random) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("device");
-        TCase *start = tcase_create("start"), *pool = tcase_create("pool");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(start, alone, teardown);
-        tcase_set_timeout(start, 60);
-        tcase_add_test(start, nobody_gets_what_is_not_clear);
-        tcase_add_test(start, a_worker_that_dies_has_cleared_nothing);
-        tcase_add_loop_test(start, what_the_driver_does_not_give_comes_later, 0, 3);
-        tcase_add_test(start, a_driver_that_gives_nothing_is_refused);
-        tcase_add_test(start, no_descriptor_is_an_error_and_no_loss);
-        tcase_add_test(start, memory_that_is_held_is_missing);
-        tcase_add_checked_fixture(pool, setup, teardown);
-        tcase_set_timeout(pool, 60);
-        tcase_add_test(pool, no_block_lies_across_two_segments);
-        tcase_add_test(pool, blocks_that_do_not_fit_are_refused);
-        tcase_add_test(pool, a_segment_is_free_when_all_have_unmapped_it);
-        tcase_add_test(pool, what_nobody_was_asked_about_comes_back_as_it_is);
-        tcase_add_test(pool, what_somebody_is_about_to_unmap_gets_no_block);
-        tcase_add_test(pool, the_dead_have_nothing_mapped);
-        tcase_add_loop_test(pool, a_worker_unmaps_last, 0, 2);
-        tcase_add_test(pool, a_chunk_never_changes_domains);
-        tcase_add_loop_test(pool, at_random, 0, 3);
-        suite_add_tcase(suite, start);
-        suite_add_tcase(suite, pool);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? 1 : 0;
-}
+SUITE("device",
+      FIXTURE(alone, teardown),
+      TESTS(nobody_gets_what_is_not_clear, a_worker_that_dies_has_cleared_nothing),
+      LOOPS(3, what_the_driver_does_not_give_comes_later),
+      TESTS(a_driver_that_gives_nothing_is_refused, no_descriptor_is_an_error_and_no_loss,
+            memory_that_is_held_is_missing),
+      CASE("pool"),
+      FIXTURE(setup, teardown),
+      TESTS(no_block_lies_across_two_segments, blocks_that_do_not_fit_are_refused,
+            a_segment_is_free_when_all_have_unmapped_it,
+            what_nobody_was_asked_about_comes_back_as_it_is,
+            what_somebody_is_about_to_unmap_gets_no_block, the_dead_have_nothing_mapped),
+      LOOPS(2, a_worker_unmaps_last),
+      TESTS(a_chunk_never_changes_domains),
+      LOOPS(3, at_random))

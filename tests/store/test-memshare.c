@@ -2,12 +2,12 @@
 
 /* MemShare's half in the store: which blocks are compared, what becomes of the answer, and M11's sums. */
 
-#include <check.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "tests/lib/oracle.h"
+#include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
 static struct space *space;
@@ -432,32 +432,12 @@ START_TEST(M11_references_and_tables) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("memshare");
-        TCase *tc = tcase_create("memshare");
-        SRunner *runner;
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, a_repeated_step_is_shared);
-        tcase_add_test(tc, the_papers_profile_spares_no_block);
-        tcase_add_test(tc, the_threshold_is_what_strangers_say);
-        tcase_add_test(tc, blocks_with_the_same_words_are_not_measured);
-        tcase_add_test(tc, nonsense_is_no_threshold);
-        tcase_add_test(tc, without_alignment_there_is_no_delta);
-        tcase_add_test(tc, what_is_not_taken_stays);
-        tcase_add_test(tc, short_steps_and_others_are_not_compared);
-        tcase_add_test(tc, targets_and_sources_are_chosen);
-        tcase_add_test(tc, answers_are_not_believed);
-        tcase_add_test(tc, a_prefix_may_stand_in_and_is_never_replaced);
-        tcase_add_test(tc, other_sequences_only_if_that_is_wanted);
-        tcase_add_test(tc, a_lost_comparison_is_made_again);
-        tcase_add_test(tc, M11_references_and_tables);
-        suite_add_tcase(suite, tc);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? 1 : 0;
-}
+SUITE("memshare",
+      FIXTURE(setup, teardown),
+      TESTS(a_repeated_step_is_shared, the_papers_profile_spares_no_block,
+            the_threshold_is_what_strangers_say, blocks_with_the_same_words_are_not_measured,
+            nonsense_is_no_threshold, without_alignment_there_is_no_delta,
+            what_is_not_taken_stays, short_steps_and_others_are_not_compared,
+            targets_and_sources_are_chosen, answers_are_not_believed,
+            a_prefix_may_stand_in_and_is_never_replaced, other_sequences_only_if_that_is_wanted,
+            a_lost_comparison_is_made_again, M11_references_and_tables))

@@ -5,7 +5,6 @@
  * the store does not look at the data, and what streams would write there, the test writes.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "ipc/base/semaphore.h"
 #include "store/cache/cache.h"
 #include "store/device/device.h"
+#include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
 static struct space *space;
@@ -412,27 +412,12 @@ START_TEST(at_random) {
 }
 END_TEST
 
-int main(void) {
-        const TTest *const tests[] = {
-                data_arrives, data_that_is_there_at_once, nonsense_is_refused, values_out_of_order,
-                pending_is_not_evicted, segment_with_pending_stays, pending_is_not_borrowed, worker_gets_it_later,
-                method_turned_on_meanwhile,
-                death_before_the_write, nothing_behind_poison, poison_in_the_middle_of_a_run, pending_behind_poison,
-                both_die, row_is_used_again, row_waits_for_the_wake, no_wake_where_nobody_waits,
-                space_deleted_meanwhile};
-        TCase *tc = tcase_create("order");
-        Suite *s = suite_create("order");
-        SRunner *runner;
-        int failed;
-
-        tcase_add_checked_fixture(tc, open_all, close_all);
-        for (size_t i = 0; i < ARRAY_SIZE(tests); i++)
-                tcase_add_test(tc, tests[i]);
-        tcase_add_loop_test(tc, at_random, 0, 20);
-        suite_add_tcase(s, tc);
-        runner = srunner_create(s);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("order",
+      FIXTURE(open_all, close_all),
+      TESTS(data_arrives, data_that_is_there_at_once, nonsense_is_refused, values_out_of_order,
+            pending_is_not_evicted, segment_with_pending_stays, pending_is_not_borrowed,
+            worker_gets_it_later, method_turned_on_meanwhile, death_before_the_write,
+            nothing_behind_poison, poison_in_the_middle_of_a_run, pending_behind_poison, both_die,
+            row_is_used_again, row_waits_for_the_wake, no_wake_where_nobody_waits,
+            space_deleted_meanwhile),
+      LOOPS(20, at_random))

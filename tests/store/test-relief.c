@@ -2,11 +2,11 @@
 
 /* Who goes when there is too little room: watermarks, the order of relief, priorities, policy priority. */
 
-#include <check.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
 static struct space *space;
@@ -295,31 +295,13 @@ START_TEST(chains_without_a_score_are_scored_when_there_is_time) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("relief");
-        TCase *tc = tcase_create("relief");
-        SRunner *runner;
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 30);
-        tcase_add_test(tc, nothing_leaves_below_the_mark_or_without_a_method);
-        tcase_add_test(tc, the_least_attended_go_first);
-        tcase_add_test(tc, signals_are_weighed_and_may_be_missing);
-        tcase_add_test(tc, without_reports_keydiff_decides);
-        tcase_add_test(tc, a_sequence_keeps_its_budget);
-        tcase_add_test(tc, relief_copies_and_leaves_sketches_alone);
-        tcase_add_test(tc, papers_profiles_protect_nothing);
-        tcase_add_test(tc, the_largest_sequence_gives);
-        tcase_add_test(tc, a_refusal_starts_relief);
-        tcase_add_test(tc, without_room_for_copies_nothing_goes_but_if_it_may);
-        tcase_add_test(tc, like_steps_are_shared_before_anything_leaves);
-        tcase_add_test(tc, policy_priority_evicts_what_is_worth_least);
-        tcase_add_test(tc, chains_without_a_score_are_scored_when_there_is_time);
-        suite_add_tcase(suite, tc);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? 1 : 0;
-}
+SUITE("relief",
+      FIXTURE(setup, teardown),
+      TESTS(nothing_leaves_below_the_mark_or_without_a_method, the_least_attended_go_first,
+            signals_are_weighed_and_may_be_missing, without_reports_keydiff_decides,
+            a_sequence_keeps_its_budget, relief_copies_and_leaves_sketches_alone,
+            papers_profiles_protect_nothing, the_largest_sequence_gives, a_refusal_starts_relief,
+            without_room_for_copies_nothing_goes_but_if_it_may,
+            like_steps_are_shared_before_anything_leaves,
+            policy_priority_evicts_what_is_worth_least,
+            chains_without_a_score_are_scored_when_there_is_time))

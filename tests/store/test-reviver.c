@@ -2,13 +2,13 @@
 
 /* Blocks that leave and come back: exactly, approximately, or not at all. K14 to K16 of the numbered checks. */
 
-#include <check.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
 #include "tests/lib/oracle.h"
+#include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
 static struct space *space;
@@ -904,42 +904,18 @@ START_TEST(K14_state_machine) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("reviver");
-        TCase *tc = tcase_create("reviver");
-        SRunner *runner;
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_set_timeout(tc, 60);
-        tcase_add_test(tc, what_left_comes_back_byte_by_byte);
-        tcase_add_test(tc, what_is_not_taken_is_undone);
-        tcase_add_test(tc, unanswered_changes_are_proposed_again);
-        tcase_add_test(tc, a_broken_copy_is_never_shown);
-        tcase_add_test(tc, no_room_is_a_refusal);
-        tcase_add_test(tc, copies_take_no_more_than_their_share);
-        tcase_add_test(tc, first_approximately_then_exactly);
-        tcase_add_test(tc, an_approximation_cools_to_what_it_was);
-        tcase_add_test(tc, without_a_copy_a_sketch_is_all_there_is);
-        tcase_add_test(tc, K15_load_guard);
-        tcase_add_test(tc, a_sketch_takes_no_more_than_it_answers_for);
-        tcase_add_test(tc, a_sketch_too_small_for_a_block_is_not_made);
-        tcase_add_test(tc, who_came_back_leaves_again_without_a_copy);
-        tcase_add_test(tc, kept_copies_give_way_to_others);
-        tcase_add_test(tc, where_there_is_no_room_places_change);
-        tcase_add_test(tc, who_does_not_make_way_is_not_asked_again);
-        tcase_add_test(tc, K16_isolation);
-        tcase_add_test(tc, a_lost_worker_loses_nothing);
-        tcase_add_test(tc, lost_twice_is_given_up);
-        tcase_add_test(tc, a_half_written_sketch_is_made_anew_from_the_copies);
-        tcase_add_test(tc, a_sketch_that_cannot_be_made_anew_is_dropped);
-        tcase_add_loop_test(tc, a_client_may_go_at_any_stage, 0, 12);
-        tcase_add_test(tc, every_failing_call_is_survived);
-        tcase_add_test(tc, K14_state_machine);
-        suite_add_tcase(suite, tc);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? 1 : 0;
-}
+SUITE("reviver",
+      FIXTURE(setup, teardown),
+      TESTS(what_left_comes_back_byte_by_byte, what_is_not_taken_is_undone,
+            unanswered_changes_are_proposed_again, a_broken_copy_is_never_shown,
+            no_room_is_a_refusal, copies_take_no_more_than_their_share,
+            first_approximately_then_exactly, an_approximation_cools_to_what_it_was,
+            without_a_copy_a_sketch_is_all_there_is, K15_load_guard,
+            a_sketch_takes_no_more_than_it_answers_for,
+            a_sketch_too_small_for_a_block_is_not_made, who_came_back_leaves_again_without_a_copy,
+            kept_copies_give_way_to_others, where_there_is_no_room_places_change,
+            who_does_not_make_way_is_not_asked_again, K16_isolation, a_lost_worker_loses_nothing,
+            lost_twice_is_given_up, a_half_written_sketch_is_made_anew_from_the_copies,
+            a_sketch_that_cannot_be_made_anew_is_dropped),
+      LOOPS(12, a_client_may_go_at_any_stage),
+      TESTS(every_failing_call_is_survived, K14_state_machine))

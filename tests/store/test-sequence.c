@@ -2,10 +2,10 @@
 
 /* Sequences and private blocks: their life, what is refused, and jobs that are lost. */
 
-#include <check.h>
 #include <errno.h>
 #include <string.h>
 
+#include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
 static struct space *space;
@@ -288,29 +288,11 @@ START_TEST(a_space_may_go_while_a_worker_reads_it) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("sequence");
-        TCase *tc = tcase_create("sequence");
-        SRunner *runner;
-        int failed;
-
-        tcase_add_checked_fixture(tc, setup, teardown);
-        tcase_add_test(tc, private_blocks_live_and_die_with_their_sequence);
-        tcase_add_test(tc, a_pin_outlives_the_sequence);
-        tcase_add_test(tc, nobody_evicts_what_a_sequence_names);
-        tcase_add_test(tc, a_client_that_is_lost_leaves_nothing);
-        tcase_add_test(tc, nonsense_is_refused_and_changes_nothing);
-        tcase_add_test(tc, sequences_of_a_space_are_counted);
-        tcase_add_test(tc, a_prefix_is_borrowed_as_it_is_or_not_at_all);
-        tcase_add_test(tc, a_private_block_is_not_borrowed);
-        tcase_add_test(tc, summaries_are_made_only_for_who_reads_them);
-        tcase_add_test(tc, a_worker_holds_what_it_reads);
-        tcase_add_test(tc, answers_to_nothing_are_ignored);
-        tcase_add_test(tc, a_space_may_go_while_a_worker_reads_it);
-        suite_add_tcase(suite, tc);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed ? 1 : 0;
-}
+SUITE("sequence",
+      FIXTURE(setup, teardown),
+      TESTS(private_blocks_live_and_die_with_their_sequence, a_pin_outlives_the_sequence,
+            nobody_evicts_what_a_sequence_names, a_client_that_is_lost_leaves_nothing,
+            nonsense_is_refused_and_changes_nothing, sequences_of_a_space_are_counted,
+            a_prefix_is_borrowed_as_it_is_or_not_at_all, a_private_block_is_not_borrowed,
+            summaries_are_made_only_for_who_reads_them, a_worker_holds_what_it_reads,
+            answers_to_nothing_are_ignored, a_space_may_go_while_a_worker_reads_it))

@@ -2,7 +2,6 @@
 
 /* The store by itself: chains, duplicates, eviction order, quotas, death, leases, and a random walk that is checked. */
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "store/store.h"
+#include "tests/lib/suite.h"
 
 #define BT 4u /* tokens per block */
 
@@ -619,43 +619,17 @@ START_TEST(random_walk_keeps_the_invariants) {
 }
 END_TEST
 
-static Suite *suite(void) {
-        Suite *s = suite_create("store");
-        TCase *c = tcase_create("store");
-
-        tcase_add_checked_fixture(c, setup, teardown);
-        tcase_set_timeout(c, 60);
-        tcase_add_test(c, chain_is_sealed_and_found_again);
-        tcase_add_test(c, chains_of_different_salts_never_share);
-        tcase_add_test(c, partial_tail_ends_a_chain);
-        tcase_add_test(c, a_whole_prefix_has_a_length);
-        tcase_add_test(c, nonsense_is_refused_and_changes_nothing);
-        tcase_add_test(c, full_pool_evicts_coldest_leaf_first);
-        tcase_add_test(c, fifo_ignores_use);
-        tcase_add_loop_test(c, pinned_leaf_keeps_its_whole_chain, 0, 2);
-        tcase_add_test(c, full_of_pins_is_refused_not_stalled);
-        tcase_add_test(c, evict_on_request);
-        tcase_add_test(c, chain_eviction_leaves_only_what_is_used);
-        tcase_add_test(c, client_quota_bounds_filling);
-        tcase_add_test(c, domain_quota_bounds_the_space);
-        tcase_add_test(c, second_space_takes_memory_from_the_first);
-        tcase_add_test(c, memory_that_is_given_back_is_freed);
-        tcase_add_test(c, death_discards_what_was_being_filled);
-        tcase_add_test(c, what_a_dead_client_used_stays_warm);
-        tcase_add_test(c, arena_hands_out_own_segments_only);
-        tcase_add_test(c, another_geometry_is_refused_by_name);
-        tcase_add_test(c, lease_has_one_holder_and_dies_with_it);
-        tcase_add_loop_test(c, random_walk_keeps_the_invariants, 0, 2);
-        suite_add_tcase(s, c);
-        return s;
-}
-
-int main(void) {
-        SRunner *runner = srunner_create(suite());
-        int failed;
-
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("store",
+      FIXTURE(setup, teardown),
+      TESTS(chain_is_sealed_and_found_again, chains_of_different_salts_never_share,
+            partial_tail_ends_a_chain, a_whole_prefix_has_a_length,
+            nonsense_is_refused_and_changes_nothing, full_pool_evicts_coldest_leaf_first,
+            fifo_ignores_use),
+      LOOPS(2, pinned_leaf_keeps_its_whole_chain),
+      TESTS(full_of_pins_is_refused_not_stalled, evict_on_request,
+            chain_eviction_leaves_only_what_is_used, client_quota_bounds_filling,
+            domain_quota_bounds_the_space, second_space_takes_memory_from_the_first,
+            memory_that_is_given_back_is_freed, death_discards_what_was_being_filled,
+            what_a_dead_client_used_stays_warm, arena_hands_out_own_segments_only,
+            another_geometry_is_refused_by_name, lease_has_one_holder_and_dies_with_it),
+      LOOPS(2, random_walk_keeps_the_invariants))

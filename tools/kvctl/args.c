@@ -4,7 +4,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <string.h>
 
 #include "ipc/base/enums.h"
@@ -25,18 +24,8 @@ struct reader {
         const char *word[ARGS_OPERANDS_MAX + 2]; /* verb and operands */
         unsigned n_words;
         char unknown[64]; /* first flag that does not exist; the verb decides what to suggest */
-        char *why;
-        size_t why_size;
+        struct kvd_why *why;
 };
-
-_printf_(2, 3) static int wrong(struct reader *reader, const char *format, ...) {
-        va_list list;
-
-        va_start(list, format);
-        vsnprintf(reader->why, reader->why_size, format, list);
-        va_end(list);
-        return -EINVAL;
-}
 
 /* ---- suggestions ------------------------------------------------------------------------------------------------ */
 
@@ -65,8 +54,8 @@ static int unknown_verb(struct reader *reader, const char *given) {
         for (unsigned i = 0; i < n_verbs; i++)
                 consider(&nearest, given, verbs[i].name);
         if (nearest.name)
-                return wrong(reader, "no verb \"%s\"; did you mean \"%s\"?", given, nearest.name);
-        return wrong(reader, "no verb \"%s\"; \"kvctl --help\" lists them", given);
+                return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; did you mean \"%s\"?", given, nearest.name);
+        return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; \"kvctl --help\" lists them", given);
 }
 
 static uint64_t allowed(const struct verb *verb) {
@@ -82,10 +71,10 @@ static int unknown_flag(struct reader *reader) {
                 if (!verb || allowed(verb) & FLAG_BIT(i))
                         consider(&nearest, given, flags[i].name);
         if (nearest.name)
-                return wrong(reader, "no flag --%s; did you mean --%s?", given, nearest.name);
+                return kvd_refuse(reader->why, -EINVAL, "no flag --%s; did you mean --%s?", given, nearest.name);
         if (verb)
-                return wrong(reader, "no flag --%s; \"kvctl %s --help\" lists them", given, verb->name);
-        return wrong(reader, "no flag --%s; \"kvctl --help\" lists them", given);
+                return kvd_refuse(reader->why, -EINVAL, "no flag --%s; \"kvctl %s --help\" lists them", given, verb->name);
+        return kvd_refuse(reader->why, -EINVAL, "no flag --%s; \"kvctl --help\" lists them", given);
 }
 
 /* ---- verb ------------------------------------------------------------------------------------------------------- */
@@ -115,7 +104,7 @@ static int take_group(struct reader *reader) {
                 reader->args->group = group;
                 return 0;
         }
-        return wrong(reader, "\"%s\" wants another word; \"kvctl %s --help\" lists them", group, group);
+        return kvd_refuse(reader->why, -EINVAL, "\"%s\" wants another word; \"kvctl %s --help\" lists them", group, group);
 }
 
 static int no_verb(struct reader *reader) {
@@ -157,7 +146,7 @@ static int read_number(struct reader *reader, enum flag flag, const char *text) 
         errno = 0;
         *number = strtoull(text, &end, 10);
         if (!isdigit((unsigned char)*text) || *end || errno)
-                return wrong(reader, "--%s takes a whole number, not \"%s\"", flags[flag].name, text);
+                return kvd_refuse(reader->why, -EINVAL, "--%s takes a whole number, not \"%s\"", flags[flag].name, text);
         return 0;
 }
 
@@ -167,7 +156,7 @@ static int read_seconds(struct reader *reader, enum flag flag, const char *text)
 
         *seconds = strtod(text, &end);
         if (end == text || *end || !(*seconds >= 0.01 && *seconds <= 86400))
-                return wrong(reader, "--%s takes seconds, 0.01 to 86400, not \"%s\"", flags[flag].name, text);
+                return kvd_refuse(reader->why, -EINVAL, "--%s takes seconds, 0.01 to 86400, not \"%s\"", flags[flag].name, text);
         return 0;
 }
 
@@ -185,10 +174,10 @@ static int take_flag(struct reader *reader, enum flag flag, const char *value) {
 
         reader->args->given |= FLAG_BIT(flag);
         if (row->kind == FLAG_BARE)
-                return value ? wrong(reader, "--%s takes no value", row->name) : 0;
+                return value ? kvd_refuse(reader->why, -EINVAL, "--%s takes no value", row->name) : 0;
         if (!value) {
                 if (reader->at + 1 >= reader->argc)
-                        return wrong(reader, "--%s wants a value: --%s %s", row->name, row->name, row->value);
+                        return kvd_refuse(reader->why, -EINVAL, "--%s wants a value: --%s %s", row->name, row->name, row->value);
                 value = reader->argv[++reader->at];
         }
         return read_value(reader, flag, value);
@@ -210,12 +199,12 @@ static int take_short(struct reader *reader, const char *word) {
         for (unsigned i = 0; i < N_FLAGS; i++)
                 if (flags[i].letter == word[0])
                         return take_flag(reader, (enum flag)i, word[1] ? word + 1 : NULL);
-        return wrong(reader, "no flag -%s; \"kvctl --help\" lists them", word);
+        return kvd_refuse(reader->why, -EINVAL, "no flag -%s; \"kvctl --help\" lists them", word);
 }
 
 static int take_word(struct reader *reader, const char *word) {
         if (reader->n_words == ARRAY_SIZE(reader->word))
-                return wrong(reader, "too many arguments, from \"%s\" on", word);
+                return kvd_refuse(reader->why, -EINVAL, "too many arguments, from \"%s\" on", word);
         reader->word[reader->n_words++] = word;
         return 0;
 }
@@ -253,11 +242,11 @@ static int check_flags(struct reader *reader) {
 
         for (unsigned i = 0; i < N_FLAGS; i++) {
                 if (surplus & FLAG_BIT(i))
-                        return wrong(reader, "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", verb,
-                                     flags[i].name, verb);
+                        return kvd_refuse(reader->why, -EINVAL, "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", verb,
+                                          flags[i].name, verb);
                 if (missing & FLAG_BIT(i))
-                        return wrong(reader, "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", verb,
-                                     flags[i].name, flags[i].value, verb);
+                        return kvd_refuse(reader->why, -EINVAL, "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", verb,
+                                          flags[i].name, flags[i].value, verb);
         }
         return 0;
 }
@@ -266,16 +255,16 @@ static int check_operands(struct reader *reader) {
         const struct args *args = reader->args;
 
         if (args->n_operands < args->verb->least)
-                return wrong(reader, "\"%s\" wants %s; try: %s", args->verb->name, args->verb->operands,
-                             args->verb->example);
+                return kvd_refuse(reader->why, -EINVAL, "\"%s\" wants %s; try: %s", args->verb->name, args->verb->operands,
+                                  args->verb->example);
         if (args->n_operands > args->verb->most)
-                return wrong(reader, "\"%s\" does not know what to do with \"%s\"; \"kvctl %s --help\" has an example",
-                             args->verb->name, args->operand[args->verb->most], args->verb->name);
+                return kvd_refuse(reader->why, -EINVAL, "\"%s\" does not know what to do with \"%s\"; \"kvctl %s --help\" has an example",
+                                  args->verb->name, args->operand[args->verb->most], args->verb->name);
         return 0;
 }
 
-int args_parse(struct args *args, int argc, char **argv, char *why, size_t why_size) {
-        struct reader reader = {.args = args, .argv = argv, .argc = argc, .why = why, .why_size = why_size};
+int args_parse(struct args *args, int argc, char **argv, struct kvd_why *why) {
+        struct reader reader = {.args = args, .argv = argv, .argc = argc, .why = why};
         int r;
 
         *args = (struct args){0};

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "ipc/base/why.h"
+
 struct kvctl;
 struct answer;
 
@@ -61,8 +63,8 @@ struct args {
         double seconds[N_FLAGS];
 };
 
-/* -EINVAL, and one line in why[], if it cannot be understood. With --help or --version, operands are not counted. */
-int args_parse(struct args *args, int argc, char **argv, char *why, size_t why_size);
+/* -EINVAL, and a line in why, if it cannot be understood. With --help or --version, operands are not counted. */
+int args_parse(struct args *args, int argc, char **argv, struct kvd_why *why);
 
 static inline bool args_has(const struct args *args, enum flag flag) {
         return args->given & FLAG_BIT(flag);

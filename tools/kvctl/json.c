@@ -6,12 +6,12 @@
 #include <math.h>
 #include <string.h>
 
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
-#include "tools/kvctl/text.h"
 
 static size_t put_character(FILE *to, const char *text, size_t n) {
         static const char short_from[] = "\"\\\b\f\n\r\t", short_to[] = "\"\\bfnrt";
-        size_t length = utf8_length(text, n);
+        size_t length = kvd_utf8(text, n);
         const char *found = *text ? strchr(short_from, *text) : NULL;
 
         if (!length)

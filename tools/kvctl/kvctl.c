@@ -3,22 +3,11 @@
 
 #include <endian.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <string.h>
 
 #include "client/conn.h"
 #include "client/kvd.h"
 #include "tools/kvctl/text.h"
-
-int kvctl_fail(struct kvctl *kvctl, enum kvctl_exit exit, int error, const char *format, ...) {
-        va_list list;
-
-        kvctl->exit = exit;
-        va_start(list, format);
-        vsnprintf(kvctl->why, sizeof kvctl->why, format, list);
-        va_end(list);
-        return error;
-}
 
 int kvctl_out_of_memory(struct kvctl *kvctl) {
         return kvctl_fail(kvctl, KVCTL_NO, -ENOMEM, "out of memory");

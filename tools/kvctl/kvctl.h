@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "client/conn.h"
-#include "ipc/base/util.h"
+#include "ipc/base/why.h"
 #include "tools/kvctl/answer.h"
 #include "tools/kvctl/args.h"
 #include "tools/kvctl/screen.h"
@@ -23,11 +23,11 @@ struct kvctl {
         uint64_t pictures;     /* shown so far, by --watch and top */
         struct sample *before; /* top: what the rates are measured from */
         enum kvctl_exit exit;  /* of the last failure */
-        char why[512];
+        struct kvd_why why;
 };
 
-/* Notes why a verb failed. Returns error, a negative errno. */
-_printf_(4, 5) int kvctl_fail(struct kvctl *kvctl, enum kvctl_exit exit, int error, const char *format, ...);
+/* Keeps why a verb failed, and the program's status. Returns the error: kvctl_fail(kvctl, exit, error, format, ...). */
+#define kvctl_fail(kvctl, status, ...) ((kvctl)->exit = (status), kvd_refuse(&(kvctl)->why, __VA_ARGS__))
 int kvctl_out_of_memory(struct kvctl *kvctl);
 
 /* ---- the daemon ------------------------------------------------------------------------------------------------- */

@@ -99,7 +99,7 @@ static int render(struct kvctl *kvctl, const struct watch *watch, const struct a
         if (answer)
                 r = answer_print(answer, &screen);
         else
-                fprintf(screen.to, "%s\nwaiting for it\n", kvctl->why);
+                fprintf(screen.to, "%s\nwaiting for it\n", kvctl->why.line);
         return fclose(screen.to) != 0 ? -ENOMEM : r;
 }
 
@@ -161,7 +161,7 @@ static int finish(struct kvctl *kvctl, int r) {
         if (r >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
                 r = kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s", strerror(errno));
         if (r < 0)
-                complain(kvctl->why);
+                complain(kvctl->why.line);
         return r < 0 ? (int)kvctl->exit : r;
 }
 
@@ -185,10 +185,10 @@ static int answer_about_self(const struct args *args) {
 
 int main(int argc, char **argv) {
         struct kvctl kvctl = {0};
-        int r = args_parse(&kvctl.args, argc, argv, kvctl.why, sizeof kvctl.why);
+        int r = args_parse(&kvctl.args, argc, argv, &kvctl.why);
 
         if (r < 0) {
-                complain(kvctl.why);
+                complain(kvctl.why.line);
                 return KVCTL_USAGE;
         }
         if (is_about_self(&kvctl.args))

@@ -7,9 +7,6 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Bytes of the UTF-8 character at text[0..n), or 0 if there is none. */
-size_t utf8_length(const char *text, size_t n);
-
 unsigned text_width(const char *text); /* characters */
 
 /* Writes "?" for what a terminal might obey (control characters) or cannot show (bytes that are not UTF-8). */

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 enum { TRIES = 8, LEASE_MS = 10000 };
 
@@ -31,7 +31,7 @@ static int take_private(struct entry *e, uint32_t layer) {
 
         e->memory[layer] = aligned_alloc(64, ALIGN_UP(e->context.n_blocks * bytes, 64));
         if (!e->memory[layer])
-                return note(-ENOMEM, "out of memory for a prefix of %u tokens", e->context.n_tokens);
+                return refuse(-ENOMEM, "out of memory for a prefix of %u tokens", e->context.n_tokens);
         for (uint32_t i = 0; i < e->context.n_blocks; i++)
                 blocks_of(e, layer)[i] = e->memory[layer] + i * bytes;
         e->kinds[layer] = ENTRY_PRIVATE;
@@ -214,7 +214,7 @@ static int create(const struct entry_maker *maker, const uint32_t *tokens, uint3
         int r;
 
         if (!e)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *e = (struct entry){.maker = maker, .tokens = tokens};
         r = context_new(maker->config, maker->shape, n_tokens, n_tokens, &e->context);
         if (r == 0) {
@@ -223,7 +223,7 @@ static int create(const struct entry_maker *maker, const uint32_t *tokens, uint3
                 e->pool = calloc(layers * e->context.n_blocks, sizeof *e->pool);
                 e->memory = calloc(layers, sizeof *e->memory);
                 if (!e->kinds || !e->pins || !e->pool || !e->memory)
-                        r = note(-ENOMEM, "out of memory for a prefix of %u tokens", n_tokens);
+                        r = refuse(-ENOMEM, "out of memory for a prefix of %u tokens", n_tokens);
         }
         if (r < 0) {
                 entry_close(e);

@@ -14,7 +14,7 @@
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "kernels/bicache.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 struct whole { /* a request and its keys and values */
         struct profile *profile;
@@ -35,7 +35,7 @@ int profile_open(const char *path, struct profile *ret) {
         FILE *out = fopen(path, "ae");
 
         if (!out)
-                return note(-errno, "cannot write %s: %s", path, strerror(errno));
+                return refuse(-errno, "cannot write %s: %s", path, strerror(errno));
         *ret = (struct profile){.out = out};
         return 0;
 }
@@ -44,7 +44,7 @@ int profile_close(struct profile *p) {
         bool good = !p->out || fclose(p->out) == 0;
 
         p->out = NULL;
-        return good ? 0 : note(-EIO, "cannot write the profile: %s", strerror(errno));
+        return good ? 0 : refuse(-EIO, "cannot write the profile: %s", strerror(errno));
 }
 
 /* ---- the whole request ---- */
@@ -75,7 +75,7 @@ static int open_whole(struct whole *w) {
         bytes = d->model->config.layers * w->context.n_blocks * d->shape.plain_bytes;
         w->memory = aligned_alloc(64, ALIGN_UP(bytes, 64));
         if (!w->tokens || !w->memory)
-                return note(-ENOMEM, "out of memory for a request of %u tokens", n);
+                return refuse(-ENOMEM, "out of memory for a request of %u tokens", n);
         memcpy(w->tokens, w->request->tokens, w->request->n_tokens * sizeof *w->tokens);
         for (uint32_t i = w->request->n_tokens; i < n; i++)
                 w->tokens[i] = d->model->config.mask_token;
@@ -133,7 +133,7 @@ static int write_sample(const struct whole *w, const struct entry *alone, uint32
         FILE *out = w->profile->out;
 
         if (!keys || !values || !mean || !flat)
-                return note(-ENOMEM, "out of memory for a profile");
+                return refuse(-ENOMEM, "out of memory for a profile");
         for (uint32_t layer = 0; layer < layers; layer++) {
                 compare_layer(w, alone, layer, &alike);
                 mean[layer] = kvd_similarity_token_mean(keys, values, n);
@@ -144,7 +144,7 @@ static int write_sample(const struct whole *w, const struct entry *alone, uint32
         write_list(out, "sim", mean, layers);
         write_list(out, "sim_flat", flat, layers);
         fputs("}\n", out);
-        return fflush(out) != 0 || ferror(out) ? note(-EIO, "cannot write the profile: %s", strerror(errno)) : 0;
+        return fflush(out) != 0 || ferror(out) ? refuse(-EIO, "cannot write the profile: %s", strerror(errno)) : 0;
 }
 
 /* ---- samples for the space ---- */
@@ -223,7 +223,7 @@ static int take_samples(const struct whole *w) {
 
         if (step == 0)
                 return w->request->n_prefix > 0 ? take_sample(w, w->request->n_prefix) :
-                                                  note(-EINVAL, "a prompt without a document has no prefix to profile");
+                                                  refuse(-EINVAL, "a prompt without a document has no prefix to profile");
         for (uint32_t percent = step; r == 0 && percent <= 100; percent += step) {
                 uint32_t n = (uint32_t)((percent * all + 50) / 100);
 

@@ -7,16 +7,16 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/file.h"
 #include "tools/kvlm/json.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 static int read_step(const json_t *entry, uint32_t layers, struct kvd_bstep *ret) {
         uint64_t r, b;
 
         if (json_array_size(entry) != 2 || json_whole(json_array_get(entry, 0), &r) < 0 ||
             json_whole(json_array_get(entry, 1), &b) < 0)
-                return note(-EINVAL, "an entry is not a pair of numbers");
+                return refuse(-EINVAL, "an entry is not a pair of numbers");
         if (r > 100 || b < 1 || b > layers)
-                return note(-EINVAL, "an entry is not a percentage and a number of layers from 1 to %u", layers);
+                return refuse(-EINVAL, "an entry is not a percentage and a number of layers from 1 to %u", layers);
         *ret = (struct kvd_bstep){(uint8_t)r, (uint16_t)b};
         return 0;
 }
@@ -32,7 +32,7 @@ static int read_steps(const json_t *entries, uint32_t layers, struct kvd_btable 
                 if (r < 0)
                         return r;
                 if (t->n > 0 && (step.percent <= t->steps[t->n - 1].percent || step.b < t->steps[t->n - 1].b))
-                        return note(-EINVAL, "percentages do not ascend, or layers fall");
+                        return refuse(-EINVAL, "percentages do not ascend, or layers fall");
                 t->steps[t->n++] = step; /* at most one for each percentage */
         }
         return 0;
@@ -42,15 +42,15 @@ static int read_table(const json_t *j, uint32_t layers, struct kvd_btable *t) {
         const json_t *def = json_object_get(j, "def"), *entries = json_object_get(j, "entries");
 
         if (!json_is_object(j))
-                return note(-EINVAL, "it is not a JSON object");
+                return refuse(-EINVAL, "it is not a JSON object");
         if (json_says(def, "INCLUDE_GEN"))
                 t->ratio = KVD_RATIO_INCLUDE_GEN;
         else if (json_says(def, "PROMPT_ONLY"))
                 t->ratio = KVD_RATIO_PROMPT_ONLY;
         else
-                return note(-EINVAL, "\"def\" is neither INCLUDE_GEN nor PROMPT_ONLY");
+                return refuse(-EINVAL, "\"def\" is neither INCLUDE_GEN nor PROMPT_ONLY");
         if (!json_is_array(entries))
-                return note(-EINVAL, "there is no array \"entries\"");
+                return refuse(-EINVAL, "there is no array \"entries\"");
         return read_steps(entries, layers, t);
 }
 
@@ -66,9 +66,9 @@ int bicache_table_read(const char *path, uint32_t layers, struct kvd_btable *ret
         j = json_read(text, size);
         r = read_table(j, layers, &t);
         if (r < 0) {
-                _cleanup_(freep) char *why = strdup(note_line());
+                _cleanup_(freep) char *why = strdup(refusal());
 
-                return note(r, "table %s: %s", path, why ? why : "");
+                return refuse(r, "table %s: %s", path, why ? why : "");
         }
         *ret = t;
         return 0;

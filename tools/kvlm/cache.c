@@ -7,7 +7,7 @@
 
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 /* ---- connection ---- */
 
@@ -85,7 +85,7 @@ int cache_new(const struct cache_options *options, struct cache **ret) {
         struct cache *c = calloc(1, sizeof *c);
 
         if (!c)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         c->options = *options;
         cache_connected(c);
         *ret = c;
@@ -139,7 +139,7 @@ uint8_t *cache_take(struct sequence *s, uint32_t i) {
                 return c->spare[--c->n_spare];
         block = aligned_alloc(64, size);
         if (!block)
-                note(-ENOMEM, "out of memory for keys and values");
+                refuse(-ENOMEM, "out of memory for keys and values");
         return block ? memset(block, 0, size) : NULL;
 }
 

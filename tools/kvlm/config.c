@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/json.h"
 
 /* A whole number from 1 to most. fallback 0: it must be there. */
@@ -15,9 +15,9 @@ static int read_size(const json_t *j, const char *key, uint32_t fallback, uint32
         uint64_t value = fallback;
 
         if (member && !json_is_null(member) && json_whole(member, &value) < 0)
-                return note(-EINVAL, "config.json: %s is not a whole number", key);
+                return refuse(-EINVAL, "config.json: %s is not a whole number", key);
         if (value == 0 || value > most)
-                return note(-EINVAL, "config.json: %s is missing or not in 1 to %u", key, most);
+                return refuse(-EINVAL, "config.json: %s is missing or not in 1 to %u", key, most);
         *ret = (uint32_t)value;
         return 0;
 }
@@ -51,9 +51,9 @@ static int read_float(const json_t *j, const char *key, double fallback, float *
         double value = member ? json_number_value(member) : fallback;
 
         if (member && !json_is_number(member))
-                return note(-EINVAL, "config.json: %s is not a number", key);
+                return refuse(-EINVAL, "config.json: %s is not a number", key);
         if (!isfinite(value) || value <= 0.0 || value > 1e12)
-                return note(-EINVAL, "config.json: %s is not a positive number", key);
+                return refuse(-EINVAL, "config.json: %s is not a positive number", key);
         *ret = (float)value;
         return 0;
 }
@@ -64,14 +64,14 @@ static int check_features(const json_t *j) {
         const json_t *type = json_object_get(j, "model_type"), *act = json_object_get(j, "hidden_act");
 
         if (type && !json_says(type, "llama") && !json_says(type, "kvlm_diffusion"))
-                return note(-ENOTSUP, "config.json: model_type is neither llama nor kvlm_diffusion");
+                return refuse(-ENOTSUP, "config.json: model_type is neither llama nor kvlm_diffusion");
         if (act && !json_says(act, "silu"))
-                return note(-ENOTSUP, "config.json: hidden_act is not silu");
+                return refuse(-ENOTSUP, "config.json: hidden_act is not silu");
         for (size_t i = 0; i < ARRAY_SIZE(off); i++) {
                 const json_t *member = json_object_get(j, off[i]);
 
                 if (member && !json_is_null(member) && !json_is_false(member))
-                        return note(-ENOTSUP, "config.json: %s is not supported", off[i]);
+                        return refuse(-ENOTSUP, "config.json: %s is not supported", off[i]);
         }
         return 0;
 }
@@ -83,13 +83,13 @@ static int read_attention(const json_t *j, struct config *c) {
 
         c->bidirectional = json_says(attention, "bidirectional");
         if (attention && !c->bidirectional && !json_says(attention, "causal"))
-                return note(-ENOTSUP, "config.json: attention is neither causal nor bidirectional");
+                return refuse(-ENOTSUP, "config.json: attention is neither causal nor bidirectional");
         if (!c->bidirectional)
                 return 0;
         if (json_whole(json_object_get(j, "mask_token_id"), &id) < 0 || id >= c->vocab)
-                return note(-EINVAL, "config.json: mask_token_id is missing or not a token id below vocab_size");
+                return refuse(-EINVAL, "config.json: mask_token_id is missing or not a token id below vocab_size");
         if (c->vocab < 2)
-                return note(-EINVAL, "config.json: vocab_size leaves no token beside the mask");
+                return refuse(-EINVAL, "config.json: vocab_size leaves no token beside the mask");
         c->mask_token = (uint32_t)id;
         return 0;
 }
@@ -110,9 +110,9 @@ static int read_members(const json_t *j, struct config *c) {
                 return r;
         c->tied = json_is_true(json_object_get(j, "tie_word_embeddings"));
         if (c->heads % c->kv_heads != 0)
-                return note(-EINVAL, "config.json: num_key_value_heads does not divide num_attention_heads");
+                return refuse(-EINVAL, "config.json: num_key_value_heads does not divide num_attention_heads");
         if (c->head_dim % 2 != 0)
-                return note(-EINVAL, "config.json: head_dim is odd");
+                return refuse(-EINVAL, "config.json: head_dim is odd");
         return read_attention(j, c);
 }
 
@@ -122,7 +122,7 @@ int config_read(const struct mapping *file, struct config *ret) {
         int r;
 
         if (!json_is_object(j))
-                return note(-EINVAL, "config.json is not a JSON object");
+                return refuse(-EINVAL, "config.json is not a JSON object");
         r = read_members(j, &c);
         if (r == 0)
                 *ret = c;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 int context_new(const struct config *c, const struct block_shape *s, uint32_t n_prefix, uint32_t n_tokens,
                 struct context *ret) {
@@ -16,7 +16,7 @@ int context_new(const struct config *c, const struct block_shape *s, uint32_t n_
         context.slots = calloc(n_tokens, sizeof *context.slots);
         if (!context.blocks || !context.slots) {
                 context_release(&context);
-                return note(-ENOMEM, "out of memory for a request of %u tokens", n_tokens);
+                return refuse(-ENOMEM, "out of memory for a request of %u tokens", n_tokens);
         }
         for (uint32_t i = 0; i < n_tokens; i++)
                 context.slots[i] = i < n_prefix ? i : i + gap;

@@ -6,10 +6,10 @@
 
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 int device_failed(struct device *d, int error) {
-        return note(error, "%s", d->gpu.why);
+        return refuse(error, "%s", d->gpu.why);
 }
 
 static int check(struct device *d, cu_result error, const char *what) {
@@ -47,7 +47,7 @@ int device_new(const struct device_options *options, struct device **ret) {
         int r;
 
         if (!d)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         d->options = *options;
         r = open_all(d);
         if (r < 0) {
@@ -91,8 +91,8 @@ static int too_large(struct device *d, uint64_t bytes, const char *what) {
         size_t free = 0, total = 0;
 
         d->gpu.cuda->cuMemGetInfo(&free, &total);
-        return note(-ENOMEM, "%s: %ju MiB are needed on the GPU, and %zu of its %zu MiB are free", what,
-                    (uintmax_t)DIV_UP(bytes, 1 << 20), free >> 20, total >> 20);
+        return refuse(-ENOMEM, "%s: %ju MiB are needed on the GPU, and %zu of its %zu MiB are free", what,
+                      (uintmax_t)DIV_UP(bytes, 1 << 20), free >> 20, total >> 20);
 }
 
 int device_take(struct device *d, uint64_t bytes, const char *what, cu_address *ret) {
@@ -132,7 +132,7 @@ int device_write(struct device *d, cu_address to, const void *from, uint64_t byt
 
 int device_compare(struct device *d, cu_address a, cu_address b, uint64_t bytes, uint64_t *ret) {
         _cleanup_(freep) uint8_t *both = malloc(2 * bytes);
-        int r = both ? device_read(d, both, a, bytes) : note(-ENOMEM, "out of memory");
+        int r = both ? device_read(d, both, a, bytes) : refuse(-ENOMEM, "out of memory");
 
         if (r == 0)
                 r = device_read(d, both + bytes, b, bytes);

@@ -9,7 +9,7 @@
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/engine.h"
 #include "tools/kvlm/device_inputs.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 enum {
         ROWS = 64,   /* of every product: no slower than one row, as long as it waits for the weights */
@@ -346,7 +346,7 @@ int device_forward_new(struct device *device, const struct device_model *model, 
         int r;
 
         if (!f)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *f = (struct device_forward){.device = device, .model = model, .shape = *shape};
         f->max_rows = ALIGN_UP(chunk + ROWS - 1, ROWS);
         r = device_inputs_new(device, &model->config, shape, chunk, &f->inputs);

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 static int check(struct device_inputs *in, cu_result error, const char *what) {
         int r = gpu_check(&in->device->gpu, error, what);
@@ -51,7 +51,7 @@ static int stage_ids(struct device_inputs *in, uint8_t *const *at, uint32_t n, s
                 uint64_t offset = (uintptr_t)at[i] - base, id = offset / in->shape.block_bytes;
 
                 if (id * in->shape.block_bytes != offset || id >= GPU_NO_BLOCK)
-                        return note(-EXDEV, "the blocks of a sequence are in memory of two kinds");
+                        return refuse(-EXDEV, "the blocks of a sequence are in memory of two kinds");
                 ids[i] = (uint32_t)id;
         }
         *ret = (struct gpu_blocks){base, in->shape.block_bytes, in->ids};
@@ -114,7 +114,7 @@ static int allocate(struct device_inputs *in, const struct config *c, uint32_t c
 
         in->frequencies = calloc(c->head_dim, sizeof *in->frequencies);
         if (!in->frequencies)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         for (uint32_t i = 0; i < in->half; i++)
                 in->frequencies[i] = 1.0f / powf(c->rope_theta, (float)(2 * i) / (float)c->head_dim);
         r = check(in, cuda->cuMemHostAlloc((void **)&in->staging, bytes, CU_HOST_PORTABLE), "cuMemHostAlloc");
@@ -132,7 +132,7 @@ int device_inputs_new(struct device *device, const struct config *c, const struc
         int r;
 
         if (!in)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *in = (struct device_inputs){.device = device, .shape = *shape, .half = c->head_dim / 2};
         r = allocate(in, c, chunk);
         if (r < 0) {

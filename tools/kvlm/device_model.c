@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 enum { ALIGNMENT = 256 };
 
@@ -104,7 +104,7 @@ static int upload(struct upload *u, const struct model *from, struct device_mode
                 return r;
         u->memory = to->weights;
         u->rows = malloc(u->largest * sizeof *u->rows);
-        r = u->rows ? upload_all(u, from, to) : note(-ENOMEM, "out of memory");
+        r = u->rows ? upload_all(u, from, to) : refuse(-ENOMEM, "out of memory");
         free(u->rows);
         return r;
 }
@@ -118,7 +118,7 @@ int device_model_new(struct device *device, const struct model *model, struct de
                 m->layers = calloc(model->config.layers, sizeof *m->layers);
         if (!m || !m->layers) {
                 free(m);
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         }
         m->config = model->config;
         r = upload(&u, model, m);

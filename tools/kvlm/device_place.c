@@ -8,7 +8,7 @@
 #include "client/conn.h"
 #include "ipc/base/device.h"
 #include "ipc/msg.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 enum { UUID_TEXT = 36 };
 
@@ -46,7 +46,7 @@ static int ordinal_of(const struct cu_uuid *uuid, int *ret) {
         int r = kvd_device_open(&device, uuid);
 
         if (r < 0)
-                return note(r, "the daemon's pool is in GPU memory: %s", device.why);
+                return refuse(r, "the daemon's pool is in GPU memory: %s", device.why);
         *ret = device.ordinal;
         kvd_device_close(&device);
         return 1;

@@ -15,7 +15,7 @@
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/diffuse_pick.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 enum { DEFAULT_REFRESH = 16 };
 
@@ -149,7 +149,7 @@ static int lay_out(struct run *run) {
 
         run->memory = aligned_alloc(64, ALIGN_UP(n_private * d->shape.plain_bytes, 64));
         if (!run->memory)
-                return note(-ENOMEM, "out of memory for keys and values");
+                return refuse(-ENOMEM, "out of memory for keys and values");
         next = run->memory;
         for (uint32_t layer = 0; layer < c->layers; layer++)
                 for (uint32_t i = 0; i < x->n_blocks; i++) {
@@ -175,7 +175,7 @@ static int prepare(struct run *run) {
         run->guesses = calloc(length, sizeof *run->guesses);
         run->logits = malloc((size_t)length * c->vocab * sizeof *run->logits);
         if (!run->tokens || !run->positions || !run->guesses || !run->logits)
-                return note(-ENOMEM, "out of memory for a request of %u tokens", n);
+                return refuse(-ENOMEM, "out of memory for a request of %u tokens", n);
         memcpy(run->tokens, q->tokens, q->n_tokens * sizeof *run->tokens);
         for (uint32_t i = q->n_tokens; i < n; i++)
                 run->tokens[i] = c->mask_token;
@@ -259,7 +259,7 @@ static int dump_logits(struct run *run) {
                 run->positions[i] = run->request->n_tokens + i;
         pass_logits_at(run->diffuser->pass, run->positions, run->result->length, run->logits);
         if (fwrite(run->logits, sizeof *run->logits, n, run->request->logits) != n)
-                return note(-EIO, "cannot write the logits: %s", strerror(errno));
+                return refuse(-EIO, "cannot write the logits: %s", strerror(errno));
         return 0;
 }
 
@@ -309,7 +309,7 @@ static int write_text(struct run *run) {
         FILE *f = open_memstream(&result->text, &result->text_size);
 
         if (!f)
-                return note(-ENOMEM, "out of memory for the answer");
+                return refuse(-ENOMEM, "out of memory for the answer");
         for (uint32_t i = 0; i < result->length && region[i] != TOKEN_EOS; i++) {
                 size_t size;
                 const char *bytes = tokenizer_decode(run->diffuser->tokenizer, region[i], &size);
@@ -317,7 +317,7 @@ static int write_text(struct run *run) {
                 fwrite(bytes, 1, size, f);
         }
         if (fclose(f) != 0)
-                return note(-ENOMEM, "out of memory for the answer");
+                return refuse(-ENOMEM, "out of memory for the answer");
         if (*stop)
                 found = memmem(result->text, result->text_size, stop, strlen(stop));
         if (found)
@@ -325,7 +325,7 @@ static int write_text(struct run *run) {
         result->text[result->text_size] = '\0';
         result->tokens = malloc(result->length * sizeof *result->tokens);
         if (!result->tokens)
-                return note(-ENOMEM, "out of memory for the answer");
+                return refuse(-ENOMEM, "out of memory for the answer");
         memcpy(result->tokens, region, result->length * sizeof *region);
         return 0;
 }
@@ -350,13 +350,13 @@ int diffuse_check(const struct diffuser *d, const struct diffuse_request *q) {
         uint64_t n = (uint64_t)q->n_tokens + d->options.length;
 
         if (q->n_tokens == 0)
-                return note(-EINVAL, "the prompt has no tokens");
+                return refuse(-EINVAL, "the prompt has no tokens");
         if (n > d->model->config.max_positions)
-                return note(-E2BIG, "prompt and answer have %ju tokens, the model takes %u", (uintmax_t)n,
-                            d->model->config.max_positions);
+                return refuse(-E2BIG, "prompt and answer have %ju tokens, the model takes %u", (uintmax_t)n,
+                              d->model->config.max_positions);
         if (d->options.steps > d->options.length)
-                return note(-EINVAL, "%u steps for %u tokens: some would find nothing", d->options.steps,
-                            d->options.length);
+                return refuse(-EINVAL, "%u steps for %u tokens: some would find nothing", d->options.steps,
+                              d->options.length);
         return 0;
 }
 

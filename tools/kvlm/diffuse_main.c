@@ -7,7 +7,7 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/bicache_profile.h"
 #include "tools/kvlm/diffuse.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/report.h"
 
 struct session {
@@ -73,8 +73,8 @@ static int open_session(struct session *s) {
 
 static int failed(struct session *s) {
         s->failed = true;
-        fprintf(stderr, "kvlm: %s\n", note_line());
-        return s->parts->options->json ? report_failure(note_line()) : 0;
+        fprintf(stderr, "kvlm: %s\n", refusal());
+        return s->parts->options->json ? report_failure(refusal()) : 0;
 }
 
 static int answer(struct session *s, const struct diffuse_request *request) {
@@ -111,7 +111,7 @@ static int answer_all(struct session *s) {
                 int r = *p->interrupted ? -EINTR : prompts_next(p->prompts, &ids, &n);
 
                 if (r == 0)
-                        return p->logits && fflush(p->logits) != 0 ? note(-EIO, "cannot write the logits") : 0;
+                        return p->logits && fflush(p->logits) != 0 ? refuse(-EIO, "cannot write the logits") : 0;
                 if (r > 0) {
                         struct diffuse_request request = {ids, n, prefix_of(s, n), p->logits};
 

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 int map_file(const char *directory, const char *name, struct mapping *ret) {
         _cleanup_(freep) char *path = NULL;
@@ -18,15 +18,15 @@ int map_file(const char *directory, const char *name, struct mapping *ret) {
         void *data;
 
         if (asprintf(&path, "%s/%s", directory, name) < 0)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0 || fstat(fd, &st) < 0)
-                return note(-errno, "cannot open %s: %s", path, strerror(errno));
+                return refuse(-errno, "cannot open %s: %s", path, strerror(errno));
         if (!S_ISREG(st.st_mode) || st.st_size == 0)
-                return note(-EINVAL, "%s is %s", path, S_ISREG(st.st_mode) ? "empty" : "not a regular file");
+                return refuse(-EINVAL, "%s is %s", path, S_ISREG(st.st_mode) ? "empty" : "not a regular file");
         data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (data == MAP_FAILED)
-                return note(-errno, "cannot map %s: %s", path, strerror(errno));
+                return refuse(-errno, "cannot map %s: %s", path, strerror(errno));
         ret->data = data;
         ret->size = (size_t)st.st_size;
         return 0;
@@ -70,9 +70,9 @@ int read_file(const char *path, char **ret, size_t *ret_size) {
         int r;
 
         if (!f)
-                return note(-errno, "cannot open %s: %s", path, strerror(errno));
+                return refuse(-errno, "cannot open %s: %s", path, strerror(errno));
         r = read_all(f, ret, ret_size);
         if (f != stdin)
                 fclose(f);
-        return r < 0 ? note(r, "cannot read %s: %s", path, strerror(-r)) : 0;
+        return r < 0 ? refuse(r, "cannot read %s: %s", path, strerror(-r)) : 0;
 }

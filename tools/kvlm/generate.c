@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 struct run { /* of one request */
         const struct engine *engine;
@@ -88,7 +88,7 @@ static int write_logits(const struct run *run, const struct step *step) {
         size_t numbers = (size_t)step->n * run->engine->model->config.vocab;
 
         if (fwrite(run->logits, sizeof *run->logits, numbers, run->dump) != numbers)
-                return note(-EIO, "cannot write the logits: %s", strerror(errno));
+                return refuse(-EIO, "cannot write the logits: %s", strerror(errno));
         return 0;
 }
 
@@ -162,7 +162,7 @@ static int dump_logits(const struct run *run) {
                         return r;
                 first += step.n;
         }
-        return sequence_check(run->sequence) ? 0 : note(-EIO, "what was read from the cache was never written");
+        return sequence_check(run->sequence) ? 0 : refuse(-EIO, "what was read from the cache was never written");
 }
 
 /* ---- text ---- */
@@ -175,7 +175,7 @@ static int append_text(struct run *run, const char *bytes, size_t size) {
                 char *text = realloc(result->text, room);
 
                 if (!text)
-                        return note(-ENOMEM, "out of memory for the answer");
+                        return refuse(-ENOMEM, "out of memory for the answer");
                 result->text = text;
                 run->room = room;
         }
@@ -334,7 +334,7 @@ static int prepare(struct run *run, const struct request *request, uint32_t capa
         int r;
 
         if (e->device && pooled)
-                return note(-ENOTSUP, "methods run on the processor: --device cpu, or turn the space's off");
+                return refuse(-ENOTSUP, "methods run on the processor: --device cpu, or turn the space's off");
         if (pooled)
                 return prepare_pooled(run, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run->sequence);
@@ -352,13 +352,13 @@ int generate(const struct engine *e, const struct request *request, struct resul
         int r;
 
         if (request->n_tokens == 0)
-                return note(-EINVAL, "the prompt has no tokens");
+                return refuse(-EINVAL, "the prompt has no tokens");
         if (request->n_tokens > c->max_positions)
-                return note(-E2BIG, "the prompt has %u tokens, the model takes %u", request->n_tokens,
-                            c->max_positions);
+                return refuse(-E2BIG, "the prompt has %u tokens, the model takes %u", request->n_tokens,
+                              c->max_positions);
         run.logits = malloc(rows * c->vocab * sizeof *run.logits);
         if (!run.logits)
-                return note(-ENOMEM, "out of memory for logits");
+                return refuse(-ENOMEM, "out of memory for logits");
         r = prepare(&run, request, capacity);
         if (r == 0)
                 r = serve(&run, request);

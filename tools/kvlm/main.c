@@ -13,7 +13,7 @@
 #include "tools/kvlm/cache.h"
 #include "tools/kvlm/device_place.h"
 #include "tools/kvlm/diffuse_main.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/file.h"
 #include "tools/kvlm/generate.h"
 #include "tools/kvlm/options.h"
@@ -111,13 +111,13 @@ static int open_model(struct parts *p) {
 
         p->ops = kvd_ops_pick(o->variant);
         if (!p->ops)
-                return note(-EINVAL, "--variant %s: unknown, or not for this processor", o->variant);
+                return refuse(-EINVAL, "--variant %s: unknown, or not for this processor", o->variant);
         r = model_load(o->model, p->ops, &p->model);
         if (r < 0)
                 return r;
         if (tokenizer_size(p->tokenizer) > p->model->config.vocab)
-                return note(-EINVAL, "vocab.txt has %u tokens, but config.json says vocab_size %u",
-                            tokenizer_size(p->tokenizer), p->model->config.vocab);
+                return refuse(-EINVAL, "vocab.txt has %u tokens, but config.json says vocab_size %u",
+                              tokenizer_size(p->tokenizer), p->model->config.vocab);
         return 0;
 }
 
@@ -133,7 +133,7 @@ static int device_by_itself(struct parts *p, struct device_options *options) {
         if (r > 0)
                 r = device_new(options, &p->device);
         if (r < 0)
-                fprintf(stderr, "kvlm: computing on the processor: %s\n", note_line());
+                fprintf(stderr, "kvlm: computing on the processor: %s\n", refusal());
         return 0;
 }
 
@@ -146,7 +146,7 @@ static int open_device(struct parts *p) {
         if (p->options.use_device == DEVICE_AUTO)
                 return device_by_itself(p, &options);
         if (!fit_for_device(p))
-                return note(-ENOTSUP, "masked diffusion and methods run on the processor: --device cpu");
+                return refuse(-ENOTSUP, "masked diffusion and methods run on the processor: --device cpu");
         if (options.ordinal < 0 && p->options.share)
                 r = device_of_pool(p->options.socket, &options.ordinal);
         if (r < 0)
@@ -209,7 +209,7 @@ static int open_input_output(struct parts *p) {
         if (o->logits) {
                 p->logits = fopen(o->logits, "we");
                 if (!p->logits)
-                        return note(-errno, "cannot write %s: %s", o->logits, strerror(errno));
+                        return refuse(-errno, "cannot write %s: %s", o->logits, strerror(errno));
         }
         return prompts_open(o, p->tokenizer, p->model->config.vocab, &p->prompts);
 }
@@ -217,8 +217,8 @@ static int open_input_output(struct parts *p) {
 /* A prompt that fails is reported, and the next one has its turn. */
 static int failed(struct parts *p) {
         p->failed = true;
-        fprintf(stderr, "kvlm: %s\n", note_line());
-        return p->options.json ? report_failure(note_line()) : 0;
+        fprintf(stderr, "kvlm: %s\n", refusal());
+        return p->options.json ? report_failure(refusal()) : 0;
 }
 
 static int answer(struct parts *p, const uint32_t *ids, uint32_t n) {
@@ -242,7 +242,7 @@ static int answer_all(struct parts *p) {
                 int r = interrupted ? -EINTR : prompts_next(p->prompts, &ids, &n);
 
                 if (r == 0)
-                        return p->logits && fflush(p->logits) != 0 ? note(-EIO, "cannot write the logits") : 0;
+                        return p->logits && fflush(p->logits) != 0 ? refuse(-EIO, "cannot write the logits") : 0;
                 if (r > 0)
                         r = answer(p, ids, n);
                 else if (r == -EINVAL)
@@ -286,7 +286,7 @@ static int print_tokens(const struct parts *p) {
         for (uint32_t i = 0; i < n; i++)
                 printf(i ? " %u" : "%u", ids[i]);
         putchar('\n');
-        return fflush(stdout) != 0 ? note(-EIO, "cannot write to standard output: %s", strerror(errno)) : 0;
+        return fflush(stdout) != 0 ? refuse(-EIO, "cannot write to standard output: %s", strerror(errno)) : 0;
 }
 
 static int run(struct parts *p) {
@@ -331,13 +331,13 @@ int main(int argc, char **argv) {
 
         if (r <= 0) {
                 if (r < 0)
-                        fprintf(stderr, "kvlm: %s\n", note_line());
+                        fprintf(stderr, "kvlm: %s\n", refusal());
                 return r < 0 ? 2 : 0;
         }
         catch_signals();
         r = run(&p);
         if (r < 0 && r != -EINTR)
-                fprintf(stderr, "kvlm: %s\n", note_line());
+                fprintf(stderr, "kvlm: %s\n", refusal());
         take_apart(&p);
         return r == -EINTR ? 130 : r < 0 || p.failed;
 }

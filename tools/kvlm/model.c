@@ -15,7 +15,7 @@
 #include <xxhash.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/safetensors.h"
 
 enum { ROWS_AT_ONCE = 16 };
@@ -147,7 +147,7 @@ static int allocate(struct loader *l, struct model *m) {
         l->rows = malloc(ROWS_AT_ONCE * widest * sizeof(float));
         m->weights = l->memory;
         if (!l->memory || !l->rows)
-                return note(-ENOMEM, "out of memory for a model of %zu MiB", l->used * sizeof(float) >> 20);
+                return refuse(-ENOMEM, "out of memory for a model of %zu MiB", l->used * sizeof(float) >> 20);
         memset(l->memory, 0, l->used * sizeof(float)); /* what panels have beyond a matrix's rows */
         return 0;
 }
@@ -182,7 +182,7 @@ static int load(struct model *m, const char *directory, const struct kvd_ops *op
 
         m->layers = calloc(m->config.layers, sizeof *m->layers);
         if (!m->layers)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         r = load_weights(&l, m);
         if (r == 0)
                 r = allocate(&l, m);
@@ -195,7 +195,7 @@ static int load(struct model *m, const char *directory, const struct kvd_ops *op
 int model_load(const char *directory, const struct kvd_ops *ops, struct model **ret) {
         struct model *m = calloc(1, sizeof *m);
         struct safetensors file = {0};
-        int r = m ? load(m, directory, ops, &file) : note(-ENOMEM, "out of memory");
+        int r = m ? load(m, directory, ops, &file) : refuse(-ENOMEM, "out of memory");
 
         safetensors_close(&file);
         if (r < 0) {

@@ -12,8 +12,9 @@
 #include <string.h>
 
 #include "client/kvd.h"
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 enum { ORDINAL_MAX = 1023 };
 
@@ -42,7 +43,7 @@ static int read_yes(const struct row *row, const char *text, struct options *o) 
         bool yes = strcmp(text, "yes") == 0;
 
         *(bool *)member(row, o) = yes;
-        return yes || strcmp(text, "no") == 0 ? 0 : note(-EINVAL, "--%s takes yes or no, not \"%s\"", row->name, text);
+        return yes || strcmp(text, "no") == 0 ? 0 : refuse(-EINVAL, "--%s takes yes or no, not \"%s\"", row->name, text);
 }
 
 /* A flag without a value says the opposite of the default. */
@@ -58,7 +59,7 @@ static int read_u64(const struct row *row, const char *text, struct options *o) 
         errno = 0;
         *to = strtoull(text, &end, 10);
         if (!isdigit((unsigned char)*text) || *end || errno)
-                return note(-EINVAL, "--%s takes a number from 0 to %ju, not \"%s\"", row->name, UINTMAX_MAX, text);
+                return refuse(-EINVAL, "--%s takes a number from 0 to %ju, not \"%s\"", row->name, UINTMAX_MAX, text);
         return 0;
 }
 
@@ -70,8 +71,8 @@ static int read_u32(const struct row *row, const char *text, struct options *o) 
         value = strtoul(text, &end, 10);
         *(uint32_t *)member(row, o) = (uint32_t)value;
         if (!isdigit((unsigned char)*text) || *end || errno || value < row->least || value > row->most)
-                return note(-EINVAL, "--%s takes a number from %.0f to %.0f, not \"%s\"", row->name, row->least,
-                            row->most, text);
+                return refuse(-EINVAL, "--%s takes a number from %.0f to %.0f, not \"%s\"", row->name, row->least,
+                              row->most, text);
         return 0;
 }
 
@@ -81,41 +82,25 @@ static int read_float(const struct row *row, const char *text, struct options *o
 
         *to = strtof(text, &end);
         if (end == text || *end || !(*to >= row->least && *to <= row->most))
-                return note(-EINVAL, "--%s takes a number from %g to %g, not \"%s\"", row->name, row->least, row->most,
-                            text);
+                return refuse(-EINVAL, "--%s takes a number from %g to %g, not \"%s\"", row->name, row->least, row->most,
+                              text);
         return 0;
 }
 
-/* The number of a word in a list; -EINVAL: it is not there. */
-static int word_of(const char *words, const char *text) {
-        size_t n = strlen(text);
-
-        for (int i = 0; *words; i++) {
-                size_t length = strcspn(words, " ");
-
-                if (n == length && memcmp(words, text, n) == 0)
-                        return i;
-                words += length + (words[length] == ' ');
-        }
-        return -EINVAL;
-}
-
 static int read_word(const struct row *row, const char *text, struct options *o) {
-        int i = word_of(row->words, text);
+        int i = kvd_word_index(row->words, text);
 
         if (i < 0)
-                return note(-EINVAL, "--%s takes one of these: %s; not \"%s\"", row->name, row->words, text);
+                return refuse(-EINVAL, "--%s takes one of these: %s; not \"%s\"", row->name, row->words, text);
         *(int *)member(row, o) = i + (int)row->least;
         return 0;
 }
 
 static int read_space(const struct row *row, const char *text, struct options *o) {
-        size_t good = strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-");
-
-        if (good == 0 || text[good] || good > KVD_NAME_MAX)
-                return note(-EINVAL, "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
-                            KVD_NAME_MAX);
-        memcpy(o->space, text, good + 1);
+        if (!kvd_is_name(text, KVD_NAME_MAX))
+                return refuse(-EINVAL, "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
+                              KVD_NAME_MAX);
+        strcpy(o->space, text);
         return 0;
 }
 
@@ -123,7 +108,7 @@ static int read_stop(const struct row *row, const char *text, struct options *o)
         char *to = strdup(text);
 
         if (!to)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         free(o->stop);
         o->stop = to;
         for (; *text; text++) {
@@ -139,7 +124,7 @@ static int read_stop(const struct row *row, const char *text, struct options *o)
 }
 
 static int read_device(const struct row *row, const char *text, struct options *o) {
-        int use = word_of(row->words, text);
+        int use = kvd_word_index(row->words, text);
         char *end = NULL;
         long ordinal;
 
@@ -148,11 +133,11 @@ static int read_device(const struct row *row, const char *text, struct options *
         if (use >= 0)
                 return 0;
         if (strncmp(text, "cuda:", 5) != 0 || !isdigit((unsigned char)text[5]))
-                return note(-EINVAL, "--device takes auto, cpu, cuda or cuda:N, not \"%s\"", text);
+                return refuse(-EINVAL, "--device takes auto, cpu, cuda or cuda:N, not \"%s\"", text);
         ordinal = strtol(text + 5, &end, 10);
         if (*end || ordinal > ORDINAL_MAX)
-                return note(-EINVAL, "--device takes a number from 0 to %d behind cuda:, not \"%s\"", ORDINAL_MAX,
-                            text + 5);
+                return refuse(-EINVAL, "--device takes a number from 0 to %d behind cuda:, not \"%s\"", ORDINAL_MAX,
+                              text + 5);
         o->device.ordinal = (cu_device)ordinal;
         return 0;
 }
@@ -289,9 +274,9 @@ static void default_space(const char *directory, char *ret) {
                 ;
         n = MIN(end - start, (size_t)KVD_NAME_MAX);
         for (size_t i = 0; i < n; i++) {
-                unsigned char c = (unsigned char)directory[start + i];
+                char c = directory[start + i];
 
-                ret[i] = (char)(c < 0x80 && (isalnum(c) || strchr("._-", c)) ? c : '-');
+                ret[i] = kvd_is_name_letter(c) ? c : '-';
         }
         ret[n] = '\0';
         if (n == 0 || strcmp(ret, ".") == 0 || strcmp(ret, "..") == 0)
@@ -302,13 +287,13 @@ static int check(struct options *o) {
         int inputs = !!o->prompts + !!o->text + !!o->tokens + !!o->tokenize;
 
         if (!o->model)
-                return note(-EINVAL, "--model DIR is missing (kvlm --help tells more)");
+                return refuse(-EINVAL, "--model DIR is missing (kvlm --help tells more)");
         if (inputs != 1)
-                return note(-EINVAL, "give one of --prompts, --text, --tokens and --tokenize (kvlm --help tells more)");
+                return refuse(-EINVAL, "give one of --prompts, --text, --tokens and --tokenize (kvlm --help tells more)");
         if (o->logits && !o->tokens)
-                return note(-EINVAL, "--logits needs --tokens");
+                return refuse(-EINVAL, "--logits needs --tokens");
         if (o->document && (o->tokens || o->tokenize))
-                return note(-EINVAL, "--document stands before texts: it needs --prompts or --text");
+                return refuse(-EINVAL, "--document stands before texts: it needs --prompts or --text");
         if (!*o->space)
                 default_space(o->model, o->space);
         return 1;
@@ -331,18 +316,18 @@ static int parse(int argc, char **argv, struct options *o) {
         fill_table(table);
         o->stop = strdup("\n");
         if (!o->stop)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         while ((option = getopt_long(argc, argv, ":", table, NULL)) != -1) {
                 if (option == ':')
-                        return note(-EINVAL, "%s needs a value", argv[optind - 1]);
+                        return refuse(-EINVAL, "%s needs a value", argv[optind - 1]);
                 if (option == '?')
-                        return note(-EINVAL, "unknown option %s (kvlm --help lists them)", argv[optind - 1]);
+                        return refuse(-EINVAL, "unknown option %s (kvlm --help lists them)", argv[optind - 1]);
                 r = rows[option - 1].read(rows + option - 1, optarg, o);
                 if (r != 0)
                         return MIN(r, 0);
         }
         if (optind < argc)
-                return note(-EINVAL, "what is \"%s\"? (kvlm --help tells more)", argv[optind]);
+                return refuse(-EINVAL, "what is \"%s\"? (kvlm --help tells more)", argv[optind]);
         return check(o);
 }
 

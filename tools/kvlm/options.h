@@ -41,7 +41,7 @@ struct options {
         const char *bicache_table, *profile_out; /* NULL: none */
 };
 
-/* 1: go on; 0: --help or --version was printed; -EINVAL: wrong usage, described by note_line(). */
+/* 1: go on; 0: --help or --version was printed; -EINVAL: wrong usage, described by refusal(). */
 int options_parse(int argc, char **argv, struct options *ret);
 void options_release(struct options *);
 

@@ -15,7 +15,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/pooled.h"
 #include "tools/kvlm/team.h"
 
@@ -330,7 +330,7 @@ static int make_room(struct pass *p) {
                 b->room = 0;
                 b->attention = calloc(need + need / 2, sizeof *b->attention);
                 if (!b->attention)
-                        return note(-ENOMEM, "out of memory for attention over %u tokens", p->to);
+                        return refuse(-ENOMEM, "out of memory for attention over %u tokens", p->to);
                 b->room = need + need / 2;
         }
         return 0;
@@ -435,7 +435,7 @@ static int grow(struct pass *p, uint32_t room) {
         p->room = p->n_angles = 0;
         p->rows = aligned_alloc(64, (x + qkv + mixed + 2 * half) * sizeof *p->rows);
         if (!p->rows)
-                return note(-ENOMEM, "out of memory for %u tokens at once", room);
+                return refuse(-ENOMEM, "out of memory for %u tokens at once", room);
         p->room = room;
         p->x = p->rows;
         p->qkv = p->x + x;
@@ -465,7 +465,7 @@ static int allocate(struct pass *p, uint32_t threads) {
         p->benches = calloc(threads, sizeof *p->benches);
         p->frequencies = calloc(c->head_dim, sizeof *p->frequencies);
         if (!p->benches || !p->frequencies)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         p->n_benches = threads;
         for (uint32_t i = 0; i < c->head_dim / 2; i++)
                 p->frequencies[i] = 1.0f / powf(c->rope_theta, (float)(2 * i) / (float)c->head_dim);
@@ -474,7 +474,7 @@ static int allocate(struct pass *p, uint32_t threads) {
 
                 b->tile = aligned_alloc(64, (2 * normed + gate_up) * sizeof *b->tile);
                 if (!b->tile)
-                        return note(-ENOMEM, "out of memory for %u threads", threads);
+                        return refuse(-ENOMEM, "out of memory for %u threads", threads);
                 b->normed = b->tile;
                 b->change = b->normed + normed;
                 b->gate_up = b->change + normed;
@@ -488,7 +488,7 @@ int pass_new(const struct model *model, const struct kvd_ops *ops, const struct 
         int r;
 
         if (!p)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *p = (struct pass){.model = model, .ops = ops, .shape = *shape};
         r = allocate(p, threads);
         if (r == 0)

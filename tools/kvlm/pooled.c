@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 enum {
         LONG_STEP = 3,   /* blocks: the step after one so long begins in a fresh block */
@@ -198,7 +198,7 @@ static int allocate(struct pooled *p, uint32_t head_dim) {
         p->mass = calloc(p->room, sizeof *p->mass);
         if (!p->used || !p->first || !p->fill || !p->blocks || !p->flags || !p->deltas || !p->turn || !p->turns ||
             !p->mass)
-                return note(-ENOMEM, "out of memory for a sequence of %u tokens", p->capacity);
+                return refuse(-ENOMEM, "out of memory for a sequence of %u tokens", p->capacity);
         return 0;
 }
 
@@ -221,7 +221,7 @@ int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t ca
         int r;
 
         if (!p)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *p = (struct pooled){.setup = *setup, .s = s, .space = cache_space(s->cache), .bt = o->shape.tokens,
                              .half = o->shape.head_dim / 2, .capacity = capacity,
                              .room = DIV_UP(capacity, o->shape.tokens) + 1, .stats = {.used = true}};

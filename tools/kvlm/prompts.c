@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/file.h"
 #include "tools/kvlm/json.h"
 
@@ -28,7 +28,7 @@ struct prompts {
 
 int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uint32_t vocab, struct prompts **ret) {
         struct prompts *p = calloc(1, sizeof *p);
-        int r = p ? 0 : note(-ENOMEM, "out of memory");
+        int r = p ? 0 : refuse(-ENOMEM, "out of memory");
 
         if (r == 0)
                 *p = (struct prompts){.options = o, .tokenizer = tokenizer, .vocab = vocab};
@@ -37,7 +37,7 @@ int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uin
         if (r == 0 && o->prompts) {
                 p->lines = strcmp(o->prompts, "-") == 0 ? stdin : fopen(o->prompts, "re");
                 if (!p->lines)
-                        r = note(-errno, "cannot open %s: %s", o->prompts, strerror(errno));
+                        r = refuse(-errno, "cannot open %s: %s", o->prompts, strerror(errno));
         }
         if (r < 0) {
                 prompts_close(p);
@@ -84,7 +84,7 @@ static int encode_split(struct prompts *p, const char *document, size_t document
                 return r;
         all = reallocarray(prefix, n_prefix + (size_t)n_rest, sizeof *all);
         if (!all)
-                return note(-ENOMEM, "out of memory for a prompt");
+                return refuse(-ENOMEM, "out of memory for a prompt");
         prefix = NULL;
         if (n_rest > 0)
                 memcpy(all + n_prefix, rest, n_rest * sizeof *all);
@@ -104,7 +104,7 @@ static int encode(struct prompts *p, const char *text, size_t size, uint32_t **i
                 return encode_split(p, p->document, p->document_size, text, size, ids, n);
         both = malloc(p->document_size + size + 1);
         if (!both)
-                return note(-ENOMEM, "out of memory for a prompt");
+                return refuse(-ENOMEM, "out of memory for a prompt");
         memcpy(both, p->document, p->document_size);
         memcpy(both + p->document_size, text, size);
         return tokenizer_encode(p->tokenizer, both, p->document_size + size, true, ids, n);
@@ -118,8 +118,8 @@ static int line_string(const struct prompts *p, const json_t *line, const char *
         if (!value)
                 return -ENOENT;
         if (!json_is_string(value))
-                return note(-EINVAL, "%s, line %ju: \"%s\" is not a string", p->options->prompts,
-                            (uintmax_t)p->line_number, member);
+                return refuse(-EINVAL, "%s, line %ju: \"%s\" is not a string", p->options->prompts,
+                              (uintmax_t)p->line_number, member);
         *ret = json_string_value(value);
         *ret_size = json_string_length(value);
         return 0;
@@ -131,8 +131,8 @@ static int line_number(const struct prompts *p, const json_t *line, const char *
         uint64_t value = 0;
 
         if (number && (json_whole(number, &value) < 0 || value < 1 || value > 1 << 20))
-                return note(-EINVAL, "%s, line %ju: \"%s\" is not a number from 1 to %u", p->options->prompts,
-                            (uintmax_t)p->line_number, member, 1 << 20);
+                return refuse(-EINVAL, "%s, line %ju: \"%s\" is not a number from 1 to %u", p->options->prompts,
+                              (uintmax_t)p->line_number, member, 1 << 20);
         *ret = (uint32_t)value;
         return 0;
 }
@@ -143,8 +143,8 @@ static int encode_members(struct prompts *p, const json_t *line, uint32_t **ids,
         int r = line_string(p, line, "prompt", &text, &size);
 
         if (r == -ENOENT)
-                return note(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
-                            (uintmax_t)p->line_number);
+                return refuse(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
+                              (uintmax_t)p->line_number);
         if (r == 0)
                 r = line_number(p, line, "gen_length", &p->length);
         if (r == 0)
@@ -161,7 +161,7 @@ static int encode_line(struct prompts *p, size_t size, uint32_t **ids, uint32_t 
         json_auto_t *line = json_read(p->line, size);
 
         if (!line)
-                return note(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
+                return refuse(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
         return encode_members(p, line, ids, n);
 }
 
@@ -190,14 +190,14 @@ static int read_ids(const struct prompts *p, char *text, uint32_t **ids, uint32_
         char *rest = NULL;
 
         if (!tokens)
-                return note(-ENOMEM, "out of memory for the token ids");
+                return refuse(-ENOMEM, "out of memory for the token ids");
         for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
                 char *end;
                 unsigned long long id = strtoull(word, &end, 10);
 
                 if (*word < '0' || *word > '9' || *end || id >= p->vocab)
-                        return note(-EINVAL, "%s: \"%.32s\" is not a token id below %u", p->options->tokens, word,
-                                    p->vocab);
+                        return refuse(-EINVAL, "%s: \"%.32s\" is not a token id below %u", p->options->tokens, word,
+                                      p->vocab);
                 tokens[count++] = (uint32_t)id;
         }
         *n = count;

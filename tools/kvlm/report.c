@@ -7,11 +7,11 @@
 
 #include "ipc/base/util.h"
 #include "tools/kvlm/json.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 static int finish(void) {
         if (fflush(stdout) != 0 || ferror(stdout))
-                return note(-EIO, "cannot write to standard output: %s", strerror(errno));
+                return refuse(-EIO, "cannot write to standard output: %s", strerror(errno));
         return 0;
 }
 
@@ -21,7 +21,7 @@ static int write_line(json_t *object) {
 
         json_decref(object);
         if (r == -ENOMEM)
-                return note(r, "out of memory for a report");
+                return refuse(r, "out of memory for a report");
         putchar('\n');
         return finish();
 }

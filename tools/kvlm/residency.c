@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/pooled_internal.h"
 
 #define WANTED 0.1f /* of a query's attention: a missing block with so much is missed */
@@ -34,7 +34,7 @@ int residency_new(struct pooled *p) {
 
         p->residency = r;
         if (!r)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *r = (struct residency){.budget = pooled_setting(p, "kvreviver.budget"),
                                 .sinks = (uint32_t)MAX(pooled_setting(p, "keydiff.sink_blocks"), 1),
                                 .recent = pooled_setting(p, "kvreviver.recent"),
@@ -42,7 +42,7 @@ int residency_new(struct pooled *p) {
         r->score = calloc(p->room, sizeof *r->score);
         r->wanted = calloc(p->room, sizeof *r->wanted);
         r->order = calloc(2 * (size_t)p->room, sizeof *r->order);
-        return r->score && r->wanted && r->order ? 0 : note(-ENOMEM, "out of memory");
+        return r->score && r->wanted && r->order ? 0 : refuse(-ENOMEM, "out of memory");
 }
 
 void residency_free(struct pooled *p) {

@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 struct candidate {
         uint32_t id;
@@ -24,7 +24,7 @@ int sampler_new(const struct sampling *options, uint32_t vocab, struct sampler *
         struct sampler *s = calloc(1, sizeof *s + vocab * sizeof *s->candidates);
 
         if (!s)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         s->options = *options;
         s->vocab = vocab;
         sampler_restart(s);

@@ -21,7 +21,7 @@
 #include "ipc/base/util.h"
 #include "kernels/attend_inner.h"
 #include "kernels/hshare.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/pooled_internal.h"
 
 struct choice {
@@ -144,7 +144,7 @@ int selection_new(struct pooled *p, bool hshare) {
 
         p->selection = s;
         if (!s)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *s = (struct selection){.hshare = hshare, .dim = 2 * p->half, .slots = p->capacity, .ops = p->setup.ops->hshare,
                                 .every = 1};
         if (hshare) {
@@ -155,7 +155,7 @@ int selection_new(struct pooled *p, bool hshare) {
                 s->dense = (uint32_t)MIN(pooled_setting(p, "hshare.dense_layers"), p->setup.layers);
         }
         if (!allocate(p, s))
-                return note(-ENOMEM, "out of memory for a sequence of %u tokens", p->capacity);
+                return refuse(-ENOMEM, "out of memory for a sequence of %u tokens", p->capacity);
         share_nothing(p);
         return 0;
 }
@@ -552,7 +552,7 @@ int selection_begin(struct pooled *p) {
         if (shares(p)) {
                 bits = calloc(index_of(p, p->setup.layers, 0) * sets.queries * sets.words, sizeof *bits);
                 if (!bits)
-                        return note(-ENOMEM, "out of memory for a sharing configuration");
+                        return refuse(-ENOMEM, "out of memory for a sharing configuration");
         }
         sets.bits = bits;
         if (bits || p->residency)

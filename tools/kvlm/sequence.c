@@ -4,7 +4,7 @@
 
 #include "ipc/base/util.h"
 #include "tools/kvlm/cache_internal.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 static uint32_t block_tokens(const struct sequence *s) {
         return s->cache->options.shape.tokens;
@@ -70,7 +70,7 @@ static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, ui
         struct sequence *s = calloc(1, sizeof *s);
 
         if (!s)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         *s = (struct sequence){.cache = c, .n_tokens = n_tokens, .capacity = capacity, .alone = true,
                                .n_public = UINT32_MAX, .room = (uint32_t)room};
         s->tokens = calloc(MAX(capacity, 1), sizeof *s->tokens);
@@ -79,7 +79,7 @@ static int create(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, ui
         s->kinds = calloc(room, sizeof *s->kinds);
         if (!s->tokens || !s->blocks || !s->pool || !s->kinds) {
                 sequence_free(s);
-                return note(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
+                return refuse(-ENOMEM, "out of memory for a sequence of %u tokens", capacity);
         }
         memcpy(s->tokens, tokens, n_tokens * sizeof *tokens);
         *ret = s;

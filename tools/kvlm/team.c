@@ -5,7 +5,7 @@
 #include <pthread.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 
 struct member {
         struct team *team;
@@ -68,11 +68,11 @@ int team_new(uint32_t members, struct team **ret) {
         struct team *t = calloc(1, sizeof *t);
 
         if (!t)
-                return note(-ENOMEM, "out of memory");
+                return refuse(-ENOMEM, "out of memory");
         t->members = calloc(members, sizeof *t->members);
         if (!t->members) {
                 free(t);
-                return note(-ENOMEM, "out of memory for %u threads", members);
+                return refuse(-ENOMEM, "out of memory for %u threads", members);
         }
         pthread_mutex_init(&t->gate, NULL);
         start(t, members);

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/note.h"
+#include "tools/kvlm/refuse.h"
 #include "tools/kvlm/file.h"
 
 enum { MAX_PIECE = 1024, MAX_TOKENS = 1 << 24 };
@@ -99,7 +99,7 @@ static int check_reserved(uint32_t id, const char *line, size_t size, struct pie
 
         snprintf(byte, sizeof byte, "<0x%02X>", (id - TOKEN_BYTE) & 0xff);
         if (size != strlen(name) || memcmp(line, name, size) != 0)
-                return note(-EINVAL, "vocab.txt: line %u must be %s", id + 1, name);
+                return refuse(-EINVAL, "vocab.txt: line %u must be %s", id + 1, name);
         if (id >= TOKEN_BYTE) {
                 every_byte[id - TOKEN_BYTE] = (char)(id - TOKEN_BYTE);
                 *piece = (struct piece){every_byte + id - TOKEN_BYTE, 1};
@@ -117,7 +117,7 @@ static int read_pieces(struct tokenizer *t) {
                 int r = 0;
 
                 if (size > MAX_PIECE)
-                        return note(-EINVAL, "vocab.txt: line %u is longer than %d bytes", id + 1, MAX_PIECE);
+                        return refuse(-EINVAL, "vocab.txt: line %u is longer than %d bytes", id + 1, MAX_PIECE);
                 if (id < TOKEN_PIECE) {
                         r = check_reserved(id, line, size, t->pieces + id);
                         if (r < 0)
@@ -125,8 +125,8 @@ static int read_pieces(struct tokenizer *t) {
                 } else {
                         r = unescape_line(line, size, to);
                         if (r <= 0)
-                                return note(-EINVAL, "vocab.txt: line %u is %s", id + 1,
-                                            r < 0 ? "wrongly escaped" : "empty");
+                                return refuse(-EINVAL, "vocab.txt: line %u is %s", id + 1,
+                                              r < 0 ? "wrongly escaped" : "empty");
                         t->pieces[id] = (struct piece){to, (uint32_t)r};
                 }
                 to += r;
@@ -167,7 +167,7 @@ static int build_trie(struct tokenizer *t) {
         t->mask = pow2_up(2 * bytes + 2) - 1;
         t->edges = calloc(t->mask + 1, sizeof *t->edges);
         if (!t->edges)
-                return note(-ENOMEM, "out of memory for the vocabulary");
+                return refuse(-ENOMEM, "out of memory for the vocabulary");
         for (uint32_t id = TOKEN_PIECE; id < t->n; id++)
                 add_piece(t, id);
         return 0;
@@ -180,19 +180,19 @@ static int load(struct tokenizer *t, const char *directory) {
                 return r;
         t->n = count_lines(&t->file);
         if (t->n < TOKEN_PIECE || t->n == MAX_TOKENS)
-                return note(-EINVAL, "vocab.txt: %u lines, but a vocabulary has %d to %d", t->n, TOKEN_PIECE,
-                            MAX_TOKENS - 1);
+                return refuse(-EINVAL, "vocab.txt: %u lines, but a vocabulary has %d to %d", t->n, TOKEN_PIECE,
+                              MAX_TOKENS - 1);
         t->bytes = malloc(t->file.size);
         t->pieces = calloc(t->n, sizeof *t->pieces);
         if (!t->bytes || !t->pieces)
-                return note(-ENOMEM, "out of memory for the vocabulary");
+                return refuse(-ENOMEM, "out of memory for the vocabulary");
         r = read_pieces(t);
         return r < 0 ? r : build_trie(t);
 }
 
 int tokenizer_new(const char *directory, struct tokenizer **ret) {
         struct tokenizer *t = calloc(1, sizeof *t);
-        int r = t ? load(t, directory) : note(-ENOMEM, "out of memory");
+        int r = t ? load(t, directory) : refuse(-ENOMEM, "out of memory");
 
         if (r < 0) {
                 tokenizer_free(t);
@@ -246,7 +246,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, b
         uint32_t *tokens = size < UINT32_MAX / 8 ? malloc((size + 1) * sizeof *tokens) : NULL;
 
         if (!tokens)
-                return note(-ENOMEM, "out of memory for a text of %zu bytes", size);
+                return refuse(-ENOMEM, "out of memory for a text of %zu bytes", size);
         *n = 0;
         if (prompt)
                 tokens[(*n)++] = TOKEN_BOS;

@@ -9,6 +9,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/fixture.h"
+#include "tests/lib/suite.h"
 
 enum { F32 = 0, F16 = 2, BF16 = 14, SUM_F32 = 68, SUM_TF32 = 77 };
 
@@ -310,22 +311,6 @@ START_TEST(what_is_refused) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("cublas");
-        TCase *c = tcase_create("cublas");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_test(c, products);
-        tcase_add_test(c, a_batch);
-        tcase_add_test(c, sixteen_bits);
-        tcase_add_test(c, tf32_has_ten_bits);
-        tcase_add_test(c, products_are_in_their_stream);
-        tcase_add_test(c, what_is_refused);
-        tcase_set_timeout(c, 60);
-        suite_add_tcase(suite, c);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("cublas",
+      TESTS(products, a_batch, sixteen_bits, tf32_has_ten_bits, products_are_in_their_stream,
+            what_is_refused))

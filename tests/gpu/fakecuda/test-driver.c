@@ -15,6 +15,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/fixture.h"
+#include "tests/lib/suite.h"
 
 static int crashes(void (*work)(cu_address at), cu_address at) {
         pid_t pid = fork();
@@ -539,41 +540,12 @@ START_TEST(the_log_shows_who_made_a_context) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("fakecuda");
-        TCase *c = tcase_create("one process");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_test(c, nothing_works_before_init);
-        tcase_add_test(c, a_forked_child_cannot_use_it);
-        tcase_add_test(c, functions_by_version);
-        tcase_add_test(c, an_old_driver_is_refused);
-        tcase_add_test(c, errors_in_words);
-        tcase_add_test(c, no_device);
-        tcase_add_test(c, devices_differ);
-        tcase_add_loop_test(c, visible_devices, 0, 8);
-        tcase_add_test(c, contexts);
-        tcase_add_test(c, the_last_release_frees);
-        tcase_add_test(c, memory_needs_no_context);
-        tcase_add_test(c, wrong_sizes_and_handles);
-        tcase_add_test(c, only_its_descriptors_are_imported);
-        tcase_add_test(c, mappings_are_whole);
-        tcase_add_test(c, access_is_enforced);
-        tcase_add_test(c, memory_lives_while_anything_holds_it);
-        tcase_add_test(c, a_descriptor_keeps_memory);
-        tcase_add_test(c, memory_ends);
-        tcase_add_test(c, without_descriptors);
-        tcase_add_test(c, allocations);
-        tcase_add_test(c, without_legacy_handles);
-        tcase_add_test(c, memory_of_two_devices);
-        tcase_add_test(c, host_memory);
-        tcase_add_test(c, the_nth_call_fails);
-        tcase_add_test(c, the_log_shows_who_made_a_context);
-        tcase_set_timeout(c, 30);
-        suite_add_tcase(suite, c);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("fakecuda",
+      TESTS(nothing_works_before_init, a_forked_child_cannot_use_it, functions_by_version,
+            an_old_driver_is_refused, errors_in_words, no_device, devices_differ),
+      LOOPS(8, visible_devices),
+      TESTS(contexts, the_last_release_frees, memory_needs_no_context, wrong_sizes_and_handles,
+            only_its_descriptors_are_imported, mappings_are_whole, access_is_enforced,
+            memory_lives_while_anything_holds_it, a_descriptor_keeps_memory, memory_ends,
+            without_descriptors, allocations, without_legacy_handles, memory_of_two_devices,
+            host_memory, the_nth_call_fails, the_log_shows_who_made_a_context))

@@ -17,6 +17,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/fixture.h"
+#include "tests/lib/suite.h"
 
 static uint64_t *words(cu_address at) {
         return (uint64_t *)(uintptr_t)at;
@@ -463,28 +464,10 @@ START_TEST(a_device_opens_handles) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("sharing");
-        TCase *c = tcase_create("sharing");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_test(c, two_processes_share_in_place);
-        tcase_add_test(c, memory_outlives_its_owner);
-        tcase_add_test(c, read_only_faults_its_author);
-        tcase_add_test(c, memory_is_one_for_all);
-        tcase_add_test(c, legacy_handles);
-        tcase_add_test(c, legacy_handles_end_with_their_process);
-        tcase_add_loop_test(c, streams_of_two_processes_take_turns, 0, 2);
-        tcase_add_test(c, a_waiting_process_can_be_killed);
-        tcase_add_test(c, a_device_is_found_by_its_uuid);
-        tcase_add_test(c, a_device_maps_segments);
-        tcase_add_loop_test(c, a_device_survives_failing_calls, 0, 4);
-        tcase_add_test(c, a_device_opens_handles);
-        tcase_set_timeout(c, 30);
-        suite_add_tcase(suite, c);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("sharing",
+      TESTS(two_processes_share_in_place, memory_outlives_its_owner, read_only_faults_its_author,
+            memory_is_one_for_all, legacy_handles, legacy_handles_end_with_their_process),
+      LOOPS(2, streams_of_two_processes_take_turns),
+      TESTS(a_waiting_process_can_be_killed, a_device_is_found_by_its_uuid, a_device_maps_segments),
+      LOOPS(4, a_device_survives_failing_calls),
+      TESTS(a_device_opens_handles))

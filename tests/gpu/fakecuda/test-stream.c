@@ -14,6 +14,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/fixture.h"
+#include "tests/lib/suite.h"
 
 static const uint32_t fatbin = 0xba55ed50u;
 
@@ -656,39 +657,13 @@ START_TEST(memory_of_the_device_is_not_the_hosts) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("streams");
-        TCase *c = tcase_create("streams");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_test(c, a_stream_is_in_order);
-        tcase_add_test(c, streams_do_not_wait_for_each_other);
-        tcase_add_test(c, the_legacy_stream_takes_turns);
-        tcase_add_test(c, events);
-        tcase_add_test(c, a_destroyed_stream);
-        tcase_add_test(c, no_calls_in_host_functions);
-        tcase_add_test(c, many_threads);
-        tcase_add_test(c, pageable_and_pinned);
-        tcase_add_test(c, addresses_of_nothing);
-        tcase_add_test(c, neighbouring_segments_are_one_range);
-        tcase_add_test(c, late_copies);
-        tcase_add_test(c, a_copy_against_the_access_breaks);
-        tcase_add_test(c, a_kernel_that_faults_breaks);
-        tcase_add_test(c, memory_that_is_unmapped_under_work_breaks);
-        tcase_add_test(c, work_that_is_told_to_fail_breaks);
-        tcase_add_test(c, a_wait_ends_when_its_context_breaks);
-        tcase_add_test(c, kernels);
-        tcase_add_test(c, wrong_launches);
-        tcase_add_test(c, words_order_streams);
-        tcase_add_test(c, geq_is_cyclic_and_eq_is_not);
-        tcase_add_loop_test(c, who_wakes_a_waiter, 0, 2);
-        tcase_add_test(c, without_words);
-        tcase_add_test(c, memory_of_the_device_is_not_the_hosts);
-        tcase_set_timeout(c, 30);
-        suite_add_tcase(suite, c);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("streams",
+      TESTS(a_stream_is_in_order, streams_do_not_wait_for_each_other,
+            the_legacy_stream_takes_turns, events, a_destroyed_stream, no_calls_in_host_functions,
+            many_threads, pageable_and_pinned, addresses_of_nothing,
+            neighbouring_segments_are_one_range, late_copies, a_copy_against_the_access_breaks,
+            a_kernel_that_faults_breaks, memory_that_is_unmapped_under_work_breaks,
+            work_that_is_told_to_fail_breaks, a_wait_ends_when_its_context_breaks, kernels,
+            wrong_launches, words_order_streams, geq_is_cyclic_and_eq_is_not),
+      LOOPS(2, who_wakes_a_waiter),
+      TESTS(without_words, memory_of_the_device_is_not_the_hosts))

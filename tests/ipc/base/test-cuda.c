@@ -2,7 +2,6 @@
 
 /* Without a driver: a reason, and no device. Skipped where the system has one. */
 
-#include <check.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -11,6 +10,7 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/util.h"
+#include "tests/lib/suite.h"
 
 START_TEST(a_reason_for_no_driver) {
         const char *why = NULL, *again = NULL;
@@ -70,22 +70,7 @@ END_TEST
 
 #define SKIPPED 77
 
-int main(void) {
-        Suite *suite = suite_create("cuda");
-        TCase *absent = tcase_create("absent");
-        SRunner *runner;
-        int failed;
-
-        if (dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL))
-                return SKIPPED;
-        tcase_add_test(absent, a_reason_for_no_driver);
-        tcase_add_test(absent, any_thread_may_be_first);
-        tcase_add_test(absent, no_device_says_why);
-        tcase_add_test(absent, errors_in_words_and_numbers);
-        suite_add_tcase(suite, absent);
-        runner = srunner_create(suite);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("cuda",
+      SKIP_IF(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL)),
+      TESTS(a_reason_for_no_driver, any_thread_may_be_first, no_device_says_why,
+            errors_in_words_and_numbers))

@@ -5,7 +5,6 @@
  * made whole leaves nothing behind. Each call of the system fails once.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -14,6 +13,7 @@
 #include "ipc/base/file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+#include "tests/lib/suite.h"
 
 #define BYTES 8192u
 
@@ -112,19 +112,6 @@ START_TEST(each_failure_leaves_nothing) {
 }
 END_TEST
 
-int main(void) {
-        Suite *s = suite_create("file");
-        TCase *c = tcase_create("file");
-        SRunner *runner = srunner_create(s);
-        int failed;
-
-        tcase_add_test(c, size_and_seals_stay);
-        tcase_add_test(c, one_writer_stays_one);
-        tcase_add_test(c, a_short_one_is_refused);
-        tcase_add_test(c, each_failure_leaves_nothing);
-        suite_add_tcase(s, c);
-        srunner_run_all(runner, CK_NORMAL);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed != 0;
-}
+SUITE("file",
+      TESTS(size_and_seals_stay, one_writer_stays_one, a_short_one_is_refused,
+            each_failure_leaves_nothing))

@@ -124,23 +124,7 @@ void fixture_ok_at(int r, const char *what) {
                 ck_abort_msg("%s: %s: %s", what, strerror(-r), device.why);
 }
 
-int fixture_main(const char *name, int timeout, const struct fixture_test *tests, size_t n) {
-        Suite *suite = suite_create(name);
-        TCase *all = tcase_create(name);
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
+void fixture_begin(void) {
         if (fixture_is_real())
                 buffers_prepare = mirror_add;
-        tcase_set_timeout(all, timeout);
-        for (size_t i = 0; i < n; i++)
-                if (tests[i].loops < 0)
-                        tcase_add_test(all, tests[i].test);
-                else
-                        tcase_add_loop_test(all, tests[i].test, 0, tests[i].loops);
-        suite_add_tcase(suite, all);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
 }

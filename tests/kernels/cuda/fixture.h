@@ -27,11 +27,6 @@ void fixture_ok_at(int r, const char *what);
 cu_address address_of(const void *at);
 void *host_of(cu_address at);
 
-/* Runs one suite of one case; loops < 0: the test runs once. Returns main's result. */
-struct fixture_test {
-        const TTest *test;
-        int loops;
-};
-int fixture_main(const char *name, int timeout, const struct fixture_test *tests, size_t n);
+void fixture_begin(void);       /* before the first test */
 
 #endif

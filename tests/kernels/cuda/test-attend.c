@@ -2,7 +2,6 @@
 
 /* Attention on a device against kernels/attend.h, over everything that enters an address. */
 
-#include <check.h>
 #include <errno.h>
 
 #include "ipc/base/util.h"
@@ -10,6 +9,7 @@
 #include "kernels/ops.h"
 #include "tests/kernels/cuda/attend_case.h"
 #include "tests/kernels/cuda/fixture.h"
+#include "tests/lib/suite.h"
 
 enum { F32 = KVD_NUMBER_F32, F16 = KVD_NUMBER_F16, BF16 = KVD_NUMBER_BF16 };
 
@@ -164,20 +164,10 @@ START_TEST(wrong_arguments_are_refused) {
 }
 END_TEST
 
-int main(void) {
-        const struct fixture_test tests[] = {
-                {decode_of_all_shapes, -1},
-                {decode_of_all_block_sizes, -1},
-                {decode_of_odd_shapes, -1},
-                {decode_with_options, -1},
-                {decode_with_all_masked, -1},
-                {decode_with_little_shared_memory, -1},
-                {prefill_of_all_shapes, -1},
-                {prefill_with_options, -1},
-                {orders_of_threads_make_no_difference, 4},
-                {results_do_not_depend_on_the_others, -1},
-                {wrong_arguments_are_refused, -1},
-        };
-
-        return fixture_main("cuda: attention", 100, tests, ARRAY_SIZE(tests));
-}
+SUITE("cuda: attention",
+      fixture_begin(),
+      TESTS(decode_of_all_shapes, decode_of_all_block_sizes, decode_of_odd_shapes,
+            decode_with_options, decode_with_all_masked, decode_with_little_shared_memory,
+            prefill_of_all_shapes, prefill_with_options),
+      LOOPS(4, orders_of_threads_make_no_difference),
+      TESTS(results_do_not_depend_on_the_others, wrong_arguments_are_refused))

@@ -2,7 +2,6 @@
 
 /* The emulation itself: what tests of kernels rely on. */
 
-#include <check.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 #include "tests/gpu/fakecuda/emulate.h"
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/probe.h"
+#include "tests/lib/suite.h"
 
 static void launch(const struct fake_kernel *kernel, unsigned blocks, unsigned threads, size_t shared,
                    const struct probe *a) {
@@ -193,32 +193,12 @@ START_TEST(launches_have_limits) {
 }
 END_TEST
 
-static TCase *emulation(void) {
-        TCase *tests = tcase_create("emulation");
-
-        tcase_set_timeout(tests, 60);
-        tcase_add_loop_test(tests, barriers_hold_all_threads, 0, 4);
-        tcase_add_loop_test(tests, warps_exchange, 0, 4);
-        tcase_add_test(tests, matrix_units_multiply);
-        tcase_add_loop_test(tests, copies_come_when_waited_for, 0, 3);
-        tcase_add_test(tests, seeds_change_the_order);
-        tcase_add_loop_test(tests, atomic_operations_add_up, 0, 3);
-        tcase_add_loop_test(tests, numbers_are_rounded_as_the_reference_does, 0, 8);
-        return tests;
-}
-
-int main(void) {
-        Suite *suite = suite_create("cuda: emulation");
-        TCase *wrong = tcase_create("misuse");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        suite_add_tcase(suite, emulation());
-        tcase_add_loop_test_raise_signal(wrong, misuse_ends_the_process, SIGABRT, 0, N_WRONG);
-        tcase_add_loop_test_raise_signal(wrong, launches_have_limits, SIGABRT, 0, 4);
-        suite_add_tcase(suite, wrong);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("cuda: emulation",
+      LOOPS(4, barriers_hold_all_threads, warps_exchange),
+      TESTS(matrix_units_multiply),
+      LOOPS(3, copies_come_when_waited_for),
+      TESTS(seeds_change_the_order),
+      LOOPS(3, atomic_operations_add_up),
+      LOOPS(8, numbers_are_rounded_as_the_reference_does),
+      RAISES(SIGABRT, N_WRONG, misuse_ends_the_process),
+      RAISES(SIGABRT, 4, launches_have_limits))

@@ -9,6 +9,7 @@
 #include "kernels/cuda/engine.h"
 #include "kernels/ops.h"
 #include "tests/kernels/cuda/fixture.h"
+#include "tests/lib/suite.h"
 
 static const uint32_t numbers[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
 
@@ -225,13 +226,7 @@ START_TEST(swiglu_has_the_references_bits) {
 }
 END_TEST
 
-int main(void) {
-        const struct fixture_test tests[] = {
-                {embedding_copies_rows, -1},
-                {norms_add_the_change_first, -1},
-                {keys_and_values_reach_their_slots, -1},
-                {swiglu_has_the_references_bits, -1},
-        };
-
-        return fixture_main("cuda: engine", 60, tests, ARRAY_SIZE(tests));
-}
+SUITE("cuda: engine",
+      fixture_begin(),
+      TESTS(embedding_copies_rows, norms_add_the_change_first,
+            keys_and_values_reach_their_slots, swiglu_has_the_references_bits))

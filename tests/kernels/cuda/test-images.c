@@ -10,6 +10,7 @@
 #include "kernels/cuda/keydiff.h"
 #include "tests/gpu/fakecuda/kernels.h"
 #include "tests/kernels/cuda/fixture.h"
+#include "tests/lib/suite.h"
 
 GPU_USES(keydiff_blocks);
 
@@ -126,22 +127,8 @@ START_TEST(every_kernel_of_the_list_is_there) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("cuda: launches");
-        TCase *tests = tcase_create("launches");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_checked_fixture(tests, setup, NULL);
-        tcase_add_test(tests, a_kernel_is_looked_up_once);
-        tcase_add_test(tests, shared_memory_is_raised_on_demand);
-        tcase_add_test(tests, an_image_that_the_driver_refuses);
-        tcase_add_test(tests, a_launch_that_fails_says_which);
-        tcase_add_test(tests, an_image_that_is_not_linked_is_said_to_be_missing);
-        tcase_add_test(tests, every_kernel_of_the_list_is_there);
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("cuda: launches",
+      FIXTURE(setup, NULL),
+      TESTS(a_kernel_is_looked_up_once, shared_memory_is_raised_on_demand,
+            an_image_that_the_driver_refuses, a_launch_that_fails_says_which,
+            an_image_that_is_not_linked_is_said_to_be_missing, every_kernel_of_the_list_is_there))

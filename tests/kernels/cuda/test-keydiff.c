@@ -13,6 +13,7 @@
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/fixture.h"
 #include "tests/kernels/cuda/pool.h"
+#include "tests/lib/suite.h"
 
 static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
 
@@ -258,14 +259,8 @@ START_TEST(what_no_kernel_takes_is_refused) {
 }
 END_TEST
 
-int main(void) {
-        const struct fixture_test tests[] = {
-                {anchors_and_scores_equal_the_reference, 4},
-                {long_sequences_equal_the_reference, -1},
-                {nothing_at_all_has_sums_of_zero, -1},
-                {scores_of_blocks_have_the_bits_of_the_reference, -1},
-                {what_no_kernel_takes_is_refused, -1},
-        };
-
-        return fixture_main("cuda: KeyDiff", 60, tests, ARRAY_SIZE(tests));
-}
+SUITE("cuda: KeyDiff",
+      fixture_begin(),
+      LOOPS(4, anchors_and_scores_equal_the_reference),
+      TESTS(long_sequences_equal_the_reference, nothing_at_all_has_sums_of_zero,
+            scores_of_blocks_have_the_bits_of_the_reference, what_no_kernel_takes_is_refused))

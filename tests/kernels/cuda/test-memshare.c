@@ -12,6 +12,7 @@
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/fixture.h"
 #include "tests/kernels/cuda/pool.h"
+#include "tests/lib/suite.h"
 
 enum { BLOCKS = 6, ANGLES = 3 };
 
@@ -262,14 +263,9 @@ START_TEST(what_no_kernel_takes_is_refused) {
 }
 END_TEST
 
-int main(void) {
-        const struct fixture_test tests[] = {
-                {distances_have_the_bits_of_the_reference, 3},
-                {large_planes_have_them_too, -1},
-                {holes_and_nan_are_far, -1},
-                {norms_have_the_bits_of_the_reference, 2},
-                {what_no_kernel_takes_is_refused, -1},
-        };
-
-        return fixture_main("cuda: MemShare", 100, tests, ARRAY_SIZE(tests));
-}
+SUITE("cuda: MemShare",
+      fixture_begin(),
+      LOOPS(3, distances_have_the_bits_of_the_reference),
+      TESTS(large_planes_have_them_too, holes_and_nan_are_far),
+      LOOPS(2, norms_have_the_bits_of_the_reference),
+      TESTS(what_no_kernel_takes_is_refused))

@@ -2,7 +2,6 @@
 
 /* emulate_race.c finds what is not in order, and is content with what is. */
 
-#include <check.h>
 #include <signal.h>
 #include <string.h>
 
@@ -10,6 +9,7 @@
 #include "tests/gpu/fakecuda/emulate.h"
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/race_probe.h"
+#include "tests/lib/suite.h"
 
 static const uint32_t in_order[] = {ORDER_BARRIER, ORDER_WARP, ORDER_ATOMIC, ORDER_BYTES, ORDER_FENCE, ORDER_COPY};
 static const uint32_t races[] = {RACE_NOTHING, RACE_WARP_ELSEWHERE, RACE_SHUFFLE, RACE_READ_BARRIER, RACE_ATOMIC,
@@ -38,17 +38,6 @@ START_TEST(a_race_ends_the_process) {
 }
 END_TEST
 
-int main(void) {
-        Suite *suite = suite_create("cuda: races");
-        TCase *tests = tcase_create("races");
-        SRunner *runner = srunner_create(suite);
-        int failed;
-
-        tcase_add_test(tests, what_is_in_order_is_none);
-        tcase_add_loop_test_raise_signal(tests, a_race_ends_the_process, SIGABRT, 0, 6 * (int)ARRAY_SIZE(races));
-        suite_add_tcase(suite, tests);
-        srunner_run_all(runner, CK_ENV);
-        failed = srunner_ntests_failed(runner);
-        srunner_free(runner);
-        return failed > 0;
-}
+SUITE("cuda: races",
+      TESTS(what_is_in_order_is_none),
+      RAISES(SIGABRT, 6 * ARRAY_SIZE(races), a_race_ends_the_process))

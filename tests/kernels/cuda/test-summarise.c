@@ -14,6 +14,7 @@
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/fixture.h"
 #include "tests/kernels/cuda/pool.h"
+#include "tests/lib/suite.h"
 
 enum { BLOCKS = 4, STAMP = 8 };
 
@@ -205,12 +206,7 @@ START_TEST(what_no_kernel_takes_is_refused) {
 }
 END_TEST
 
-int main(void) {
-        const struct fixture_test tests[] = {
-                {rows_are_those_of_the_reference, 3},
-                {long_blocks_are_summarised, -1},
-                {what_no_kernel_takes_is_refused, -1},
-        };
-
-        return fixture_main("cuda: summaries", 60, tests, ARRAY_SIZE(tests));
-}
+SUITE("cuda: summaries",
+      fixture_begin(),
+      LOOPS(3, rows_are_those_of_the_reference),
+      TESTS(long_blocks_are_summarised, what_no_kernel_takes_is_refused))

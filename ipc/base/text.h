@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BASE_TEXT_H
+#define KVD_BASE_TEXT_H
+
+/* Text from somebody else: characters, names, and words out of a list. */
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* ---- characters ------------------------------------------------------------------------------------------------- */
+
+/* Bytes of the UTF-8 character at text[0..n); 0: there is none, or it is overlong, a surrogate, or beyond U+10FFFF. */
+size_t kvd_utf8(const char *text, size_t n);
+bool kvd_is_control(const char *character, size_t bytes); /* C0, DEL or C1: what a terminal might obey */
+bool kvd_is_plain(const char *text, size_t n);            /* all of it UTF-8, without control characters */
+
+/* ---- names ------------------------------------------------------------------------------------------------------ */
+
+/* Spaces, domains and layouts are called by these letters; a message says so in the words below. */
+#define KVD_NAME_LETTERS "A-Z a-z 0-9 . _ -"
+
+bool kvd_is_name_letter(char c);
+bool kvd_is_name(const char *text, size_t most); /* of 1 to most letters */
+
+/* ---- words, separated by blanks --------------------------------------------------------------------------------- */
+
+int kvd_word_index(const char *words, const char *word);                       /* -1: it is not in the list */
+const char *kvd_word_at(const char *words, int index, size_t *bytes); /* NULL: there are fewer; not terminated */
+
+#endif
