@@ -27,7 +27,7 @@ struct scratch {
         size_t scores;   /* a tile's rows of padded columns */
         size_t q, sum;   /* a tile's rows of dim */
         size_t total;    /* of each row of a tile; 0 where nothing is seen */
-        size_t turned;   /* a tile's rows of dim, rotated; then of scores of a span */
+        size_t rotated;   /* a tile's rows of dim, rotated; then of scores of a span */
         size_t visible;  /* uint32_t per token of the call: columns that it sees */
         size_t end;
         size_t ld;       /* padded columns */
@@ -38,7 +38,7 @@ struct scratch {
 
 /* How many columns each token sees. */
 static void count_visible(const struct kvd_attention *a, uint32_t *visible) {
-        struct kvd_run r = {0};
+        struct kvd_stretch r = {0};
         uint32_t t = 0;
 
         while (kvd_attend_next(a, &r)) {
@@ -77,8 +77,8 @@ static struct scratch lay_out(const struct kvd_attention *a) {
         s.q = s.scores + rows * s.ld;
         s.sum = s.q + rows * a->dim;
         s.total = s.sum + rows * a->dim;
-        s.turned = s.total + rows;
-        s.visible = s.turned + (a->turn ? rows * (a->dim + SPAN) : 0);
+        s.rotated = s.total + rows;
+        s.visible = s.rotated + (a->rotation ? rows * (a->dim + SPAN) : 0);
         s.end = s.visible + a->n;
         return s;
 }
@@ -108,7 +108,7 @@ static void fetch(const struct kvd_attention *a, float *to, const uint8_t *head,
 }
 
 /* Keys are staged by panels: whole panels are packed faster than single rows. */
-static void stage_run(const struct kvd_attention *a, const struct scratch *s, const struct kvd_run *r) {
+static void stage_stretch(const struct kvd_attention *a, const struct scratch *s, const struct kvd_stretch *r) {
         const uint8_t *block = a->blocks[r->block];
         float *stage = a->scratch + s->stage;
         uint32_t slot = r->position - r->block * a->block_tokens;
@@ -126,7 +126,7 @@ static void stage_run(const struct kvd_attention *a, const struct scratch *s, co
 
 static void gather(const struct kvd_attention *a, const struct scratch *s) {
         float *keys = a->scratch + s->keys;
-        struct kvd_run r = {0};
+        struct kvd_stretch r = {0};
         uint32_t left;
 
         while (kvd_attend_next(a, &r))
@@ -134,24 +134,24 @@ static void gather(const struct kvd_attention *a, const struct scratch *s) {
                         a->ops->pack(keys, r.column, (const float *)(a->blocks[r.block] + a->k_offset), a->stride, r.n,
                                      a->dim);
                 else
-                        stage_run(a, s, &r);
+                        stage_stretch(a, s, &r);
         left = r.column % KVD_PANEL;
         if (!s->in_place && left > 0)
                 a->ops->pack(keys, r.column - left, a->scratch + s->stage, a->dim, left, a->dim);
 }
 
-/* ---- turned queries ---- */
+/* ---- rotated queries ---- */
 
-/* The scores of columns [from, to) again, with turned queries; at most a span at a time, from a panel's start. */
+/* The scores of columns [from, to) again, with rotated queries; at most a span at a time, from a panel's start. */
 static void rescore(const struct kvd_attention *a, const struct scratch *s, uint32_t from, uint32_t to, uint32_t rows) {
-        const float *turned = a->scratch + s->turned;
-        float *scores = a->scratch + s->scores, *span = a->scratch + s->turned + (size_t)rows * a->dim;
+        const float *rotated = a->scratch + s->rotated;
+        float *scores = a->scratch + s->scores, *span = a->scratch + s->rotated + (size_t)rows * a->dim;
 
         for (uint32_t end; from < to; from = end) {
                 uint32_t start = from / KVD_PANEL * KVD_PANEL;
 
                 end = MIN(to, start + SPAN);
-                a->ops->matmul(span, SPAN, turned, a->dim, rows, a->scratch + s->keys + (size_t)start * a->dim, a->dim,
+                a->ops->matmul(span, SPAN, rotated, a->dim, rows, a->scratch + s->keys + (size_t)start * a->dim, a->dim,
                                end - start);
                 for (uint32_t r = 0; r < rows; r++)
                         memcpy(scores + r * s->ld + from, span + (size_t)r * SPAN + (from - start),
@@ -160,22 +160,22 @@ static void rescore(const struct kvd_attention *a, const struct scratch *s, uint
 }
 
 static void turn_scores(const struct kvd_attention *a, const struct scratch *s, uint32_t rows, uint32_t n_columns) {
-        uint32_t ready = 0, turn, from, to;
-        struct kvd_run r = {0};
+        uint32_t ready = 0, rotation, from, to;
+        struct kvd_stretch r = {0};
         bool more = kvd_attend_next(a, &r);
 
         while (more && r.column < n_columns) {
-                turn = a->turn[r.block];
+                rotation = a->rotation[r.block];
                 from = r.column;
                 do {
                         to = r.column + r.n;
                         more = kvd_attend_next(a, &r);
-                } while (more && a->turn[r.block] == turn);
-                if (turn == 0)
+                } while (more && a->rotation[r.block] == rotation);
+                if (rotation == 0)
                         continue;
-                if (turn != ready)
-                        kvd_attend_turn(a, a->scratch + s->turned, a->scratch + s->q, turn, rows);
-                ready = turn;
+                if (rotation != ready)
+                        kvd_attend_rotate(a, a->scratch + s->rotated, a->scratch + s->q, rotation, rows);
+                ready = rotation;
                 rescore(a, s, from, MIN(to, n_columns), rows);
         }
 }
@@ -191,7 +191,7 @@ static void weigh(const struct kvd_attention *a, const struct scratch *s, uint32
         for (uint32_t i = 0; i < n; i++)
                 memcpy(q + (size_t)i * width, a->q + (token + i) * a->ldq, width * sizeof *q);
         a->ops->matmul(scores, s->ld, q, a->dim, rows, a->scratch + s->keys, a->dim, visible[n - 1]);
-        if (a->turn)
+        if (a->rotation)
                 turn_scores(a, s, rows, visible[n - 1]);
         for (uint32_t r = 0; r < rows; r++) {
                 uint32_t seen = visible[r / a->group];

@@ -43,9 +43,9 @@ struct kvd_attention {
         float *out;
         size_t ldo;
 
-        /* Queries are turned by -delta for the keys of a block that stand delta positions from where they were made. */
-        const uint32_t *turn; /* per block: 0, or 1 + the number of its turn; see kvd_turns() */
-        const float *turns;   /* [dim] each; dim is even */
+        /* Queries are rotated by -delta for the keys of a block that stand delta positions from where they were made. */
+        const uint32_t *rotation; /* per block: 0, or 1 + the number of its rotation; see kvd_rotations() */
+        const float *rotations;   /* [dim] each; dim is even */
 
         /*
          * Attention mass, summed over the queries and query heads of the call, added to what is there (per block:
@@ -66,11 +66,11 @@ void kvd_attend(const struct kvd_attention *a);
 size_t kvd_attend_scratch(const struct kvd_attention *a);
 
 /*
- * The turns of a block table, for all its heads and layers (rotary embedding, half-split: elements i and i + half are
- * a pair of angular frequency frequencies[i]). turn and turns are filled as kvd_attention wants them; one turn per
+ * The rotations of a block table, for all its heads and layers (rotary embedding, half-split: elements i and i + half are
+ * a pair of angular frequency frequencies[i]). rotation and rotations are filled as kvd_attention wants them; one rotation per
  * distinct delta that is not 0. Returns their number; at most max are made, then it returns UINT32_MAX.
  */
-uint32_t kvd_turns(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *turn,
-                   float *turns, uint32_t max);
+uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *rotation,
+                   float *rotations, uint32_t max);
 
 #endif

@@ -10,7 +10,7 @@
 #include "kernels/attend.h"
 
 /* Neighbouring positions in one block; their columns are neighbours, too. */
-struct kvd_run {
+struct kvd_stretch {
         uint32_t block, position, n;
         uint32_t column;
         uint32_t next; /* where to look on: a block, or a place in the list */
@@ -19,11 +19,11 @@ struct kvd_run {
 /* Positions that the call's last token sees. */
 uint32_t kvd_attend_keys(const struct kvd_attention *a);
 
-/* From {0} on: true for every run, then false with column one past the last. */
-bool kvd_attend_next(const struct kvd_attention *a, struct kvd_run *r);
+/* From {0} on: true for every stretch, then false with column one past the last. */
+bool kvd_attend_next(const struct kvd_attention *a, struct kvd_stretch *r);
 
-/* turned = rows of queries of dim, one after the other, by turn number turn > 0. */
-void kvd_attend_turn(const struct kvd_attention *a, float *turned, const float *q, uint32_t turn, uint32_t rows);
+/* rotated = rows of queries of dim, one after the other, by rotation number rotation > 0. */
+void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const float *q, uint32_t rotation, uint32_t rows);
 
 /* A row's weights p, and their total, to the masses of what it sees: the first n_columns. */
 void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What all kinds of attention share: which positions are seen, how queries are turned, how mass is added. */
+/* What all kinds of attention share: which positions are seen, how queries are rotated, how mass is added. */
 
 #include "kernels/attend_inner.h"
 
@@ -15,7 +15,7 @@ uint32_t kvd_attend_keys(const struct kvd_attention *a) {
         return a->n_keys ? a->n_keys : a->first + a->n;
 }
 
-static bool next_dense(const struct kvd_attention *a, struct kvd_run *r) {
+static bool next_dense(const struct kvd_attention *a, struct kvd_stretch *r) {
         uint32_t n_keys = kvd_attend_keys(a), n_blocks = DIV_UP(n_keys, a->block_tokens);
 
         while (r->next < n_blocks && !a->blocks[r->next])
@@ -33,7 +33,7 @@ static uint32_t block_of(const struct kvd_attention *a, uint32_t position, uint3
         return position - guess * a->block_tokens < a->block_tokens ? guess : position / a->block_tokens;
 }
 
-static bool next_chosen(const struct kvd_attention *a, struct kvd_run *r) {
+static bool next_chosen(const struct kvd_attention *a, struct kvd_stretch *r) {
         uint32_t n_keys = kvd_attend_keys(a), i = r->next, block = r->block, position = 0, from, end;
 
         for (; i < a->n_chosen; i++) {
@@ -58,25 +58,25 @@ static bool next_chosen(const struct kvd_attention *a, struct kvd_run *r) {
         return true;
 }
 
-bool kvd_attend_next(const struct kvd_attention *a, struct kvd_run *r) {
+bool kvd_attend_next(const struct kvd_attention *a, struct kvd_stretch *r) {
         r->column += r->n;
         r->n = 0;
         return a->chosen ? next_chosen(a, r) : next_dense(a, r);
 }
 
-/* ---- turned queries ---- */
+/* ---- rotated queries ---- */
 
-void kvd_attend_turn(const struct kvd_attention *a, float *turned, const float *q, uint32_t turn, uint32_t rows) {
-        const float *angles = a->turns + (size_t)(turn - 1) * a->dim;
+void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const float *q, uint32_t rotation, uint32_t rows) {
+        const float *angles = a->rotations + (size_t)(rotation - 1) * a->dim;
         uint32_t half = a->dim / 2;
 
-        memcpy(turned, q, (size_t)rows * a->dim * sizeof *turned);
+        memcpy(rotated, q, (size_t)rows * a->dim * sizeof *rotated);
         for (uint32_t r = 0; r < rows; r++)
-                a->ops->rope(turned + (size_t)r * a->dim, angles, angles + half, half);
+                a->ops->rope(rotated + (size_t)r * a->dim, angles, angles + half, half);
 }
 
-uint32_t kvd_turns(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *turn,
-                   float *turns, uint32_t max) {
+uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *rotation,
+                   float *rotations, uint32_t max) {
         uint32_t n = 0;
 
         for (uint32_t b = 0; b < n_blocks; b++) {
@@ -84,14 +84,14 @@ uint32_t kvd_turns(const int32_t *deltas, uint32_t n_blocks, const float *freque
 
                 while (same < b && deltas[same] != deltas[b])
                         same++;
-                turn[b] = deltas[b] == 0 ? 0 : same < b ? turn[same] : ++n;
+                rotation[b] = deltas[b] == 0 ? 0 : same < b ? rotation[same] : ++n;
                 if (n > max)
                         return UINT32_MAX;
                 for (uint32_t i = 0; i < half && deltas[b] != 0 && same == b; i++) {
                         double angle = -(double)deltas[b] * (double)frequencies[i];
 
-                        turns[(size_t)(n - 1) * 2 * half + i] = (float)cos(angle);
-                        turns[(size_t)(n - 1) * 2 * half + half + i] = (float)sin(angle);
+                        rotations[(size_t)(n - 1) * 2 * half + i] = (float)cos(angle);
+                        rotations[(size_t)(n - 1) * 2 * half + half + i] = (float)sin(angle);
                 }
         }
         return n;
@@ -115,7 +115,7 @@ static float sum_weights(const float *p, uint32_t n) {
 }
 
 void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns) {
-        struct kvd_run r = {0};
+        struct kvd_stretch r = {0};
 
         while (kvd_attend_next(a, &r) && r.column < n_columns) {
                 uint32_t n = MIN(r.n, n_columns - r.column);

@@ -16,7 +16,7 @@ enum { NAMED = 512, AHEAD = 64 };
 /* Where things lie in the scratch memory, in floats. */
 struct scratch {
         size_t scores; /* a row of ld columns for each query head */
-        size_t sum, total, turned, stage, end;
+        size_t sum, total, rotated, stage, end;
         size_t ld;
 };
 
@@ -24,7 +24,7 @@ struct scratch {
 struct named {
         const uint8_t *rows[NAMED];
         uint32_t column, n, there;
-        uint32_t turn;
+        uint32_t rotation;
 };
 
 static struct scratch lay_out(const struct kvd_attention *a) {
@@ -32,8 +32,8 @@ static struct scratch lay_out(const struct kvd_attention *a) {
 
         s.sum = a->group * s.ld;
         s.total = s.sum + a->group * kvd_attend_sum(a->dim);
-        s.turned = s.total + a->group;
-        s.stage = s.turned + (a->turn ? (size_t)a->group * a->dim : 0);
+        s.rotated = s.total + a->group;
+        s.stage = s.rotated + (a->rotation ? (size_t)a->group * a->dim : 0);
         s.end = s.stage + kvd_attend_stage(a->dim) / sizeof(float);
         return s;
 }
@@ -44,8 +44,8 @@ size_t kvd_attend_token_scratch(const struct kvd_attention *a) {
 
 /* ---- naming rows ---- */
 
-/* What is left of a run, as far as there is room; the run is what is then left. */
-static void name_run(const struct kvd_attention *a, struct named *to, struct kvd_run *r, size_t offset) {
+/* Names what is left of a stretch, as far as there is room; the stretch is then the rest. */
+static void name_stretch(const struct kvd_attention *a, struct named *to, struct kvd_stretch *r, size_t offset) {
         size_t step = a->stride * (a->type == KVD_NUMBER_F32 ? sizeof(float) : sizeof(uint16_t));
         const uint8_t *row = a->blocks[r->block] + offset + (r->position - r->block * a->block_tokens) * step;
         uint32_t n = MIN(r->n, NAMED - to->there);
@@ -58,18 +58,18 @@ static void name_run(const struct kvd_attention *a, struct named *to, struct kvd
         r->n -= n;
 }
 
-/* The next rows: all of them want their queries turned alike. From column, n, there and r = 0 on; false at the end. */
-static bool name_rows(const struct kvd_attention *a, struct named *to, struct kvd_run *r, size_t offset) {
+/* The next rows: all of them want their queries rotated alike. From column, n, there and r = 0 on; false at the end. */
+static bool name_rows(const struct kvd_attention *a, struct named *to, struct kvd_stretch *r, size_t offset) {
         to->column += to->n;
         to->there -= to->n;
         memmove(to->rows, to->rows + to->n, to->there * sizeof *to->rows);
         while (to->there < NAMED && (r->n > 0 || kvd_attend_next(a, r))) {
-                uint32_t turn = a->turn ? a->turn[r->block] : 0;
+                uint32_t rotation = a->rotation ? a->rotation[r->block] : 0;
 
-                if (to->there > 0 && turn != to->turn)
+                if (to->there > 0 && rotation != to->rotation)
                         break;
-                to->turn = turn;
-                name_run(a, to, r, offset);
+                to->rotation = rotation;
+                name_stretch(a, to, r, offset);
         }
         to->n = to->there < NAMED ? to->there : NAMED - AHEAD;
         return to->n > 0;
@@ -79,16 +79,16 @@ static bool name_rows(const struct kvd_attention *a, struct named *to, struct kv
 
 static uint32_t score(const struct kvd_attention *a, const struct scratch *s) {
         struct named keys;
-        struct kvd_run r = {0};
+        struct kvd_stretch r = {0};
         uint32_t ready = 0;
 
         keys.column = keys.n = keys.there = 0;
         while (name_rows(a, &keys, &r, a->k_offset)) {
-                if (keys.turn && keys.turn != ready)
-                        kvd_attend_turn(a, a->scratch + s->turned, a->q, keys.turn, a->group);
-                ready = keys.turn ? keys.turn : ready;
+                if (keys.rotation && keys.rotation != ready)
+                        kvd_attend_rotate(a, a->scratch + s->rotated, a->q, keys.rotation, a->group);
+                ready = keys.rotation ? keys.rotation : ready;
                 a->ops->attend->scores(a->scratch + s->scores + keys.column, s->ld, keys.rows, keys.n, keys.there,
-                                       a->type, keys.turn ? a->scratch + s->turned : a->q, a->group, a->dim,
+                                       a->type, keys.rotation ? a->scratch + s->rotated : a->q, a->group, a->dim,
                                        a->scratch + s->stage);
         }
         return keys.column;
@@ -108,7 +108,7 @@ static void weigh(const struct kvd_attention *a, const struct scratch *s, uint32
 
 static void mix(const struct kvd_attention *a, const struct scratch *s) {
         struct named values;
-        struct kvd_run r = {0};
+        struct kvd_stretch r = {0};
         float *sum = a->scratch + s->sum;
 
         memset(sum, 0, a->group * kvd_attend_sum(a->dim) * sizeof *sum);

@@ -93,21 +93,21 @@ KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32
 }
 
 /* Pairs (low, high) of b by (cosine, sine): the same steps as the rope of ops.h. */
-KERNEL void turn(lanes *low, lanes *high, lanes cosine, lanes sine) {
+KERNEL void rotate(lanes *low, lanes *high, lanes cosine, lanes sine) {
         lanes l = *low, h = *high;
 
         *low = lanes_fma(lanes_mul(lanes_set(-1.0f), h), sine, lanes_mul(l, cosine));
         *high = lanes_fma(l, sine, lanes_mul(h, cosine));
 }
 
-KERNEL void turned_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, const struct kvd_memshare_query *q,
+KERNEL void rotated_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, const struct kvd_memshare_query *q,
                                uint32_t dim, enum kvd_number type) {
         size_t up = q->half * number_size(type), rest = 2 * up;
 
         for (uint32_t i = 0; i < q->half; i += 16) {
                 lanes low = widen_at(b, i, q->half, type), high = widen_at(b + up, i, q->half, type);
 
-                turn(&low, &high, load_at(q->cosine, i, q->half), load_at(q->sine, i, q->half));
+                rotate(&low, &high, load_at(q->cosine, i, q->half), load_at(q->sine, i, q->half));
                 low = lanes_sub(widen_at(a, i, q->half, type), low);
                 high = lanes_sub(widen_at(a + up, i, q->half, type), high);
                 sum[0] = lanes_fma(low, low, sum[0]);
@@ -117,7 +117,7 @@ KERNEL void turned_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b,
 }
 
 /* Sum over rows of the squares, or of the norms, of their differences. */
-KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b, bool turned, bool norms,
+KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b, bool rotated, bool norms,
                        enum kvd_number type) {
         uint32_t dim = q->shape->dim, rows = q->shape->heads * q->shape->tokens;
         uint32_t together = norms || dim >= CHUNK ? 1 : CHUNK / dim;
@@ -129,8 +129,8 @@ KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, con
                 float squares;
 
                 for (uint32_t end = MIN(rows, r + together); r < end; r++, a += row, b += row)
-                        if (turned)
-                                turned_row_squares(sum, a, b, q, dim, type);
+                        if (rotated)
+                                rotated_row_squares(sum, a, b, q, dim, type);
                         else
                                 row_squares(sum, a, b, dim, type);
                 squares = lanes_sum(lanes_add(sum[0], sum[1]));
@@ -139,11 +139,11 @@ KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, con
         return total;
 }
 
-static double turned_squares(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
+static double rotated_squares(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
         return TYPED(q->shape->type, rows_sum, q, a, b, true, false);
 }
 
-static double turned_norms(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
+static double rotated_norms(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
         return TYPED(q->shape->type, rows_sum, q, a, b, true, true);
 }
 
@@ -165,11 +165,11 @@ static double plane_distance(const struct kvd_memshare_query *q, const struct kv
         const uint8_t *x = plane(q->shape, a->data, layer, value), *y = plane(q->shape, b->data, layer, value);
         const float *norm_a = a->norms ? a->norms + 2 * layer + value : NULL;
         const float *norm_b = b->norms ? b->norms + 2 * layer + value : NULL;
-        bool turned = !value && q->half > 0;
+        bool rotated = !value && q->half > 0;
 
         if (q->metric == KVD_MEMSHARE_MEAN_L2)
-                return weigh(q, turned ? turned_norms(q, x, y) : plain_norms(q, x, y), norm_a, norm_b);
-        return weigh(q, sqrt(turned ? turned_squares(q, x, y) : squares_of_difference(q->shape, x, y)), norm_a, norm_b);
+                return weigh(q, rotated ? rotated_norms(q, x, y) : plain_norms(q, x, y), norm_a, norm_b);
+        return weigh(q, sqrt(rotated ? rotated_squares(q, x, y) : squares_of_difference(q->shape, x, y)), norm_a, norm_b);
 }
 
 static double plane_bound(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,

@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "ipc/base/util.h"
-#include "kernels/cuda/attend_run.h"
+#include "kernels/cuda/attend_launch.h"
 #include "kernels/cuda/images.h"
 #include "kernels/ops.h"
 
@@ -29,7 +29,7 @@ enum {
 };
 
 struct plan {
-        struct gpu_attend_run run;
+        struct gpu_attend_launch launch;
         enum gpu_kernel kernel;
         struct gpu_grid grid;
         uint64_t workspace;
@@ -79,8 +79,8 @@ static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
                 return refuse(gpu, "attention: a scale is above 0");
         if (a->chosen && (!a->n_chosen || a->ld_chosen < a->max_chosen || a->max_chosen > MOST_COLUMNS))
                 return refuse(gpu, "attention: lists of chosen positions without their lengths, or too long");
-        if (a->turn && (!a->turns || a->dim % 2))
-                return refuse(gpu, "attention: turns of %u dimensions", a->dim);
+        if (a->rotation && (!a->rotations || a->dim % 2))
+                return refuse(gpu, "attention: rotations of %u dimensions", a->dim);
         if ((a->block_mass && a->ld_block_mass * a->block_tokens < a->max_length) ||
             (a->token_mass && a->ld_token_mass < a->max_length))
                 return refuse(gpu, "attention: no room for masses of %u positions", a->max_length);
@@ -119,25 +119,25 @@ static uint32_t warps_in(const struct gpu *gpu, size_t each, size_t common) {
 }
 
 static bool plan_decode(struct gpu *gpu, struct plan *p) {
-        const struct gpu_attend *a = &p->run.a;
+        const struct gpu_attend *a = &p->launch.a;
         enum gpu_attend_form form = a->group <= 8 ? GPU_ATTEND_NARROW : GPU_ATTEND_WIDE;
         uint32_t dim = dim_of(a), rows = form == GPU_ATTEND_NARROW ? 8 : 16, warps;
         size_t tiles = (size_t)GPU_ATTEND_STAGES(dim) * GPU_ATTEND_STAGE_BYTES(dim);
         size_t queries = GPU_ATTEND_QUERY_BYTES(dim, form), ends = GPU_ATTEND_WARPS * (size_t)rows * 8;
 
-        warps = a->turn ? warps_in(gpu, tiles + queries, ends) : warps_in(gpu, tiles, queries + ends);
+        warps = a->rotation ? warps_in(gpu, tiles + queries, ends) : warps_in(gpu, tiles, queries + ends);
         if (!suits_matrix_units(a) || warps == 0)
                 return false;
         p->kernel = (form == GPU_ATTEND_NARROW ? narrow : wide)[a->number - KVD_NUMBER_F16][dim / 128];
-        p->run.head_tiles = DIV_UP(a->group, rows);
+        p->launch.head_tiles = DIV_UP(a->group, rows);
         p->grid.threads = warps * 32;
-        p->grid.shared = warps * tiles + (a->turn ? warps : 1) * queries + ends;
+        p->grid.shared = warps * tiles + (a->rotation ? warps : 1) * queries + ends;
         return true;
 }
 
 static bool plan_prefill(struct gpu *gpu, struct plan *p) {
-        const struct gpu_attend *a = &p->run.a;
-        bool plain = a->q_number == a->number && a->out_number != KVD_NUMBER_F32 && !a->turn;
+        const struct gpu_attend *a = &p->launch.a;
+        bool plain = a->q_number == a->number && a->out_number != KVD_NUMBER_F32 && !a->rotation;
         uint32_t dim = dim_of(a), warps;
         size_t each = GPU_ATTEND_PREFILL_STAGES * (size_t)GPU_ATTEND_STAGE_BYTES(dim) +
                       GPU_ATTEND_QUERY_BYTES(dim, plain ? GPU_ATTEND_PLAIN : GPU_ATTEND_WIDE);
@@ -146,18 +146,18 @@ static bool plan_prefill(struct gpu *gpu, struct plan *p) {
         if (!suits_matrix_units(a) || warps == 0)
                 return false;
         p->kernel = (plain ? many_plain : many)[a->number - KVD_NUMBER_F16][dim / 128];
-        p->run.row_tiles = (uint32_t)DIV_UP((uint64_t)a->max_tokens * a->group, warps * GPU_ATTEND_TILE);
-        p->grid = (struct gpu_grid){a->n_sequences * p->run.row_tiles * p->run.n_splits, a->kv_heads, 1, warps * 32,
+        p->launch.row_tiles = (uint32_t)DIV_UP((uint64_t)a->max_tokens * a->group, warps * GPU_ATTEND_TILE);
+        p->grid = (struct gpu_grid){a->n_sequences * p->launch.row_tiles * p->launch.n_splits, a->kv_heads, 1, warps * 32,
                                     warps * each};
         return true;
 }
 
 static void plan_any(struct plan *p) {
-        const struct gpu_attend *a = &p->run.a;
+        const struct gpu_attend *a = &p->launch.a;
         uint32_t dim = MAX(dim_of(a), 128), heads = dim > 128 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128;
 
         p->kernel = dim > 128 ? GPU_KERNEL_attend_any_256 : GPU_KERNEL_attend_any_128;
-        p->run.head_tiles = DIV_UP(a->group, heads);
+        p->launch.head_tiles = DIV_UP(a->group, heads);
         p->grid.threads = GPU_ATTEND_WARPS * 32;
         p->grid.shared = GPU_ATTEND_WARPS * heads * (dim + 2) * sizeof(float);
 }
@@ -169,27 +169,27 @@ static uint32_t columns_of(const struct gpu_attend *a) {
 }
 
 static void plan_splits(struct gpu *gpu, struct plan *p) {
-        const struct gpu_attend *a = &p->run.a;
-        uint64_t columns = columns_of(a), heads = (uint64_t)a->n_sequences * a->kv_heads * p->run.head_tiles;
+        const struct gpu_attend *a = &p->launch.a;
+        uint64_t columns = columns_of(a), heads = (uint64_t)a->n_sequences * a->kv_heads * p->launch.head_tiles;
         uint64_t blocks = (uint64_t)MAX(gpu->multiprocessors, 1) * BLOCKS_EACH;
         uint64_t split = a->split ? a->split : MAX(DIV_UP(columns * heads, blocks), SPLIT);
 
-        p->run.split = (uint32_t)ALIGN_UP(split, a->split ? GPU_ATTEND_TILE : GPU_ATTEND_TILE * GPU_ATTEND_WARPS);
-        p->run.n_splits = (uint32_t)MAX(DIV_UP(columns, p->run.split), 1);
-        p->grid.x = a->n_sequences * p->run.n_splits;
-        p->grid.y = a->kv_heads * p->run.head_tiles;
+        p->launch.split = (uint32_t)ALIGN_UP(split, a->split ? GPU_ATTEND_TILE : GPU_ATTEND_TILE * GPU_ATTEND_WARPS);
+        p->launch.n_splits = (uint32_t)MAX(DIV_UP(columns, p->launch.split), 1);
+        p->grid.x = a->n_sequences * p->launch.n_splits;
+        p->grid.y = a->kv_heads * p->launch.head_tiles;
         p->grid.z = 1;
 }
 
 static cu_address take(struct plan *p, uint64_t bytes) {
-        cu_address at = p->run.a.workspace + p->workspace;
+        cu_address at = p->launch.a.workspace + p->workspace;
 
         p->workspace += ALIGN_UP(bytes, ALIGNMENT);
         return at;
 }
 
 static void lay_out(struct plan *p) {
-        struct gpu_attend_run *r = &p->run;
+        struct gpu_attend_launch *r = &p->launch;
         uint64_t heads = (uint64_t)r->a.n_sequences * r->a.kv_heads, rows = heads * r->a.group * r->tokens;
 
         r->ld_scores = ALIGN_UP((uint64_t)columns_of(&r->a), 32);
@@ -206,16 +206,16 @@ static void lay_out(struct plan *p) {
 }
 
 static struct plan plan_for(struct gpu *gpu, const struct gpu_attend *a) {
-        struct plan p = {.run = {.a = *a, .n_splits = 1, .tokens = a->starts ? a->max_tokens : 1}};
+        struct plan p = {.launch = {.a = *a, .n_splits = 1, .tokens = a->starts ? a->max_tokens : 1}};
 
-        p.run.exponent = a->scale * (float)M_LOG2E;
+        p.launch.exponent = a->scale * (float)M_LOG2E;
         if (a->starts) {
-                p.run.split = a->split ? a->split : MAX(columns_of(a), 1);
-                p.run.n_splits = MAX(DIV_UP(columns_of(a), p.run.split), 1);
+                p.launch.split = a->split ? a->split : MAX(columns_of(a), 1);
+                p.launch.n_splits = MAX(DIV_UP(columns_of(a), p.launch.split), 1);
                 if (!plan_prefill(gpu, &p)) {
                         plan_any(&p);
-                        p.grid.x = a->n_sequences * a->max_tokens * p.run.n_splits;
-                        p.grid.y = a->kv_heads * p.run.head_tiles;
+                        p.grid.x = a->n_sequences * a->max_tokens * p.launch.n_splits;
+                        p.grid.y = a->kv_heads * p.launch.head_tiles;
                         p.grid.z = 1;
                 }
         } else {
@@ -239,29 +239,29 @@ uint64_t gpu_attend_workspace(struct gpu *gpu, const struct gpu_attend *a) {
 /* ---- launches ---- */
 
 static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p) {
-        const struct gpu_attend *a = &p->run.a;
+        const struct gpu_attend *a = &p->launch.a;
         uint32_t columns = columns_of(a), threads = GPU_ATTEND_MASS_THREADS, each = threads / 32 * 4;
         struct gpu_grid over = {DIV_UP(columns, threads), a->n_sequences * a->kv_heads, 1, threads, 0};
         uint32_t shared = threads / 32 * (a->dim > 128 ? GPU_ATTEND_HEADS_256 * 256 : GPU_ATTEND_HEADS_128 * 128) * 4;
         struct gpu_grid over_tiles = {DIV_UP(columns, each), over.y, 1, threads, shared};
         int r;
 
-        if (!p->run.totals || columns == 0)
+        if (!p->launch.totals || columns == 0)
                 return 0;
         if (a->starts)
                 r = gpu_launch(gpu, a->dim > 128 ? GPU_KERNEL_attend_weigh_256 : GPU_KERNEL_attend_weigh_128,
-                               over_tiles, stream, &p->run);
+                               over_tiles, stream, &p->launch);
         else
-                r = gpu_launch(gpu, GPU_KERNEL_attend_weigh, over, stream, &p->run);
-        return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_attend_spread, over, stream, &p->run);
+                r = gpu_launch(gpu, GPU_KERNEL_attend_weigh, over, stream, &p->launch);
+        return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_attend_spread, over, stream, &p->launch);
 }
 
 static int launch(struct gpu *gpu, cu_stream stream, const struct plan *p) {
-        const struct gpu_attend *a = &p->run.a;
-        struct gpu_grid rows = {a->n_sequences * p->run.tokens * a->kv_heads * a->group, 1, 1, 128, 0};
+        const struct gpu_attend *a = &p->launch.a;
+        struct gpu_grid rows = {a->n_sequences * p->launch.tokens * a->kv_heads * a->group, 1, 1, 128, 0};
         int r;
 
-        if (p->grid.y > MOST_ROWS || (p->run.totals && (uint64_t)a->n_sequences * a->kv_heads > MOST_ROWS))
+        if (p->grid.y > MOST_ROWS || (p->launch.totals && (uint64_t)a->n_sequences * a->kv_heads > MOST_ROWS))
                 return refuse(gpu, "attention: too many heads for one call: %u of %u sequences", a->kv_heads,
                               a->n_sequences);
         if (p->workspace > a->workspace_bytes || (p->workspace && (!a->workspace || a->workspace % ALIGNMENT))) {
@@ -269,9 +269,9 @@ static int launch(struct gpu *gpu, cu_stream stream, const struct plan *p) {
                        (unsigned long long)p->workspace, ALIGNMENT);
                 return -ENOBUFS;
         }
-        r = gpu_launch(gpu, p->kernel, p->grid, stream, &p->run);
-        if (r == 0 && p->run.n_splits > 1)
-                r = gpu_launch(gpu, GPU_KERNEL_attend_sum, rows, stream, &p->run);
+        r = gpu_launch(gpu, p->kernel, p->grid, stream, &p->launch);
+        if (r == 0 && p->launch.n_splits > 1)
+                r = gpu_launch(gpu, GPU_KERNEL_attend_sum, rows, stream, &p->launch);
         return r < 0 ? r : launch_masses(gpu, stream, p);
 }
 

@@ -53,9 +53,9 @@ struct gpu_attend {
         cu_address q, out;
         uint64_t q_token, q_head, out_token, out_head;
 
-        /* As kernels/attend.h: the turn of a block is at turn[s * ld_blocks + its place in the table]. */
-        cu_address turn;         /* const uint32_t *: 0, or 1 + the number of its turn */
-        cu_address turns;        /* const float *, [dim] each: cosines, then sines; dim is even */
+        /* As kernels/attend.h: the rotation of a block is at rotation[s * ld_blocks + its place in the table]. */
+        cu_address rotation;         /* const uint32_t *: 0, or 1 + the number of its rotation */
+        cu_address rotations;        /* const float *, [dim] each: cosines, then sines; dim is even */
 
         /*
          * Attention mass, summed over the tokens and the query heads of a KV head, added to what is there: block b's

@@ -16,18 +16,18 @@
 
 template <int N> struct any_state {
         float q[HEADS][N], sums[HEADS][N];
-        uint32_t turn;          /* that q has */
+        uint32_t rotation;          /* that q has */
         float largest, weights; /* of the lane's head; weights of the lane's columns */
 };
 
 /* The four columns that a warp is at. */
 struct any_columns {
         const uint8_t *at[COLUMNS];
-        uint32_t position, turn; /* of the lane's column */
+        uint32_t position, rotation; /* of the lane's column */
 };
 
 template <int N>
-ATTEND struct any_columns columns_at(const struct gpu_attend_run &r, const struct head &h, uint32_t from, uint32_t to) {
+ATTEND struct any_columns columns_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t from, uint32_t to) {
         struct place mine = place_of(r, h, from + lane_id() / HEADS % COLUMNS, to);
         struct any_columns c;
 
@@ -35,12 +35,12 @@ ATTEND struct any_columns columns_at(const struct gpu_attend_run &r, const struc
         for (int i = 0; i < COLUMNS; i++)
                 c.at[i] = reinterpret_cast<const uint8_t *>(warp_from(reinterpret_cast<uint64_t>(mine.at), i * HEADS));
         c.position = mine.position;
-        c.turn = mine.turn;
+        c.rotation = mine.rotation;
         return c;
 }
 
 template <int NUMBER, int N>
-ATTEND void load_typed(const struct gpu_attend_run &r, const struct any_columns &c, uint64_t plane,
+ATTEND void load_typed(const struct gpu_attend_launch &r, const struct any_columns &c, uint64_t plane,
                        float to[COLUMNS][N]) {
         typedef element<NUMBER> number;
 
@@ -58,7 +58,7 @@ ATTEND void load_typed(const struct gpu_attend_run &r, const struct any_columns 
 }
 
 template <int N>
-ATTEND void load_rows(const struct gpu_attend_run &r, const struct any_columns &c, uint64_t plane,
+ATTEND void load_rows(const struct gpu_attend_launch &r, const struct any_columns &c, uint64_t plane,
                       float to[COLUMNS][N]) {
         if (r.a.number == NUMBER_F32)
                 load_typed<NUMBER_F32>(r, c, plane, to);
@@ -70,14 +70,14 @@ ATTEND void load_rows(const struct gpu_attend_run &r, const struct any_columns &
 
 /* By way of the warp's own shared memory, HEADS rows of N * 32: of this loop, one copy is enough. */
 template <int N>
-ATTEND void load_heads(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
-                       uint32_t turn, float *shared, float q[HEADS][N]) {
+ATTEND void load_heads(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
+                       uint32_t rotation, float *shared, float q[HEADS][N]) {
         __syncwarp();
 #pragma unroll 1
         for (uint32_t i = lane_id(); i < HEADS * N * 32; i += 32) {
                 uint32_t g = first_head + i / (N * 32);
 
-                shared[i] = g < r.a.group ? load_query(r, query_at(r, h, token, g), i % (N * 32), turn) : 0.0f;
+                shared[i] = g < r.a.group ? load_query(r, query_at(r, h, token, g), i % (N * 32), rotation) : 0.0f;
         }
         __syncwarp();
 #pragma unroll
@@ -120,9 +120,9 @@ template <int N> ATTEND float products(const float q[HEADS][N], const float k[CO
         return COLUMNS * HEADS == 32 ? x[0] : x[0] + warp_xor(x[0], 16);
 }
 
-/* The lane's score, as an exponent of two; the columns are done once for each turn that they have. */
+/* The lane's score, as an exponent of two; the columns are done once for each rotation that they have. */
 template <int N>
-ATTEND float score(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
+ATTEND float score(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
                    uint32_t limit, struct any_state<N> &w, const struct any_columns &c, const float k[COLUMNS][N],
                    float *shared) {
         uint32_t todo = warp_ballot(c.position < limit);
@@ -130,15 +130,15 @@ ATTEND float score(const struct gpu_attend_run &r, const struct head &h, uint32_
 
 #pragma unroll 1
         while (todo) {
-                uint32_t turn = warp_from(c.turn, __ffs((int)todo) - 1);
+                uint32_t rotation = warp_from(c.rotation, __ffs((int)todo) - 1);
 
-                if (turn != w.turn)
-                        load_heads<N>(r, h, token, first_head, turn, shared, w.q);
-                w.turn = turn;
+                if (rotation != w.rotation)
+                        load_heads<N>(r, h, token, first_head, rotation, shared, w.q);
+                w.rotation = rotation;
                 part = products(w.q, k);
-                if (c.turn == turn && c.position < limit)
+                if (c.rotation == rotation && c.position < limit)
                         x = part * r.exponent;
-                todo &= ~warp_ballot(c.turn == turn);
+                todo &= ~warp_ballot(c.rotation == rotation);
         }
         return x;
 }
@@ -182,7 +182,7 @@ template <int N> ATTEND void mix(struct any_state<N> &w, float x, const float v[
 }
 
 template <int N>
-ATTEND void keep_score(const struct gpu_attend_run &r, const struct head &h, uint32_t first_head, uint32_t column,
+ATTEND void keep_score(const struct gpu_attend_launch &r, const struct head &h, uint32_t first_head, uint32_t column,
                        uint32_t to, float x) {
         uint32_t g = first_head + lane_id() % HEADS, c = column + lane_id() / HEADS % COLUMNS;
 
@@ -191,7 +191,7 @@ ATTEND void keep_score(const struct gpu_attend_run &r, const struct head &h, uin
 }
 
 template <int N>
-ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
+ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
                  struct any_state<N> &w, uint32_t from, uint32_t to, float *shared) {
         uint32_t limit = limit_of(r, h, token), step = COLUMNS * (blockDim.x / 32);
         float k[COLUMNS][N], v[COLUMNS][N], x;
@@ -228,7 +228,7 @@ template <int N> ATTEND void leave(const struct any_state<N> &w, float *sums, fl
 }
 
 /* Columns of a token: those of its sequence's last, as far as it can see them. */
-template <int N> ATTEND void attend_any(const struct gpu_attend_run &r, float *shared) {
+template <int N> ATTEND void attend_any(const struct gpu_attend_launch &r, float *shared) {
         uint32_t split = blockIdx.x % r.n_splits, token = blockIdx.x / r.n_splits % r.tokens;
         uint32_t first_head = blockIdx.y % r.head_tiles * HEADS, from = split * r.split, to;
         struct head h = head_of(r, blockIdx.x / r.n_splits / r.tokens, blockIdx.y / r.head_tiles);
@@ -240,7 +240,7 @@ template <int N> ATTEND void attend_any(const struct gpu_attend_run &r, float *s
         to = min(h.columns, from + r.split);
         if (!r.a.chosen)
                 to = min(to, limit_of(r, h, token));
-        w.turn = NOWHERE;
+        w.rotation = NOWHERE;
         w.largest = -INFINITY;
         w.weights = 0.0f;
 #pragma unroll
@@ -254,13 +254,13 @@ template <int N> ATTEND void attend_any(const struct gpu_attend_run &r, float *s
         join<N * 32, HEADS>(r, h, token, first_head, split, shared, ends);
 }
 
-KVD_KERNEL_ROOMY(attend_any_128, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) {
+KVD_KERNEL_ROOMY(attend_any_128, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) {
         KVD_SHARED(float, shared);
 
         attend_any<4>(a, shared);
 }
 
-KVD_KERNEL_ROOMY(attend_any_256, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) {
+KVD_KERNEL_ROOMY(attend_any_256, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) {
         KVD_SHARED(float, shared);
 
         attend_any<8>(a, shared);
@@ -269,7 +269,7 @@ KVD_KERNEL_ROOMY(attend_any_256, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) {
 /* ---- masses: the weights of columns ---- */
 
 /* Of one token's scores. */
-KVD_KERNEL(attend_weigh, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+KVD_KERNEL(attend_weigh, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         struct head h = head_of(a, blockIdx.y / a.a.kv_heads, blockIdx.y % a.a.kv_heads);
         const float *totals = reinterpret_cast<const float *>(a.totals) + 2 * row_of(a, h, 0, 0);
         const float *scores = reinterpret_cast<const float *>(a.scores) + row_of(a, h, 0, 0) * a.ld_scores;
@@ -287,7 +287,7 @@ KVD_KERNEL(attend_weigh, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
 
 /* Of many tokens: their scores are made again, four columns to a warp. */
 template <int N>
-ATTEND float weigh_rows(const struct gpu_attend_run &r, const struct head &h, const struct any_columns &c,
+ATTEND float weigh_rows(const struct gpu_attend_launch &r, const struct head &h, const struct any_columns &c,
                         const float k[COLUMNS][N], uint32_t first_head, float *shared) {
         uint32_t g = first_head + lane_id() % HEADS;
         struct any_state<N> w;
@@ -298,7 +298,7 @@ ATTEND float weigh_rows(const struct gpu_attend_run &r, const struct head &h, co
                 const float *total = reinterpret_cast<const float *>(r.totals) + 2 * row_of(r, h, token, g);
                 float x;
 
-                w.turn = NOWHERE;
+                w.rotation = NOWHERE;
                 x = score(r, h, token, first_head, limit_of(r, h, token), w, c, k, shared);
                 if (g < r.a.group && total[1] != 0.0f)
                         sum += shrink(x, total[0]) / total[1];
@@ -306,7 +306,7 @@ ATTEND float weigh_rows(const struct gpu_attend_run &r, const struct head &h, co
         return sum;
 }
 
-template <int N> ATTEND void weigh_many(const struct gpu_attend_run &r, float *shared) {
+template <int N> ATTEND void weigh_many(const struct gpu_attend_launch &r, float *shared) {
         struct head h = head_of(r, blockIdx.y / r.a.kv_heads, blockIdx.y % r.a.kv_heads);
         uint32_t column = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * COLUMNS, lane = lane_id();
         float k[COLUMNS][N], sum = 0.0f;
@@ -327,13 +327,13 @@ template <int N> ATTEND void weigh_many(const struct gpu_attend_run &r, float *s
                 reinterpret_cast<float *>(r.weights)[blockIdx.y * r.ld_scores + column] = sum;
 }
 
-KVD_KERNEL(attend_weigh_128, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+KVD_KERNEL(attend_weigh_128, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         KVD_SHARED(float, shared);
 
         weigh_many<4>(a, shared);
 }
 
-KVD_KERNEL(attend_weigh_256, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+KVD_KERNEL(attend_weigh_256, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         KVD_SHARED(float, shared);
 
         weigh_many<8>(a, shared);
@@ -342,7 +342,7 @@ KVD_KERNEL(attend_weigh_256, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
 /* ---- masses: to blocks and positions ---- */
 
 /* The first column whose position is not below. */
-ATTEND uint32_t column_of(const struct gpu_attend_run &r, const struct head &h, uint32_t position) {
+ATTEND uint32_t column_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t position) {
         uint32_t low = 0, high = h.columns;
 
         if (!r.a.chosen)
@@ -358,7 +358,7 @@ ATTEND uint32_t column_of(const struct gpu_attend_run &r, const struct head &h, 
         return low;
 }
 
-KVD_KERNEL(attend_spread, struct gpu_attend_run, GPU_ATTEND_MASS_THREADS) {
+KVD_KERNEL(attend_spread, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         struct head h = head_of(a, blockIdx.y / a.a.kv_heads, blockIdx.y % a.a.kv_heads);
         const float *weights = reinterpret_cast<const float *>(a.weights) + blockIdx.y * a.ld_scores;
         float *blocks = reinterpret_cast<float *>(a.a.block_mass) + blockIdx.y * a.a.ld_block_mass;

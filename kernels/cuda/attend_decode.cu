@@ -16,7 +16,7 @@
 
 /* Scores that the masses are made of later. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void keep_scores(const struct gpu_attend_run &r, const struct head &h, uint32_t first_head, uint32_t column,
+ATTEND void keep_scores(const struct gpu_attend_launch &r, const struct head &h, uint32_t first_head, uint32_t column,
                         uint32_t to, const float x[2][4]) {
         uint32_t g = first_head + lane_id() / 4, t = lane_id() % 4;
 
@@ -37,7 +37,7 @@ ATTEND void keep_scores(const struct gpu_attend_run &r, const struct head &h, ui
  * away as a key.
  */
 template <int NUMBER, int DIM, int FORM, int STAGES>
-ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
+ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
                  uint8_t *shared, uint32_t first_head, uint32_t from, uint32_t to) {
         uint32_t step = GPU_ATTEND_TILE * (blockDim.x / 32), row = lane_id() % GPU_ATTEND_TILE, ahead;
         struct stage<DIM> tile;
@@ -99,7 +99,7 @@ ATTEND void leave(const struct warp_state<NUMBER, DIM, FORM> &w, float *sums, fl
 /* ---- the kernels ---- */
 
 template <int NUMBER, int DIM, int FORM>
-ATTEND void decode(const struct gpu_attend_run &r, uint8_t *shared) {
+ATTEND void decode(const struct gpu_attend_launch &r, uint8_t *shared) {
         const int STAGES = GPU_ATTEND_STAGES(DIM), ROWS = FORM == GPU_ATTEND_NARROW ? 8 : 16;
         const uint32_t stages = STAGES * stage<DIM>::BYTES, warps = blockDim.x / 32, warp = threadIdx.x / 32;
         const uint32_t queries = GPU_ATTEND_QUERY_BYTES(DIM, FORM);
@@ -111,13 +111,13 @@ ATTEND void decode(const struct gpu_attend_run &r, uint8_t *shared) {
         if (split > 0 && from >= h.columns)
                 return;
         clear_state(w);
-        w.q = reinterpret_cast<uint4 *>(shared + warps * stages + (r.a.turn ? warp * queries : 0));
+        w.q = reinterpret_cast<uint4 *>(shared + warps * stages + (r.a.rotation ? warp * queries : 0));
         for (int row = 0; row < w.ROWS; row++) {
                 w.rows[row].there = first_head + 8 * row + g < r.a.group;
                 w.rows[row].at = query_at(r, h, 0, first_head + 8 * row + g);
                 w.rows[row].limit = h.length;
         }
-        if (!r.a.turn && warp == 0)
+        if (!r.a.rotation && warp == 0)
                 load_queries(r, w, 0);
         __syncthreads();
         walk<NUMBER, DIM, FORM, STAGES>(r, h, w, shared + warp * stages, first_head, from, to);
@@ -129,7 +129,7 @@ ATTEND void decode(const struct gpu_attend_run &r, uint8_t *shared) {
 }
 
 #define DECODE(type, dim, heads, number, form) \
-        KVD_KERNEL_ROOMY(attend_##type##_##dim##_##heads, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) { \
+        KVD_KERNEL_ROOMY(attend_##type##_##dim##_##heads, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) { \
                 KVD_SHARED(uint8_t, shared); \
 \
                 decode<number, dim, form>(a, shared); \
@@ -148,7 +148,7 @@ DECODES(bf16, NUMBER_BF16)
 /* ---- splits ---- */
 
 /* A block of threads for each row, of prefills, too. What a row does not see of a split is summed as nothing. */
-KVD_KERNEL(attend_sum, struct gpu_attend_run, 128) {
+KVD_KERNEL(attend_sum, struct gpu_attend_launch, 128) {
         uint32_t heads = a.a.kv_heads * a.a.group, head = blockIdx.x % heads, g = head % a.a.group;
         uint32_t token = blockIdx.x / heads % a.tokens;
         struct head h = head_of(a, blockIdx.x / heads / a.tokens, head / a.a.group);

@@ -7,7 +7,7 @@
 #include "kernels/cuda/attend_rows.cuh"
 
 /* A row's result, or, of one split of several, its sum. */
-ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g, uint32_t split,
+ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g, uint32_t split,
                     uint32_t d, float sum, float largest, float weights) {
         uint64_t row = row_of(r, h, token, g), part = row * r.n_splits + split;
 
@@ -27,7 +27,7 @@ ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, uint32
 
 /* sums[warp][ROWS][DIM], and ends[warp][ROWS]: largest score and weights. */
 template <int DIM, int ROWS>
-ATTEND void join(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t first_head,
+ATTEND void join(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
                  uint32_t split, const float *sums, const float *ends) {
         uint32_t warps = blockDim.x / 32;
 

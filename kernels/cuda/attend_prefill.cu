@@ -15,7 +15,7 @@ struct warp_rows {
 };
 
 template <int NUMBER, int DIM, int FORM>
-ATTEND struct warp_rows name_rows(const struct gpu_attend_run &r, const struct head &h, uint32_t first,
+ATTEND struct warp_rows name_rows(const struct gpu_attend_launch &r, const struct head &h, uint32_t first,
                                   struct warp_state<NUMBER, DIM, FORM> &w) {
         uint32_t n = h.tokens * r.a.group, last = min(first + GPU_ATTEND_TILE, n);
         struct warp_rows rows = {first, first < n ? limit_of(r, h, (last - 1) / r.a.group) : 0};
@@ -32,7 +32,7 @@ ATTEND struct warp_rows name_rows(const struct gpu_attend_run &r, const struct h
 
 /* Columns [from, to). at: two stages of a tile for each warp. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
+ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
                  const struct warp_rows &rows, uint8_t *at, uint32_t from, uint32_t to) {
         uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, column = warp * GPU_ATTEND_TILE;
         uint32_t step = warps * GPU_ATTEND_TILE, row = lane_id() % GPU_ATTEND_TILE;
@@ -63,7 +63,7 @@ ATTEND void walk(const struct gpu_attend_run &r, const struct head &h, struct wa
 }
 
 /* A row's ends: of a split, or of all. */
-ATTEND void store_ends(const struct gpu_attend_run &r, uint64_t row, uint32_t split, float largest, float weights) {
+ATTEND void store_ends(const struct gpu_attend_launch &r, uint64_t row, uint32_t split, float largest, float weights) {
         float *to = reinterpret_cast<float *>(r.stats) + (row * r.n_splits + split) * 2;
 
         if (r.n_splits == 1) {
@@ -76,7 +76,7 @@ ATTEND void store_ends(const struct gpu_attend_run &r, uint64_t row, uint32_t sp
 
 /* By way of shared memory, 16 rows of DIM, so that a row is written as it lies. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, const struct warp_state<NUMBER, DIM, FORM> &w,
+ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, const struct warp_state<NUMBER, DIM, FORM> &w,
                     const struct warp_rows &rows, uint32_t split, float *shared) {
         uint32_t n = h.tokens * r.a.group, lane = lane_id();
 
@@ -106,7 +106,7 @@ ATTEND void deliver(const struct gpu_attend_run &r, const struct head &h, const 
 
 /* The last rows, which see most, come first. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
+ATTEND void prefill(const struct gpu_attend_launch &r, uint8_t *shared) {
         const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, rows = warps * GPU_ATTEND_TILE;
         const uint32_t stages = GPU_ATTEND_PREFILL_STAGES * warps * stage<DIM>::BYTES;
         uint32_t split = blockIdx.x % r.n_splits, tile = blockIdx.x / r.n_splits % r.row_tiles;
@@ -123,7 +123,7 @@ ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
         clear_state(w);
         w.q = reinterpret_cast<uint4 *>(shared + stages + warp * GPU_ATTEND_QUERY_BYTES(DIM, FORM));
         mine = name_rows(r, h, first + warp * GPU_ATTEND_TILE, w);
-        if (!r.a.turn)
+        if (!r.a.rotation)
                 load_queries(r, w, 0);
         walk(r, h, w, mine, shared, from, to);
         __syncthreads();
@@ -131,7 +131,7 @@ ATTEND void prefill(const struct gpu_attend_run &r, uint8_t *shared) {
 }
 
 #define PREFILL(type, dim, name, number, form) \
-        KVD_KERNEL_ROOMY(attend_many_##type##_##dim##name, struct gpu_attend_run, GPU_ATTEND_WARPS * 32) { \
+        KVD_KERNEL_ROOMY(attend_many_##type##_##dim##name, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) { \
                 KVD_SHARED(uint8_t, shared); \
 \
                 prefill<number, dim, form>(a, shared); \

@@ -4,7 +4,7 @@
 
 /* Where keys, values and queries lie, and what a row may see. */
 
-#include "kernels/cuda/attend_run.h"
+#include "kernels/cuda/attend_launch.h"
 #include "kernels/cuda/device.cuh"
 
 #define NOWHERE 0xffffffffu /* the position of what is masked: beyond every limit */
@@ -13,7 +13,7 @@
 /* A key and its value. */
 struct place {
         const uint8_t *at; /* of the block, at the head's slot, without the planes' offsets; nullptr: masked */
-        uint32_t position, turn;
+        uint32_t position, rotation;
 };
 
 /* A sequence's KV head. */
@@ -25,7 +25,7 @@ struct head {
         uint32_t start;   /* the first of them */
 };
 
-ATTEND struct head head_of(const struct gpu_attend_run &r, uint32_t s, uint32_t h) {
+ATTEND struct head head_of(const struct gpu_attend_launch &r, uint32_t s, uint32_t h) {
         const uint32_t *starts = reinterpret_cast<const uint32_t *>(r.a.starts);
         const uint32_t *n_chosen = reinterpret_cast<const uint32_t *>(r.a.n_chosen);
         struct head to;
@@ -42,20 +42,20 @@ ATTEND struct head head_of(const struct gpu_attend_run &r, uint32_t s, uint32_t 
 }
 
 /* A token sees the positions below. */
-ATTEND uint32_t limit_of(const struct gpu_attend_run &r, const struct head &h, uint32_t token) {
+ATTEND uint32_t limit_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t token) {
         uint32_t later = h.tokens - 1 - token;
 
         return r.a.bidirectional ? h.length : h.length > later ? h.length - later : 0;
 }
 
-ATTEND uint32_t position_of(const struct gpu_attend_run &r, const struct head &h, uint32_t column) {
+ATTEND uint32_t position_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t column) {
         if (!r.a.chosen)
                 return column;
         return reinterpret_cast<const uint32_t *>(r.a.chosen)[(h.s * r.a.kv_heads + h.h) * r.a.ld_chosen + column];
 }
 
 /* Columns from to on are nowhere. */
-ATTEND struct place place_of(const struct gpu_attend_run &r, const struct head &h, uint32_t column, uint32_t to) {
+ATTEND struct place place_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t column, uint32_t to) {
         const uint32_t *ids = reinterpret_cast<const uint32_t *>(r.a.blocks.ids) + h.s * r.a.ld_blocks;
         struct place p = {nullptr, NOWHERE, 0};
         uint32_t position, block, id;
@@ -73,8 +73,8 @@ ATTEND struct place place_of(const struct gpu_attend_run &r, const struct head &
                                                  h.h * r.a.head_stride +
                                                  (position - block * r.a.block_tokens) * r.a.token_stride);
         p.position = position;
-        if (r.a.turn)
-                p.turn = reinterpret_cast<const uint32_t *>(r.a.turn)[h.s * r.a.ld_blocks + block];
+        if (r.a.rotation)
+                p.rotation = reinterpret_cast<const uint32_t *>(r.a.rotation)[h.s * r.a.ld_blocks + block];
         return p;
 }
 
@@ -97,29 +97,29 @@ ATTEND void store_number(cu_address at, uint64_t i, uint32_t number, float x) {
                 reinterpret_cast<uint16_t *>(at)[i] = float_to_bf16(x);
 }
 
-/* Element d of the query at, turned. */
-ATTEND float load_query(const struct gpu_attend_run &r, uint64_t at, uint32_t d, uint32_t turn) {
+/* Element d of the query at, rotated. */
+ATTEND float load_query(const struct gpu_attend_launch &r, uint64_t at, uint32_t d, uint32_t rotation) {
         uint32_t half = r.a.dim / 2, first = d < half ? d : d - half;
         float x = d < r.a.dim ? load_number(r.a.q, at + d, r.a.q_number) : 0.0f, other;
         const float *angles;
 
-        if (turn == 0 || d >= r.a.dim)
+        if (rotation == 0 || d >= r.a.dim)
                 return x;
-        angles = reinterpret_cast<const float *>(r.a.turns) + (uint64_t)(turn - 1) * r.a.dim + first;
+        angles = reinterpret_cast<const float *>(r.a.rotations) + (uint64_t)(rotation - 1) * r.a.dim + first;
         other = load_number(r.a.q, at + (d < half ? d + half : first), r.a.q_number);
         return x * angles[0] + (d < half ? -other : other) * angles[half];
 }
 
-ATTEND uint64_t query_at(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g) {
+ATTEND uint64_t query_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g) {
         return (h.start + token) * r.a.q_token + (h.h * r.a.group + g) * r.a.q_head;
 }
 
-ATTEND uint64_t result_at(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g) {
+ATTEND uint64_t result_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g) {
         return (h.start + token) * r.a.out_token + (h.h * r.a.group + g) * r.a.out_head;
 }
 
 /* The number of a row in sums, stats and totals. */
-ATTEND uint64_t row_of(const struct gpu_attend_run &r, const struct head &h, uint32_t token, uint32_t g) {
+ATTEND uint64_t row_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g) {
         return ((uint64_t)h.s * r.tokens + token) * r.a.kv_heads * r.a.group + h.h * r.a.group + g;
 }
 
@@ -131,7 +131,7 @@ ATTEND float shrink(float from, float to) {
 }
 
 /* A row that is whole: its result was summed, its largest score and sum of weights are kept for the masses. */
-ATTEND void store_total(const struct gpu_attend_run &r, uint64_t row, float largest, float sum) {
+ATTEND void store_total(const struct gpu_attend_launch &r, uint64_t row, float largest, float sum) {
         float *to = reinterpret_cast<float *>(r.totals) + 2 * row;
 
         if (r.totals) {

@@ -28,19 +28,19 @@ template <int DIM> struct stage {
         __device__ __forceinline__ uint32_t *positions() const {
                 return reinterpret_cast<uint32_t *>(at + 2 * PLANE);
         }
-        __device__ __forceinline__ uint32_t *turns() const {
+        __device__ __forceinline__ uint32_t *rotations() const {
                 return positions() + GPU_ATTEND_TILE;
         }
 };
 
 /* Starts to copy a tile; lanes r and r + 16 know its row r. What is masked, or no dimension, becomes 0: not NaN. */
-template <int DIM> ATTEND void copy_tile(const struct gpu_attend_run &r, const struct stage<DIM> &to, struct place p) {
+template <int DIM> ATTEND void copy_tile(const struct gpu_attend_launch &r, const struct stage<DIM> &to, struct place p) {
         const uint32_t chunks = DIM / 8, lane = lane_id();
         uint64_t mine = reinterpret_cast<uint64_t>(p.at);
 
         if (lane < GPU_ATTEND_TILE) {
                 to.positions()[lane] = p.position;
-                to.turns()[lane] = p.turn;
+                to.rotations()[lane] = p.rotation;
         }
         __syncwarp();
 #pragma unroll
@@ -95,7 +95,7 @@ template <int NUMBER, int DIM, int FORM> struct warp_state {
 
         struct lane_row rows[ROWS];
         uint4 *q;                    /* [PARTS][DIM / 16][32], in shared memory: what each lane multiplies with */
-        uint32_t turn;               /* that they have; q is then the warp's own */
+        uint32_t rotation;               /* that they have; q is then the warp's own */
         float sums[DIM / 8][4];      /* of values; [8 j + i]: product i of dimensions from 64 j on */
         float largest[ROWS];         /* of the scores that were seen */
         float weights[ROWS];         /* their sum, of this lane's columns */
@@ -103,7 +103,7 @@ template <int NUMBER, int DIM, int FORM> struct warp_state {
 
 template <int NUMBER, int DIM, int FORM>
 ATTEND void clear_state(struct warp_state<NUMBER, DIM, FORM> &w) {
-        w.turn = NOWHERE;
+        w.rotation = NOWHERE;
 #pragma unroll
         for (int i = 0; i < DIM / 8; i++)
                 for (int j = 0; j < 4; j++)
@@ -119,7 +119,7 @@ ATTEND void clear_state(struct warp_state<NUMBER, DIM, FORM> &w) {
  * bytes has pair p of the row, in the first part rounded and in the second what rounding left.
  */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void load_queries(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w, uint32_t turn) {
+ATTEND void load_queries(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w, uint32_t rotation) {
         uint32_t *to = reinterpret_cast<uint32_t *>(w.q) + lane_id() * 4, t = lane_id() % 4, high, low;
 
         __syncwarp();
@@ -128,8 +128,8 @@ ATTEND void load_queries(const struct gpu_attend_run &r, struct warp_state<NUMBE
                 uint32_t step = i / (2 * w.ROWS), pair = i / w.ROWS % 2;
                 uint32_t d = step / 2 * 32 + t * 8 + step % 2 * 4 + 2 * pair;
                 struct lane_row row = i % w.ROWS ? w.rows[w.ROWS - 1] : w.rows[0];
-                float x = row.there ? load_query(r, row.at, d, turn) : 0.0f;
-                float y = row.there ? load_query(r, row.at, d + 1, turn) : 0.0f;
+                float x = row.there ? load_query(r, row.at, d, rotation) : 0.0f;
+                float y = row.there ? load_query(r, row.at, d + 1, rotation) : 0.0f;
 
                 split_pair<NUMBER>(x, y, &high, &low);
                 to[2 * pair + i % w.ROWS] = high;
@@ -139,7 +139,7 @@ ATTEND void load_queries(const struct gpu_attend_run &r, struct warp_state<NUMBE
                         to[DIM / 16 * 128 + 2 * pair + i % w.ROWS] = low;
         }
         __syncwarp();
-        w.turn = turn;
+        w.rotation = rotation;
 }
 
 /* ---- scores ---- */
@@ -184,35 +184,35 @@ ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w, const s
                         }
 }
 
-/* As exponents of two; -inf for what a row does not see. With turns a tile is done once for each that it has. */
+/* As exponents of two; -inf for what a row does not see. With rotations a tile is done once for each that it has. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void score_tile(const struct gpu_attend_run &r, struct warp_state<NUMBER, DIM, FORM> &w,
+ATTEND void score_tile(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w,
                        const struct stage<DIM> &from, float to[2][4]) {
-        uint32_t lane = lane_id(), t = lane % 4, mine = 0, todo = 1, turn = w.turn;
+        uint32_t lane = lane_id(), t = lane % 4, mine = 0, todo = 1, rotation = w.rotation;
         float part[2][4];
 
-        if (r.a.turn) {
-                mine = from.turns()[lane % GPU_ATTEND_TILE];
+        if (r.a.rotation) {
+                mine = from.rotations()[lane % GPU_ATTEND_TILE];
                 todo = warp_ballot(lane < GPU_ATTEND_TILE && from.positions()[lane % GPU_ATTEND_TILE] != NOWHERE);
         }
         for (int i = 0; i < 4; i++)
                 to[0][i] = to[1][i] = -INFINITY;
 #pragma unroll 1
         while (todo) {
-                if (r.a.turn)
-                        turn = warp_from(mine, __ffs((int)todo) - 1);
-                if (turn != w.turn)
-                        load_queries(r, w, turn);
+                if (r.a.rotation)
+                        rotation = warp_from(mine, __ffs((int)todo) - 1);
+                if (rotation != w.rotation)
+                        load_queries(r, w, rotation);
                 multiply_keys(w, from, part);
                 for (int i = 0; i < 4; i++) {
                         uint32_t column = i / 2 * 8 + 2 * t + i % 2, position = from.positions()[column];
-                        bool same = !r.a.turn || from.turns()[column] == turn;
+                        bool same = !r.a.rotation || from.rotations()[column] == rotation;
 
                         for (int row = 0; row < w.ROWS; row++)
                                 if (same && position < w.rows[row].limit)
                                         to[row][i] = part[row][i] * r.exponent;
                 }
-                todo = r.a.turn ? todo & ~warp_ballot(mine == turn) : 0;
+                todo = r.a.rotation ? todo & ~warp_ballot(mine == rotation) : 0;
         }
 }
 

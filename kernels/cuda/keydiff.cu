@@ -117,33 +117,33 @@ static __device__ __forceinline__ bool slice_of(const struct gpu_keydiff &a, uin
 }
 
 /* What of a slice is in one block; the next block's id is asked for before this one's keys are. */
-struct run {
+struct range {
         uint32_t t, id, from, to; /* token, and slots of it and of the end */
 };
 
-static __device__ __forceinline__ struct run run_at(const struct gpu_keydiff &a, const struct slice &s, uint32_t t,
+static __device__ __forceinline__ struct range range_at(const struct gpu_keydiff &a, const struct slice &s, uint32_t t,
                                                     uint32_t block, uint32_t slot, uint32_t *id) {
         const uint32_t *ids = reinterpret_cast<const uint32_t *>(a.keys.blocks.ids);
         uint32_t left = s.to > t ? s.to - t : 0, room = a.keys.per_block - slot;
-        struct run r = {t, *id, slot, slot + (left < room ? left : room)};
+        struct range r = {t, *id, slot, slot + (left < room ? left : room)};
 
         *id = left > room ? ids[block + 1] : GPU_NO_BLOCK;
         return r;
 }
 
-static __device__ __forceinline__ struct run first_run(const struct gpu_keydiff &a, const struct slice &s,
+static __device__ __forceinline__ struct range first_range(const struct gpu_keydiff &a, const struct slice &s,
                                                        uint32_t *id) {
         uint32_t block = s.from / a.keys.per_block;
 
         *id = s.from < s.to ? reinterpret_cast<const uint32_t *>(a.keys.blocks.ids)[block] : GPU_NO_BLOCK;
-        return run_at(a, s, s.from, block, s.from - block * a.keys.per_block, id);
+        return range_at(a, s, s.from, block, s.from - block * a.keys.per_block, id);
 }
 
-static __device__ __forceinline__ struct run next_run(const struct gpu_keydiff &a, const struct slice &s,
-                                                      const struct run &r, uint32_t *id) {
+static __device__ __forceinline__ struct range next_range(const struct gpu_keydiff &a, const struct slice &s,
+                                                      const struct range &r, uint32_t *id) {
         uint32_t t = r.t + r.to - r.from;
 
-        return run_at(a, s, t, t / a.keys.per_block, 0, id);
+        return range_at(a, s, t, t / a.keys.per_block, 0, id);
 }
 
 static __device__ __forceinline__ float *part_at(const struct gpu_keydiff &a, const struct slice &s) {
@@ -210,7 +210,7 @@ template <typename FORM> static __device__ void sum_slice(const struct gpu_keydi
         float sum[FORM::CHUNKS][FORM::N] = {};
         uint32_t count = 0, id = GPU_NO_BLOCK;
 
-        for (struct run r = first_run(a, s, &id); r.t < s.to; r = next_run(a, s, r, &id)) {
+        for (struct range r = first_range(a, s, &id); r.t < s.to; r = next_range(a, s, r, &id)) {
                 cu_address head = head_at<FORM::NUMBER>(a.keys, s.layer, s.head, r.id);
 
                 for (uint32_t slot = r.from; slot < r.to && head; slot += FORM::ROWS * FORM::UNROLL) {
@@ -319,7 +319,7 @@ template <typename FORM> static __device__ void score_slice(const struct gpu_key
         uint32_t within = lane_id() % FORM::LANES, id = GPU_NO_BLOCK;
         uint32_t mine = within / holders<FORM>::N * FORM::ROWS + lane_id() / FORM::LANES;
 
-        for (struct run r = first_run(a, s, &id); r.t < s.to; r = next_run(a, s, r, &id)) {
+        for (struct range r = first_range(a, s, &id); r.t < s.to; r = next_range(a, s, r, &id)) {
                 cu_address head = head_at<FORM::NUMBER>(a.keys, s.layer, s.head, r.id);
 
                 for (uint32_t slot = r.from; slot < r.to; slot += FORM::ROWS * FORM::UNROLL) {

@@ -53,12 +53,12 @@ struct work {
         uint32_t chunks, lanes;
 };
 
-static struct work work_of(const struct gpu_memshare *a, bool turned) {
+static struct work work_of(const struct gpu_memshare *a, bool rotated) {
         uint32_t rows = a->shape.heads * a->shape.tokens, chain = a->shape.number == KVD_NUMBER_F32 ? 4 : 2;
         bool norms = a->metric == KVD_MEMSHARE_MEAN_L2;
         uint32_t together = norms || a->shape.dim >= CHUNK ? 1 : CHUNK / a->shape.dim;
 
-        if (turned)
+        if (rotated)
                 return (struct work){DIV_UP(rows, together), chain};
         if (norms)
                 return (struct work){rows, 2 * chain};

@@ -157,7 +157,7 @@ static __device__ __forceinline__ float row_chunk(const struct squares_of &q, co
 
 /* Numbers i to i + N - 1 of half, and those half further, of both rows; y's are rotated. */
 template <int NUMBER, bool WIDE>
-static __device__ __forceinline__ void add_turned(float low[vector<NUMBER>::N], float high[vector<NUMBER>::N],
+static __device__ __forceinline__ void add_rotated(float low[vector<NUMBER>::N], float high[vector<NUMBER>::N],
                                                   const struct squares_of &q, const uint8_t *x, const uint8_t *y,
                                                   uint32_t i) {
         const int N = vector<NUMBER>::N;
@@ -181,7 +181,7 @@ static __device__ __forceinline__ void add_turned(float low[vector<NUMBER>::N], 
 }
 
 template <int NUMBER, bool WIDE>
-static __device__ __forceinline__ float turned_chunk(const struct squares_of &q, const uint8_t *x, const uint8_t *y,
+static __device__ __forceinline__ float rotated_chunk(const struct squares_of &q, const uint8_t *x, const uint8_t *y,
                                                      uint64_t chunk, uint32_t lane) {
         const int N = vector<NUMBER>::N;
         uint64_t row = chunk * q.together, end = row + q.together < q.rows ? row + q.together : q.rows;
@@ -193,7 +193,7 @@ static __device__ __forceinline__ float turned_chunk(const struct squares_of &q,
 
 #pragma unroll 1
                 for (uint32_t i = lane * N; i < q.half; i += 16)
-                        add_turned<NUMBER, WIDE>(low, high, q, a, b, i);
+                        add_rotated<NUMBER, WIDE>(low, high, q, a, b, i);
 #pragma unroll 1
                 for (uint32_t i = 2 * q.half + lane * N; i < q.dim; i += 32) {
                         add_squares<NUMBER>(low, load_vector<NUMBER, WIDE>(a, i, q.dim),
@@ -223,7 +223,7 @@ static __device__ __forceinline__ float sum_chunk(const struct squares_of &q, ui
         if (FORM == FLAT)
                 return flat_chunk<NUMBER, WIDE, PAIR>(q, x, y, chunk, lane);
         return FORM == ROWS ? row_chunk<NUMBER, WIDE>(q, x, y, chunk, lane)
-                            : turned_chunk<NUMBER, WIDE>(q, x, y, chunk, lane);
+                            : rotated_chunk<NUMBER, WIDE>(q, x, y, chunk, lane);
 }
 
 /*

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What attention can do beside causal: bidirectional, over chosen positions, over tables with holes, with turned
+ * What attention can do beside causal: bidirectional, over chosen positions, over tables with holes, with rotated
  * queries, with mass. Random cases against an oracle in double precision; the same bits from every variant; and the
  * same bits as a plain call over a cache in which only what is seen was ever stored.
  */
@@ -18,7 +18,7 @@ enum { USUAL_KEYS = 200, MOST_KEYS = 1400 };
 
 struct form {
         uint32_t n_keys, first, n, group, dim, block_tokens;
-        bool both_ways, sparse, holes, turned;
+        bool both_ways, sparse, holes, rotated;
         enum kvd_number type;
 };
 
@@ -86,19 +86,19 @@ static void choose(struct scene *s) {
 }
 
 static void make_turns(struct scene *s) {
-        uint32_t half = s->form.dim / 2, *turn = buffer(s->n_blocks * sizeof *turn);
-        float *turns = buffer((size_t)s->n_blocks * s->form.dim * sizeof *turns);
+        uint32_t half = s->form.dim / 2, *rotation = buffer(s->n_blocks * sizeof *rotation);
+        float *rotations = buffer((size_t)s->n_blocks * s->form.dim * sizeof *rotations);
 
         s->deltas = buffer(s->n_blocks * sizeof *s->deltas);
         s->frequencies = buffer(half * sizeof *s->frequencies);
         for (uint32_t i = 0; i < half; i++)
                 s->frequencies[i] = 1.0f / powf(10000.0f, (float)(2 * i) / (float)s->form.dim);
-        for (uint32_t b = 0; b < s->n_blocks && s->form.turned; b++)
+        for (uint32_t b = 0; b < s->n_blocks && s->form.rotated; b++)
                 s->deltas[b] = random_u32() % 2 ? 0 : (int32_t)(random_u32() % 5) * 16 - 24;
-        kvd_turns(s->deltas, s->n_blocks, s->frequencies, half, turn, turns, s->n_blocks);
-        if (s->form.turned) {
-                s->call.turn = turn;
-                s->call.turns = turns;
+        kvd_rotations(s->deltas, s->n_blocks, s->frequencies, half, rotation, rotations, s->n_blocks);
+        if (s->form.rotated) {
+                s->call.rotation = rotation;
+                s->call.rotations = rotations;
         }
 }
 
@@ -138,13 +138,13 @@ static bool sees(const struct scene *s, uint32_t token, uint32_t i) {
         return s->stored[i] && (s->form.both_ways || i <= s->form.first + token);
 }
 
-/* q . k, the key turned to where its block stands. */
+/* q . k, the key rotated to where its block stands. */
 static double score(const struct scene *s, const float *q, uint32_t i) {
         const float *k = s->k + (size_t)i * s->form.dim;
         uint32_t half = s->form.dim / 2;
         double sum = 0.0;
 
-        if (!s->form.turned || s->deltas[i / s->form.block_tokens] == 0) {
+        if (!s->form.rotated || s->deltas[i / s->form.block_tokens] == 0) {
                 for (uint32_t d = 0; d < s->form.dim; d++)
                         sum += (double)q[d] * (double)k[d];
                 return sum * (double)s->call.scale;
@@ -217,7 +217,7 @@ static void check_form(const struct form *f) {
         struct scene s = make_scene(f);
         struct result r = attend(&s, kvd_ops_pick("scalar"), f->n);
         double block_mass[MOST_KEYS] = {0}, token_mass[MOST_KEYS] = {0}, out[256];
-        double tolerance = f->turned ? 1e-5 : 3e-6;
+        double tolerance = f->rotated ? 1e-5 : 3e-6;
 
         for (uint32_t row = 0; row < f->n * f->group; row++) {
                 oracle(&s, row / f->group, row % f->group, out, block_mass, token_mass);
@@ -246,7 +246,7 @@ static struct form random_form(uint32_t options) {
                 .both_ways = options & 1,
                 .sparse = options & 2,
                 .holes = options & 4,
-                .turned = options & 8,
+                .rotated = options & 8,
                 .type = random_u32() % 3 + KVD_NUMBER_F32,
         };
 
@@ -276,7 +276,7 @@ START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
         for (size_t i = 0; i < ARRAY_SIZE(dims); i++) {
                 struct form f = random_form((uint32_t)_i);
 
-                f.dim = f.turned ? ALIGN_UP(dims[i], 2) : dims[i];
+                f.dim = f.rotated ? ALIGN_UP(dims[i], 2) : dims[i];
                 f.group = 1 + (uint32_t)(_i + i) % 9;
                 f.n = 2;
                 f.first = 900 + random_u32() % 400;
@@ -305,7 +305,7 @@ static struct scene compacted(const struct scene *s, uint32_t *n) {
         struct form f = s->form;
         struct scene c;
 
-        f.sparse = f.holes = f.turned = f.both_ways = false;
+        f.sparse = f.holes = f.rotated = f.both_ways = false;
         c = make_scene(&f);
         *n = 0;
         for (uint32_t i = 0; i < f.n_keys; i++) {
@@ -366,17 +366,17 @@ START_TEST(nothing_to_see_is_zero) {
 }
 END_TEST
 
-/* A turn of 0 costs no bits: the table with turns, none of them used, is the plain call. */
+/* A rotation of 0 costs no bits: the table with rotations, none of them used, is the plain call. */
 START_TEST(no_turn_changes_no_bits) {
         struct form f = {.n_keys = 100, .first = 80, .n = 20, .group = 2, .dim = 64, .block_tokens = 16,
                          .type = KVD_NUMBER_F32};
         struct scene s = make_scene(&f);
-        uint32_t turn[7] = {0};
-        struct result plain = attend(&s, kvd_ops_pick(NULL), 20), turned;
+        uint32_t rotation[7] = {0};
+        struct result plain = attend(&s, kvd_ops_pick(NULL), 20), rotated;
 
-        s.call.turn = turn;
-        turned = attend(&s, kvd_ops_pick(NULL), 20);
-        assert_same_bits(plain.out, turned.out, plain.n_out, "no turn");
+        s.call.rotation = rotation;
+        rotated = attend(&s, kvd_ops_pick(NULL), 20);
+        assert_same_bits(plain.out, rotated.out, plain.n_out, "no rotation");
         buffers_free();
 }
 END_TEST
@@ -384,14 +384,14 @@ END_TEST
 START_TEST(turns_are_numbered_once) {
         static const int32_t deltas[] = {0, 5, -3, 5, 0, -3, 7};
         static const uint32_t expected[] = {0, 1, 2, 1, 0, 2, 3};
-        float frequencies[] = {1.0f, 0.25f}, turns[12];
-        uint32_t turn[7];
+        float frequencies[] = {1.0f, 0.25f}, rotations[12];
+        uint32_t rotation[7];
 
-        ck_assert_uint_eq(kvd_turns(deltas, 7, frequencies, 2, turn, turns, 3), 3);
-        ck_assert_mem_eq(turn, expected, sizeof turn);
-        ck_assert_float_eq_tol(turns[4 + 1], cosf(0.75f), 1e-7f);
-        ck_assert_float_eq_tol(turns[4 + 3], sinf(0.75f), 1e-7f);
-        ck_assert_uint_eq(kvd_turns(deltas, 7, frequencies, 2, turn, turns, 2), UINT32_MAX);
+        ck_assert_uint_eq(kvd_rotations(deltas, 7, frequencies, 2, rotation, rotations, 3), 3);
+        ck_assert_mem_eq(rotation, expected, sizeof rotation);
+        ck_assert_float_eq_tol(rotations[4 + 1], cosf(0.75f), 1e-7f);
+        ck_assert_float_eq_tol(rotations[4 + 3], sinf(0.75f), 1e-7f);
+        ck_assert_uint_eq(kvd_rotations(deltas, 7, frequencies, 2, rotation, rotations, 2), UINT32_MAX);
 }
 END_TEST
 

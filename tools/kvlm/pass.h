@@ -39,8 +39,8 @@ struct view {
         uint32_t n_keys; /* bidirectional: every query sees so many slots */
         const uint32_t *chosen; /* of slots, only these; ascending */
         uint32_t n_chosen;
-        const uint32_t *turn; /* of blocks that stand elsewhere than they were made, and the turns: kernels/attend.h */
-        const float *turns;
+        const uint32_t *rotation; /* of blocks that stand elsewhere than they were made, and the rotations: kernels/attend.h */
+        const float *rotations;
         float *block_mass; /* attention that each block draws is added here; one token a run only */
         struct pooled *pooled; /* whose queries say what they attend to */
         uint32_t stored; /* keys and values below this position are in the blocks already: read, not written */

@@ -10,7 +10,7 @@
 
 enum {
         LONG_STEP = 3,   /* blocks: the step after one so long begins in a fresh block */
-        MAX_TURNS = 256, /* distinct deltas; blocks with others are left out */
+        MAX_ROTATIONS = 256, /* distinct deltas; blocks with others are left out */
         WAITS = 200,     /* for room in the pool, of ROOM_NS each */
         USE_EVERY = 4,   /* decoded tokens between reports of attention mass */
 };
@@ -65,18 +65,18 @@ uint32_t pooled_capacity(uint32_t n_tokens, uint32_t block_tokens) {
 
 /* ---- what attention reads ---------------------------------------------------------------------------------------- */
 
-/* Blocks beyond what the turns can express are left out. */
+/* Blocks beyond what the rotations can express are left out. */
 static void make_turns(struct pooled *p) {
         uint32_t n_blocks = p->n_entries;
-        bool before = p->turned;
+        bool before = p->rotated;
 
-        p->turned = false;
+        p->rotated = false;
         for (uint32_t i = 0; i < n_blocks; i++)
-                p->turned |= p->deltas[i] != 0;
-        if (!p->turned && !before)
+                p->rotated |= p->deltas[i] != 0;
+        if (!p->rotated && !before)
                 return;
-        memset(p->turn, 0, p->room * sizeof *p->turn);
-        while (kvd_turns(p->deltas, n_blocks, p->setup.frequencies, p->half, p->turn, p->turns, MAX_TURNS) ==
+        memset(p->rotation, 0, p->room * sizeof *p->rotation);
+        while (kvd_rotations(p->deltas, n_blocks, p->setup.frequencies, p->half, p->rotation, p->rotations, MAX_ROTATIONS) ==
                UINT32_MAX)
                 for (uint32_t i = n_blocks; i-- > 0;)
                         if (p->deltas[i]) {
@@ -174,8 +174,8 @@ struct pooled *pooled_free(struct pooled *p) {
         selection_free(p);
         kvd_sequence_close(p->table);
         free(p->mass);
-        free(p->turns);
-        free(p->turn);
+        free(p->rotations);
+        free(p->rotation);
         free(p->deltas);
         free(p->flags);
         free(p->blocks);
@@ -193,10 +193,10 @@ static int allocate(struct pooled *p, uint32_t head_dim) {
         p->blocks = calloc(p->room, sizeof *p->blocks);
         p->flags = calloc(p->room, sizeof *p->flags);
         p->deltas = calloc(p->room, sizeof *p->deltas);
-        p->turn = calloc(p->room, sizeof *p->turn);
-        p->turns = calloc((size_t)MAX_TURNS * head_dim, sizeof *p->turns);
+        p->rotation = calloc(p->room, sizeof *p->rotation);
+        p->rotations = calloc((size_t)MAX_ROTATIONS * head_dim, sizeof *p->rotations);
         p->mass = calloc(p->room, sizeof *p->mass);
-        if (!p->used || !p->first || !p->fill || !p->blocks || !p->flags || !p->deltas || !p->turn || !p->turns ||
+        if (!p->used || !p->first || !p->fill || !p->blocks || !p->flags || !p->deltas || !p->rotation || !p->rotations ||
             !p->mass)
                 return refuse(-ENOMEM, "out of memory for a sequence of %u tokens", p->capacity);
         return 0;
@@ -352,8 +352,8 @@ int pooled_prepare(struct pooled *p, struct step *step) {
                 .gone = step->first - p->n_slots,
                 .chosen = p->gaps ? p->used : NULL,
                 .n_chosen = p->n_used + step->n,
-                .turn = p->turned || step->n == 1 ? p->turn : NULL, /* a token's pass may begin with none */
-                .turns = p->turns,
+                .rotation = p->rotated || step->n == 1 ? p->rotation : NULL, /* a token's pass may begin with none */
+                .rotations = p->rotations,
                 .block_mass = p->table && step->n == 1 && p->decoded % USE_EVERY == 0 ? p->mass : NULL,
                 .pooled = p->selection ? p : NULL,
         };

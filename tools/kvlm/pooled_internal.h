@@ -30,9 +30,9 @@ struct pooled {
         uint8_t **blocks;    /* what attention reads; NULL: missing */
         uint32_t *flags;     /* enum kvd_entry_flags */
         int32_t *deltas;
-        uint32_t *turn;
-        float *turns;
-        bool turned;         /* some delta is not 0 */
+        uint32_t *rotation;
+        float *rotations;
+        bool rotated;         /* some delta is not 0 */
 
         uint32_t step_first, last_step; /* token that the step at hand begins with, blocks of the one before */
         uint32_t decoded;

@@ -34,7 +34,7 @@ struct choice {
 
 struct desk { /* of a KV head: whoever looks for it owns it */
         struct kvd_label_query *query; /* [group] */
-        float *turned;                 /* [group][dim] */
+        float *rotated;                 /* [group][dim] */
         float *scores, *total;         /* [group][slots], [slots] */
         uint32_t *numbers, *list;      /* scratch [3 slots]; columns or slots */
         float *share;                  /* [blocks] of the attention, as labels say */
@@ -78,7 +78,7 @@ void selection_free(struct pooled *p) {
                 struct desk *d = s->desks + h;
 
                 free(d->query);
-                free(d->turned);
+                free(d->rotated);
                 free(d->scores);
                 free(d->numbers);
                 free(d->list);
@@ -101,13 +101,13 @@ static bool make_desk(struct desk *d, const struct pooled *p, const struct selec
         size_t group = p->setup.group;
 
         d->query = calloc(group, sizeof *d->query);
-        d->turned = calloc(group * s->dim, sizeof *d->turned);
+        d->rotated = calloc(group * s->dim, sizeof *d->rotated);
         d->scores = calloc((group + 1) * s->slots, sizeof *d->scores);
         d->total = d->scores + group * s->slots;
         d->numbers = calloc(3 * (size_t)s->slots, sizeof *d->numbers);
         d->list = calloc(s->slots, sizeof *d->list);
         d->share = calloc(p->room, sizeof *d->share);
-        return d->query && d->turned && d->scores && d->numbers && d->list && d->share;
+        return d->query && d->rotated && d->scores && d->numbers && d->list && d->share;
 }
 
 static bool allocate(struct pooled *p, struct selection *s) {
@@ -224,21 +224,21 @@ static void label_queries(struct pooled *p, uint32_t layer, uint32_t head, const
                 s->ops->query(s->desks[head].query + g, q + (size_t)g * s->dim, channels, s->shape.channels);
 }
 
-/* Keys of a block that stands in for another one are those of another place: queries are turned for them. */
-static void score_turned(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
+/* Keys of a block that stands in for another one are those of another place: queries are rotated for them. */
+static void score_rotated(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
         const struct selection *s = p->selection;
         const uint8_t *labels = labels_of(p, layer, head);
         struct desk *d = s->desks + head;
-        const struct kvd_attention a = {.ops = p->setup.ops, .dim = s->dim, .turns = p->turns};
+        const struct kvd_attention a = {.ops = p->setup.ops, .dim = s->dim, .rotations = p->rotations};
         uint32_t ready = 0;
 
         for (uint32_t i = 0; i < s->labelled; i++) {
-                if (!p->turn[i] || !s->rows[i])
+                if (!p->rotation[i] || !s->rows[i])
                         continue;
-                if (p->turn[i] != ready) {
-                        kvd_attend_turn(&a, d->turned, q, p->turn[i], p->setup.group);
-                        label_queries(p, layer, head, d->turned);
-                        ready = p->turn[i];
+                if (p->rotation[i] != ready) {
+                        kvd_attend_rotate(&a, d->rotated, q, p->rotation[i], p->setup.group);
+                        label_queries(p, layer, head, d->rotated);
+                        ready = p->rotation[i];
                 }
                 s->ops->scores(d->scores + i * p->bt, s->slots, &labels, 0, s->slots, s->shape.channels, d->query,
                                p->setup.group, i * p->bt, p->bt);
@@ -264,8 +264,8 @@ static void score(struct pooled *p, uint32_t layer, uint32_t head, const float *
 
         label_queries(p, layer, head, q);
         s->ops->scores(d->scores, s->slots, &labels, 0, s->slots, s->shape.channels, d->query, p->setup.group, 0, n);
-        if (p->turned)
-                score_turned(p, layer, head, q);
+        if (p->rotated)
+                score_rotated(p, layer, head, q);
         if (p->gaps || s->absent)
                 forget_empty(p, d);
         s->ops->aggregate(d->total, d->scores, s->slots, n, p->setup.group, 1 / sqrtf((float)s->dim),

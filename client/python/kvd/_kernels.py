@@ -88,7 +88,7 @@ class Attention(Structure):
                 ("stride", c_size_t), ("type", c_int), ("block_tokens", c_uint32), ("dim", c_uint32),
                 ("first", c_uint32), ("n_keys", c_uint32), ("chosen", c_void_p), ("n_chosen", c_uint32),
                 ("n", c_uint32), ("group", c_uint32), ("scale", c_float), ("q", c_void_p), ("ldq", c_size_t),
-                ("out", c_void_p), ("ldo", c_size_t), ("turn", c_void_p), ("turns", c_void_p),
+                ("out", c_void_p), ("ldo", c_size_t), ("rotation", c_void_p), ("rotations", c_void_p),
                 ("block_mass", c_void_p), ("token_mass", c_void_p), ("scratch", c_void_p)]
 
 
@@ -129,7 +129,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_cuda_keydiff_score": (c_int, (_P, c_uint64, c_uint64, c_char_p)),
     "kvd_attend": (None, (_P,)),
     "kvd_attend_scratch": (_Z, (_P,)),
-    "kvd_turns": (_U, (_P, _U, _P, _U, _P, _P, _U)),
+    "kvd_rotations": (_U, (_P, _U, _P, _U, _P, _P, _U)),
     "kvd_bag_make": (None, (_P, _P, _U, _P, _P)),
     "kvd_bag_cosine": (c_double, (_P, _P)),
     "kvd_memshare_angles": (None, (_P, _U, c_int64, _P, _P)),

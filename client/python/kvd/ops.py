@@ -605,12 +605,12 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
     a = native.Attention(ops=pick(_variant).address, blocks=blocks, stride=dim, type=p.number, block_tokens=size,
                          dim=dim, first=n_keys - queries if causal else 0, n_keys=0 if causal else n_keys, n=queries,
                          group=group, scale=scale or dim ** -0.5, ldq=query_heads * dim, ldo=query_heads * dim)
-    turn, turns = np.zeros(n, np.uint32), np.zeros((n, dim), np.float32)
+    rotation, rotations = np.zeros(n, np.uint32), np.zeros((n, dim), np.float32)
     if deltas is not None:
         moved, w = np.ascontiguousarray(deltas, np.int32), np.float32(theta ** (-2 * np.arange(dim // 2) / dim))
         _need(moved.shape == (n,) and dim % 2 == 0, "deltas are [n], as the table, and dim is even")
-        lib.kvd_turns(at(moved), n, at(w), dim // 2, at(turn), at(turns), n)
-        a.turn, a.turns = at(turn), at(turns)
+        lib.kvd_rotations(at(moved), n, at(w), dim // 2, at(rotation), at(rotations), n)
+        a.rotation, a.rotations = at(rotation), at(rotations)
     a.n_chosen = 0 if positions is None else positions.shape[1]
     a.chosen = None if positions is None else at(positions)
     scratch = np.empty(lib.kvd_attend_scratch(byref(a)), np.float32)

@@ -17,10 +17,10 @@ enum { SPARE = 3 }; /* blocks that belong to nobody; blocks begin with 64 bytes 
 struct data {
         struct attend_case c;
         uint32_t max_length, per_table, n_blocks, n_tokens;
-        uint32_t *ids, *starts, *turn, *chosen, *n_chosen;
+        uint32_t *ids, *starts, *rotation, *chosen, *n_chosen;
         size_t size, plane, block_bytes, heads;
         uint8_t *pool;
-        float *q, *turns, *out, *block_mass, *token_mass;
+        float *q, *rotations, *out, *block_mass, *token_mass;
         struct gpu_attend a;
 };
 
@@ -84,7 +84,7 @@ static void make_tables(struct data *d) {
         }
         for (uint32_t i = 0; i < d->c.n * d->per_table; i++) {
                 d->ids[i] = d->c.absent && random_u32() % d->c.absent == 0 ? GPU_NO_BLOCK : order[used++];
-                d->turn[i] = d->c.turns ? random_u32() % (d->c.turns + 1) : 0;
+                d->rotation[i] = d->c.rotations ? random_u32() % (d->c.rotations + 1) : 0;
         }
 }
 
@@ -122,9 +122,9 @@ static void make_queries(struct data *d) {
         d->q = random_floats(d->n_tokens * d->heads * d->c.dim);
         for (size_t i = 0; i < d->n_tokens * d->heads * d->c.dim; i++)
                 d->q[i] *= sharp;
-        d->turns = random_floats((d->c.turns + 1) * d->c.dim);
-        for (uint32_t i = 0; i < d->c.turns * (d->c.dim / 2) && d->c.turns; i++) {
-                float *angle = d->turns + i / (d->c.dim / 2) * d->c.dim + i % (d->c.dim / 2);
+        d->rotations = random_floats((d->c.rotations + 1) * d->c.dim);
+        for (uint32_t i = 0; i < d->c.rotations * (d->c.dim / 2) && d->c.rotations; i++) {
+                float *angle = d->rotations + i / (d->c.dim / 2) * d->c.dim + i % (d->c.dim / 2);
                 float x = *angle * 3.0f;
 
                 angle[0] = cosf(x);
@@ -151,7 +151,7 @@ static struct data make(struct attend_case c) {
         d.n_blocks = c.n * d.per_table + SPARE;
         lay_out(&d);
         d.ids = buffer(c.n * d.per_table * sizeof *d.ids);
-        d.turn = buffer(c.n * d.per_table * sizeof *d.turn);
+        d.rotation = buffer(c.n * d.per_table * sizeof *d.rotation);
         d.starts = buffer((c.n + 1) * sizeof *d.starts);
         d.chosen = buffer(c.n * c.kv_heads * d.max_length * sizeof *d.chosen);
         d.n_chosen = buffer(c.n * c.kv_heads * sizeof *d.n_chosen);
@@ -200,8 +200,8 @@ static void refer_head(const struct data *d, uint32_t s, uint32_t h) {
                 .ldq = d->heads * c->dim,
                 .out = d->out + at,
                 .ldo = d->heads * c->dim,
-                .turn = c->turns ? d->turn + s * d->per_table : NULL,
-                .turns = d->turns,
+                .rotation = c->rotations ? d->rotation + s * d->per_table : NULL,
+                .rotations = d->rotations,
                 .block_mass = c->mass ? d->block_mass + head * d->per_table : NULL,
                 .token_mass = c->mass ? d->token_mass + head * d->max_length : NULL,
         };
@@ -244,8 +244,8 @@ static void put(struct data *d) {
         a->out_number = c->out_number;
         a->q_head = a->out_head = c->dim;
         a->q_token = a->out_token = d->heads * c->dim;
-        a->turn = c->turns ? address_of(d->turn) : 0;
-        a->turns = address_of(d->turns);
+        a->rotation = c->rotations ? address_of(d->rotation) : 0;
+        a->rotations = address_of(d->rotations);
         a->split = c->split;
         a->ld_block_mass = d->per_table;
         a->ld_token_mass = d->max_length;

@@ -20,7 +20,7 @@ struct attend_case {
         uint32_t tokens;       /* prefill: of the first sequence; the others have fewer. 0: decode */
         bool bidirectional;
         uint32_t absent;       /* every so-manieth block is not resident; 0: none */
-        uint32_t turns;        /* that blocks have; 0: none */
+        uint32_t rotations;        /* that blocks have; 0: none */
         uint32_t chosen;       /* one of so many positions; 0: all */
         uint32_t split;
         bool mass;

@@ -57,7 +57,7 @@ START_TEST(decode_with_options) {
 
                 attend_check((struct attend_case){.number = F32 + i / 2 % 3, .dim = dim, .group = i % 2 ? 8 : 12,
                                                   .lengths = lengths, .block_tokens = i % 4 ? 16 : 5,
-                                                  .turns = i % 4 < 2 ? 3 : 0, .mass = i % 3 < 2,
+                                                  .rotations = i % 4 < 2 ? 3 : 0, .mass = i % 3 < 2,
                                                   .chosen = i % 5 < 3 ? i % 5 + 1 : 0, .absent = i % 2 * 4,
                                                   .split = i % 4 * 32, .q_number = F32 + i % 3,
                                                   .out_number = F32 + i / 3 % 3, .bidirectional = i % 7 == 0});
@@ -68,18 +68,18 @@ END_TEST
 START_TEST(decode_with_all_masked) {
         for (uint32_t number = F32; number <= BF16; number++)
                 attend_check((struct attend_case){.number = number, .dim = 64, .group = 2, .lengths = lengths,
-                                                  .absent = 1, .mass = true, .turns = 1});
+                                                  .absent = 1, .mass = true, .rotations = 1});
 }
 END_TEST
 
 /* Fewer warps to a block, or none on matrix units. */
 START_TEST(decode_with_little_shared_memory) {
         for (size_t shared = 40 << 10; shared <= 160 << 10; shared += 40 << 10)
-                for (uint32_t turns = 0; turns < 2; turns++) {
+                for (uint32_t rotations = 0; rotations < 2; rotations++) {
                         attend_check((struct attend_case){.number = BF16, .dim = 256, .group = 8, .lengths = lengths,
-                                                          .turns = turns, .shared_bytes = shared});
+                                                          .rotations = rotations, .shared_bytes = shared});
                         attend_check((struct attend_case){.number = BF16, .dim = 128, .group = 3, .lengths = lengths,
-                                                          .turns = turns, .shared_bytes = shared, .tokens = 9});
+                                                          .rotations = rotations, .shared_bytes = shared, .tokens = 9});
                 }
 }
 END_TEST
@@ -102,7 +102,7 @@ START_TEST(prefill_with_options) {
 
                 attend_check((struct attend_case){.number = number, .dim = i % 3 == 0 ? 128 : i % 3 == 1 ? 64 : 80,
                                                   .group = i % 2 ? 2 : 9, .lengths = lengths, .tokens = 6 + i % 8,
-                                                  .block_tokens = i % 4 ? 16 : 5, .turns = i % 4 < 2 ? 3 : 0,
+                                                  .block_tokens = i % 4 ? 16 : 5, .rotations = i % 4 < 2 ? 3 : 0,
                                                   .mass = i % 3 < 2, .chosen = i % 5 < 3 ? i % 5 + 1 : 0,
                                                   .absent = i % 2 * 4, .split = i / 3 % 3 * 32,
                                                   .q_number = i % 3 ? number : F32,
@@ -114,11 +114,11 @@ END_TEST
 START_TEST(orders_of_threads_make_no_difference) {
         fixture_seed((uint64_t)_i);
         attend_check((struct attend_case){.number = BF16, .dim = 128, .group = 8, .lengths = lengths, .split = 64,
-                                          .mass = true, .turns = 2, .absent = 5});
+                                          .mass = true, .rotations = 2, .absent = 5});
         attend_check((struct attend_case){.number = F32, .dim = 48, .group = 3, .lengths = lengths, .split = 32,
                                           .mass = true, .chosen = 2});
         attend_check((struct attend_case){.number = F16, .dim = 96, .group = 4, .lengths = lengths, .tokens = 11,
-                                          .mass = true, .turns = 2, .absent = 5});
+                                          .mass = true, .rotations = 2, .absent = 5});
 }
 END_TEST
 
@@ -127,7 +127,7 @@ START_TEST(results_do_not_depend_on_the_others) {
                 attend_check_alone((struct attend_case){.number = number, .dim = 64, .group = 5, .lengths = lengths,
                                                         .split = 64, .absent = 6});
                 attend_check_alone((struct attend_case){.number = number, .dim = 128, .group = 3, .lengths = lengths,
-                                                        .tokens = 23, .absent = 6, .turns = number == BF16,
+                                                        .tokens = 23, .absent = 6, .rotations = number == BF16,
                                                         .split = number == F32 ? 48 : 0});
         }
 }
@@ -153,7 +153,7 @@ START_TEST(wrong_arguments_are_refused) {
         ck_assert_int_eq(REFUSED(lengths = 0), -EINVAL);
         ck_assert_int_eq(REFUSED(scale = 0.0f), -EINVAL);
         ck_assert_int_eq(REFUSED(chosen = 256), -EINVAL);
-        ck_assert_int_eq(REFUSED(turn = 256), -EINVAL);
+        ck_assert_int_eq(REFUSED(rotation = 256), -EINVAL);
         ck_assert_int_eq(REFUSED(block_mass = 256), -EINVAL);
         ck_assert_int_eq(REFUSED(token_mass = 256), -EINVAL);
         ck_assert_int_eq(REFUSED(split = 8), -EINVAL);

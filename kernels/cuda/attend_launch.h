@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_KERNELS_CUDA_ATTEND_RUN_H
-#define KVD_KERNELS_CUDA_ATTEND_RUN_H
+#ifndef KVD_KERNELS_CUDA_ATTEND_LAUNCH_H
+#define KVD_KERNELS_CUDA_ATTEND_LAUNCH_H
 
 /*
  * What the kernels of attention are given: the caller's arguments, and what attend.c made of them. A column is a
@@ -26,7 +26,7 @@ enum {
         GPU_ATTEND_MASS_THREADS = 256,
 };
 
-struct gpu_attend_run {
+struct gpu_attend_launch {
         struct gpu_attend a;
         float exponent;         /* scale * log2(e) */
         uint32_t split;         /* columns of a split, ... */
@@ -43,11 +43,11 @@ struct gpu_attend_run {
         uint64_t ld_scores;
 };
 
-/* Tiles that a warp has in shared memory, bytes of one (keys, values, positions and turns), ... */
+/* Tiles that a warp has in shared memory, bytes of one (keys, values, positions and rotations), ... */
 #define GPU_ATTEND_STAGES(dim) ((dim) <= 64 ? 6 : (dim) <= 128 ? 3 : 2)
 #define GPU_ATTEND_STAGE_BYTES(dim) (GPU_ATTEND_TILE * ((dim) * 4 + 8))
 
-/* ... and of its queries, which warps have in common if none are turned. */
+/* ... and of its queries, which warps have in common if none are rotated. */
 #define GPU_ATTEND_QUERY_BYTES(dim, form) (GPU_ATTEND_TILE * (dim) * 2 * ((form) == GPU_ATTEND_WIDE ? 2 : 1))
 
 #endif
