@@ -15,6 +15,9 @@ struct sequence;
 struct hooks {
         const char *name;
 
+        /* A space's index is laid out: how much of it the part needs. */
+        void (*lay_out)(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
+
         /* A space. If space_begins fails, the space ends at once; so space_ends takes a half-made state. */
         int (*space_begins)(struct space *space);
         void (*setting_changed)(struct space *space);
@@ -23,6 +26,7 @@ struct hooks {
         void (*space_leaves)(struct space *space);  /* it was deleted: withdraws what it asked for */
         bool (*space_buried)(struct space *space);  /* frees a piece of its memory. True: there is more */
         void (*space_ends)(struct space *space);
+        void (*usage)(const struct space *space, struct space_usage *ret); /* the part's figures */
 
         /* An attachment. It stops when its connection is lost, and ends when its process cannot touch memory any more. */
         int (*attachment_begins)(struct attachment *a);
@@ -52,6 +56,7 @@ struct hooks {
 extern const struct hooks *const store_hooks[]; /* hooks.c; NULL ends it */
 
 /* tell.c: each calls the member of that name in all rows, until one fails where it can. */
+void hooks_lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
 int hooks_space_begins(struct space *space);
 void hooks_setting_changed(struct space *space);
 bool hooks_idle(struct space *space);
@@ -59,6 +64,7 @@ void hooks_look(struct space *space);
 void hooks_space_leaves(struct space *space);
 bool hooks_space_buried(struct space *space);
 void hooks_space_ends(struct space *space);
+void hooks_usage(const struct space *space, struct space_usage *ret);
 
 int hooks_attachment_begins(struct attachment *a);
 void hooks_attachment_stops(struct attachment *a);

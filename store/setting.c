@@ -38,7 +38,7 @@ static int set_max_blocks(struct space *space, const char *value) {
         if (*end || end == value || n == 0 || n > space->ix->capacity)
                 return store_refuse(space_store(space), -EINVAL, "max_blocks is 1 to %u (the space's index holds no "
                                     "more), not '%s'", space->ix->capacity, value);
-        space->max_blocks = (uint32_t)n;
+        space->memory.max_blocks = (uint32_t)n;
         return 0;
 }
 

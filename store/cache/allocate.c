@@ -49,7 +49,7 @@ kvd_ref room_take(struct space *space, struct arena *arena) {
                 return 0;
         space->blocks[id].owner = NONE;
         space->blocks[id].reviving = true;
-        space->n_reviving++;
+        space->private.n_reviving++;
         block_set_state(space, id, KVD_FILLING, block_generation(space, id));
         return block_ref(space, id);
 }
@@ -62,7 +62,7 @@ static int refuse_quota(struct space *space, uint32_t limit) {
 
 static int refuse_full(struct space *space, int error) {
         space_count(space, KVD_SPACE_REFUSED_FULL, 1);
-        space->starved = true;
+        space->pressure.starved = true;
         if (error < 0)
                 return store_refuse(space_store(space), -ENOBUFS, "the system gives no memory for the pool (%s); set "
                                     "pool below what is free", strerror(-error));

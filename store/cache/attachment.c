@@ -12,9 +12,7 @@
  */
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
@@ -35,8 +33,8 @@ int arena_new(struct space *space, struct attachment *writer, struct arena **ret
         }
         arena->space = space;
         arena->writer = writer;
-        arena->next = space->arenas;
-        space->arenas = arena;
+        arena->next = space->memory.arenas;
+        space->memory.arenas = arena;
         *ret = arena;
         return 0;
 }
@@ -45,11 +43,11 @@ int arena_new(struct space *space, struct attachment *writer, struct arena **ret
 static struct arena *vacant_arena(struct space *space) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
 
-        for (struct arena *arena = space->arenas; arena; arena = arena->next) {
+        for (struct arena *arena = space->memory.arenas; arena; arena = arena->next) {
                 bool vacant = !arena->writer;
 
                 for (uint32_t i = 0; vacant && i < n; i++)
-                        vacant = space->segments[i].arena != arena || space->segments[i].n_ready == 0;
+                        vacant = space->memory.segments[i].arena != arena || space->memory.segments[i].n_ready == 0;
                 if (vacant)
                         return arena;
         }
@@ -60,7 +58,7 @@ static int choose_arena(struct attachment *a) {
         struct space *space = a->space;
 
         if (!space->ix->arena) {
-                a->arena = space->arenas;
+                a->arena = space->memory.arenas;
                 return 0;
         }
         a->arena = vacant_arena(space);
@@ -75,30 +73,19 @@ static int choose_arena(struct attachment *a) {
 /* The daemon makes and seals it, so that its size is certain: a page that shrank would be SIGBUS for the scan. */
 static int make_page(struct attachment *a) {
         uint32_t capacity = a->space->ix->capacity;
-        uint64_t bytes = kvd_pinpage_bytes(capacity);
-        void *at;
+        int r = shared_file_new("kvd-pins", kvd_pinpage_bytes(capacity), SHARED_MAPPED, &a->pin_file);
+        uint8_t *at = a->pin_file.at;
 
-        a->pin_fd = sys->memfd_create("kvd-pins", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        if (a->pin_fd < 0 || sys->fchmod(a->pin_fd, 0600) < 0 || sys->ftruncate(a->pin_fd, (off_t)bytes) < 0 ||
-            sys->add_seals(a->pin_fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-                return -errno;
-        at = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->pin_fd, 0);
-        if (at == MAP_FAILED)
-                return -errno;
-        a->page = at;
-        a->pins = (shm_u32 *)((uint8_t *)at + KVD_PINS_OFF);
-        a->touch = (shm_u32 *)((uint8_t *)at + kvd_touch_off(capacity));
-        a->use = (shm_u32 *)((uint8_t *)at + kvd_use_off(capacity));
+        if (r < 0)
+                return r;
+        a->page = a->pin_file.at;
+        a->pins = (shm_u32 *)(at + KVD_PINS_OFF);
+        a->touch = (shm_u32 *)(at + kvd_touch_off(capacity));
+        a->use = (shm_u32 *)(at + kvd_use_off(capacity));
         a->page->magic = KVD_PINS_MAGIC;
         a->page->version = KVD_LAYOUT_VERSION;
         a->page->capacity = capacity;
         return 0;
-}
-
-static void drop_page(struct attachment *a) {
-        if (a->page)
-                munmap(a->page, kvd_pinpage_bytes(a->space->ix->capacity));
-        closep(&a->pin_fd);
 }
 
 void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_COUNTERS]) {
@@ -110,7 +97,7 @@ void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_C
 
 static void bury(struct attachment *a) {
         a->space->attachments[a->slot] = NULL;
-        drop_page(a);
+        shared_file_close(&a->pin_file);
         hooks_attachment_buried(a);
         free(a);
 }
@@ -149,14 +136,14 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
         if (!a)
                 return store_refuse(space_store(space), -ENOMEM, "out of memory for a client of space '%s'",
                                     space->name);
-        *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .slot = slot, .pin_fd = -1};
+        *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .slot = slot, .pin_file = SHARED_FILE_NONE};
         r = make_page(a);
         if (r == 0)
                 r = hooks_attachment_begins(a);
         if (r == 0)
                 r = choose_arena(a);
         if (r < 0) {
-                drop_page(a);
+                shared_file_close(&a->pin_file);
                 hooks_attachment_buried(a);
                 free(a);
                 return store_refuse(space_store(space), r, "no memory for a pin page of space '%s': %s", space->name,
@@ -249,7 +236,7 @@ struct space *attachment_space(const struct attachment *a) {
 }
 
 int attachment_pin_fd(const struct attachment *a) {
-        return a->pin_fd;
+        return a->pin_file.fd;
 }
 
 uint64_t attachment_pin_bytes(const struct attachment *a) {

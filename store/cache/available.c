@@ -18,7 +18,7 @@ static uint64_t less(uint64_t a, uint64_t b) {
 
 uint32_t fill_limit(const struct space *space) {
         uint64_t quota = space->domain->config.client_quota;
-        uint64_t limit = quota ? quota / space->ix->block_bytes : space->max_blocks / 2;
+        uint64_t limit = quota ? quota / space->ix->block_bytes : space->memory.max_blocks / 2;
 
         return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
 }
@@ -32,13 +32,13 @@ static uint64_t segments_to_come(const struct space *space) {
 
         if (domain->used == 0)
                 quota = MAX(quota, 1);
-        return MIN(MIN(pool, quota), space->ix->max_segments - space->n_with_memory);
+        return MIN(MIN(pool, quota), space->ix->max_segments - space->memory.n_with_memory);
 }
 
 static uint64_t growth(const struct space *space, uint64_t total) {
-        uint64_t segments = space->n_with_memory + segments_to_come(space);
+        uint64_t segments = space->memory.n_with_memory + segments_to_come(space);
 
-        return MIN(less(space->max_blocks, total), less(segments * space->ix->segment_blocks, total));
+        return MIN(less(space->memory.max_blocks, total), less(segments * space->ix->segment_blocks, total));
 }
 
 /* Under isolation = arena only the client's own segments count, and all that is held as if it were there. */
@@ -47,7 +47,7 @@ void available_tell(struct attachment *a) {
         uint64_t total = space->ix->capacity - space->count[KVD_ABSENT];
         uint64_t ready = space->ix->arena ? a->arena->n_ready : total;
         uint64_t filling = space->ix->arena ? a->filling.n : space->count[KVD_FILLING] + space->count[KVD_LIMBO];
-        uint64_t busy = filling + space->n_private + space->n_pending + space->look.n_held;
+        uint64_t busy = filling + space->private.n + space->unready.n_pending + space->look.n_held;
         uint64_t may_fill = less(fill_limit(space), a->filling.n);
 
         atomic_store_explicit(&a->page->may_fill, (uint32_t)may_fill, memory_order_relaxed);

@@ -9,11 +9,8 @@
  *      arena    a writer's segments: free blocks and the heap of eviction candidates (one arena if isolation = shared)
  */
 
+#include "ipc/base/file.h"
 #include "store/core.h"
-#include "store/tier/tier.h"
-
-struct sequence;
-struct profile;
 
 /* ---- lists of blocks --------------------------------------------------------------------------- */
 
@@ -29,7 +26,7 @@ static inline uint32_t block_list_first(const struct block_list *list) {
 /* ---- segment ------------------------------------------------------------------------------------------------ */
 
 struct segment {
-        int fd, fd_ro;         /* host memory: owned; -1 until first used */
+        struct shared_file file; /* host memory: owned; none until first used */
         struct chunk *chunk;   /* a GPU's: what it has; or NULL */
         bool worker;           /* ... and a worker has mapped that */
         uint32_t turn;         /* moves when it gets other memory than before; 0: it never had any */
@@ -49,7 +46,7 @@ struct arena {
         uint64_t n_ready;      /* blocks that have memory, of all its segments */
         uint32_t *heap;        /* owned; leaves, coldest first */
         uint32_t n_heap;
-        struct arena *next;    /* in space->arenas */
+        struct arena *next;    /* in space->memory.arenas */
 };
 
 /* ---- block -------------------------------------------------------------------------------------------------- */
@@ -93,8 +90,8 @@ struct attachment {
         void (*gone)(struct attachment *);
         uint32_t slot;         /* in space->attachments */
         enum attachment_state state;
-        int pin_fd;            /* owned */
-        struct kvd_pinpage *page; /* owned mapping */
+        struct shared_file pin_file; /* owned */
+        struct kvd_pinpage *page; /* its mapping */
         shm_u32 *pins, *touch; /* inside page */
         shm_u32 *use;          /* ... each a struct kvd_use */
         uint64_t *mapped, *told; /* owned; a bit for each segment, see drain.c; NULL in host spaces */
@@ -130,74 +127,85 @@ struct look {
         uint64_t n_held;       /* ... of the round before */
 };
 
+struct space_memory { /* segment.c */
+        struct segment *segments; /* owned; max_segments of them */
+        struct arena *arenas;     /* owned */
+        uint32_t max_blocks;      /* blocks that may have memory */
+        uint32_t n_with_memory;   /* segments that have memory */
+        uint32_t hand;            /* segment to look at next for memory to give back */
+        uint32_t n_buried;        /* segments freed, once the space was deleted */
+};
+
+struct leaves { /* evict.c */
+        uint32_t n;
+        uint64_t seal_clock;      /* counts seals: the order of policy fifo */
+};
+
+struct runs { /* index.c */
+        uint32_t *free;           /* owned; stack of unused run ids, see free_run */
+        uint32_t n_free;
+};
+
+struct leases { /* lease.c */
+        struct lease *at;         /* owned; STORE_MAX_LEASES */
+        uint32_t n;
+};
+
+struct private_blocks { /* private.c */
+        uint64_t n, n_reviving;
+        struct block_list garbage; /* without references and holds, oldest first */
+};
+
+struct unready { /* blocks whose data is not there, or never will be: device/semaphore.c */
+        uint64_t n_pending;
+        struct block_list poisoned; /* those that are not pending any more */
+};
+
+struct pressure { /* methods/relief.c */
+        bool starved;             /* an allocation found nothing to evict */
+        bool relieving;           /* over the high watermark, and not yet under the low one */
+};
+
+/* What parts keep for a space. Each is the part's own, and defined where it lives. */
+struct space_parts {
+        struct sequences *sequences;
+        struct tiers *tiers;
+        struct semaphores *semaphores; /* NULL in host memory */
+        struct summaries *summaries;
+        struct profile *profile;       /* BiCache's samples; NULL until there are any */
+        struct chain_scores *chain_scores;
+        struct memshare *memshare;
+        struct sketches *sketches;
+};
+
 struct space {
         struct domain *domain;
-        struct space *next;    /* in domain->spaces */
+        struct space *next;       /* in domain->spaces */
         uint32_t number;
         char name[KVD_NAME_MAX + 1];
 
-        int index_fd, index_fd_ro; /* owned */
-        struct kvd_index *ix;      /* owned mapping, writable */
+        struct shared_file index; /* owned; written here alone */
+        struct kvd_index *ix;     /* its mapping */
 
-        struct segment *segments;  /* owned; max_segments of them */
-        uint32_t n_buried;         /* segments freed, once the space was deleted */
-        uint32_t n_begun;          /* parts whose space_begins was called */
-        uint32_t n_with_memory;    /* segments that have memory */
-        uint32_t hand;             /* segment to look at next for memory to give back */
-        struct block *blocks;      /* owned; capacity of them */
+        struct space_memory memory;
+        struct block *blocks;     /* owned; capacity of them */
         uint64_t count[KVD_N_STATES];
-        uint32_t n_leaves;
-        uint32_t max_blocks;       /* blocks that may have memory */
+        uint64_t clock;           /* its low half is ix->clock */
+        struct leaves leaves;
+        struct runs runs;
+        struct leases leases;
+        struct private_blocks private;
+        struct unready unready;
+        struct pressure pressure;
 
-        uint32_t *free_runs;       /* owned; stack of unused run ids, see free_run */
-        uint32_t n_free_runs;
-
-        struct arena *arenas;      /* owned */
         struct attachment **attachments; /* owned; by slot */
         uint32_t n_attachments;
         struct look look;
         uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */
 
-        struct lease *leases;      /* owned; STORE_MAX_LEASES */
-        uint32_t n_leases;
-        uint64_t clock;            /* its low half is ix->clock */
-        uint64_t sequence;         /* of seals: FIFO order */
-
-        struct sequence **sequences; /* owned; by slot, KVD_MAX_SEQUENCES */
-        struct sequence *closing;  /* owned; their blocks are being let go */
-        uint32_t n_sequences, last_incarnation, last_sketch;
-        uint64_t n_entries;        /* of all tables */
-        uint64_t n_steps;          /* of sequences, so far: their order */
-        uint64_t n_private, n_reviving; /* blocks */
-        struct block_list garbage; /* private blocks without references and holds, oldest first */
-        uint64_t n_shared, n_spilled, n_vague, n_leaving; /* entries */
-
-        int order_fd;              /* owned; -1 in host memory */
-        shm_u64 *order;            /* owned mapping: the order page; NULL in host memory */
-        uint64_t n_pending;        /* blocks */
-        struct block_list poisoned; /* blocks that are not pending any more */
-
-        bool watched;              /* a part wants to be told of blocks that are readable: one load on the way of a seal */
-        uint64_t *unsummarised;    /* owned; a bit for each block that wants a summary */
-        uint64_t n_unsummarised;
-        uint32_t summary_hand;
-        struct ticket summarise, score, calibrate; /* score: of chains */
-        float tau;                 /* MemShare's threshold as it was measured; 0: it was not */
-        uint64_t calibrated;       /* n_steps then */
-        uint64_t random;           /* memshare_calibrate.c */
-        int summary_fd, summary_fd_ro; /* owned; -1 until first used */
-
-        struct tier_places places[KVD_N_TIERS];
-        bool has_clean;            /* there may be copies of entries that are resident again */
-        uint32_t clean_sequence, clean_entry; /* ... where they are looked for next */
-        uint64_t clean_looks;      /* ... in vain, so far */
-        struct sketch *dead_sketches; /* owned; their memory is being freed */
-        uint64_t spill_bytes;      /* of copies in memory and of sketches, charged to the store */
-        uint32_t priority_hand;
-        bool starved;              /* an allocation found nothing to evict */
-        bool relieving;            /* over the high watermark, and not yet under the low one */
-        kvd_ref unscored;          /* leaf that wants a score */
-        struct profile *profile;   /* owned; BiCache's samples, see bicache.c */
+        bool watched;             /* a part wants to be told of readable blocks: one load on the way of a seal */
+        uint32_t n_begun;         /* parts whose space_begins was called */
+        struct space_parts parts;
 };
 
 static inline struct store *space_store(const struct space *s) {
@@ -210,7 +218,7 @@ static inline uint32_t space_ids(const struct space *s) {
 }
 
 static inline struct segment *block_segment(const struct space *s, uint32_t id) {
-        return &s->segments[kvd_segment_of(s->ix, id)];
+        return &s->memory.segments[kvd_segment_of(s->ix, id)];
 }
 
 static inline struct arena *block_arena(struct space *s, uint32_t id) {

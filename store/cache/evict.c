@@ -74,7 +74,7 @@ static uint64_t lru_refresh(const struct space *space, uint32_t id) {
 }
 
 static uint64_t fifo_first(struct space *space) {
-        return ++space->sequence;
+        return ++space->leaves.seal_clock;
 }
 
 static uint64_t fifo_refresh(const struct space *space, uint32_t id) {
@@ -163,7 +163,7 @@ void leaf_add(struct space *space, uint32_t id) {
 
         arena->heap[arena->n_heap++] = id;
         sift_up(arena, arena->n_heap - 1);
-        space->n_leaves++;
+        space->leaves.n++;
 }
 
 static void leaf_remove(struct space *space, uint32_t id) {
@@ -171,7 +171,7 @@ static void leaf_remove(struct space *space, uint32_t id) {
         uint32_t at = space->blocks[id].heap - 1, last = arena->heap[--arena->n_heap];
 
         space->blocks[id].heap = 0;
-        space->n_leaves--;
+        space->leaves.n--;
         if (last == id)
                 return;
         heap_put(arena, at, last);
@@ -213,7 +213,7 @@ void evict_policy_changed(struct space *space) {
                 if (b->state == KVD_SEALED && !b->private && b->stamp)
                         b->stamp = policy_of(space)->stamp(space, id, b->stamp & CLOCK);
         }
-        for (struct arena *arena = space->arenas; arena; arena = arena->next)
+        for (struct arena *arena = space->memory.arenas; arena; arena = arena->next)
                 heapify(arena);
 }
 
@@ -270,14 +270,14 @@ static void leave_lists(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
 
         if (b->private) {
-                block_list_remove(space, &space->garbage, id);
+                block_list_remove(space, &space->private.garbage, id);
                 b->private = false;
-                space->n_private--;
+                space->private.n--;
         } else {
                 space_count(space, KVD_SPACE_EVICTED, 1);
         }
         if (b->poisoned)
-                block_list_remove(space, &space->poisoned, id);
+                block_list_remove(space, &space->unready.poisoned, id);
         b->poisoned = false;
 }
 
@@ -354,7 +354,7 @@ uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n) {
         uint32_t looks = n * LOOKS_PER_VICTIM + LOOKS_EXTRA, evicted = 0;
         struct aside aside = {0};
 
-        if (space->n_pending)
+        if (space->unready.n_pending)
                 hooks_look(space);
         while (evicted < n && arena->n_heap && looks-- > 0) {
                 uint32_t id = arena->heap[0];
@@ -416,7 +416,7 @@ int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more) 
         *more = false;
         if (chain != KVD_ROOT)
                 return evict_chain(space, chain, more);
-        for (struct arena *arena = space->arenas; arena && evicted < want; arena = arena->next)
+        for (struct arena *arena = space->memory.arenas; arena && evicted < want; arena = arena->next)
                 evicted += evict_coldest(space, arena, (uint32_t)want - evicted);
         *more = evicted == want && want != n;
         return evicted;

@@ -12,14 +12,13 @@
  */
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
+#include "store/hooks.h"
 
 /* ---- open addressing ---------------------------------------------------------------------------------------- */
 
@@ -191,10 +190,9 @@ static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, s
 static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {
         uint64_t block_bytes = kvd_block_bytes(&spec->geometry);
         uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
-        bool opaque = kvd_geometry_is_opaque(&spec->geometry);
         int r;
 
-        space->max_blocks = (uint32_t)max_blocks;
+        space->memory.max_blocks = (uint32_t)max_blocks;
         *ix = (struct kvd_index){
                 .magic = KVD_INDEX_MAGIC,
                 .version = KVD_LAYOUT_VERSION,
@@ -208,8 +206,7 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .semaphore_rows = space_store(space)->config.backend ? space_store(space)->config.max_attachments : 0,
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
-        if (!opaque)
-                places_count(space, block_bytes, max_blocks, ix);
+        hooks_lay_out(space, max_blocks, ix);
         r = cut(space, block_bytes, max_blocks, ix);
         if (r < 0)
                 return r;
@@ -225,31 +222,16 @@ static int draw_secrets(struct kvd_index *ix) {
         return 0;
 }
 
-/* A second descriptor that can only be mapped for reading; the seal keeps it so even for who reopens it. */
-static int open_read_only(int fd) {
-        char path[64];
-
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        return sys->open(path, O_RDONLY | O_CLOEXEC);
-}
-
 static int map_index(struct space *space, const struct kvd_index *description) {
-        void *at;
+        int r = shared_file_new("kvd-index", description->size, SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER,
+                                &space->index);
 
-        space->index_fd = sys->memfd_create("kvd-index", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        if (space->index_fd < 0 || sys->fchmod(space->index_fd, 0600) < 0 ||
-            sys->ftruncate(space->index_fd, (off_t)description->size) < 0)
-                return -errno;
-        at = sys->mmap(NULL, description->size, PROT_READ | PROT_WRITE, MAP_SHARED, space->index_fd, 0);
-        if (at == MAP_FAILED)
-                return -errno;
-        space->ix = at;
-        sys->madvise(at, description->size, MADV_HUGEPAGE); /* where shmem_enabled = advise; elsewhere no loss */
-        memcpy(at, description, sizeof *description);
-        if (sys->add_seals(space->index_fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0)
-                return -errno;
-        space->index_fd_ro = open_read_only(space->index_fd);
-        return space->index_fd_ro < 0 ? -errno : 0;
+        if (r < 0)
+                return r;
+        space->ix = space->index.at;
+        sys->madvise(space->ix, description->size, MADV_HUGEPAGE); /* where shmem_enabled = advise; elsewhere no loss */
+        memcpy(space->ix, description, sizeof *description);
+        return 0;
 }
 
 int index_new(struct space *space, const struct space_spec *spec) {
@@ -272,11 +254,8 @@ int index_new(struct space *space, const struct space_spec *spec) {
 }
 
 void index_free(struct space *space) {
-        if (space->ix)
-                munmap(space->ix, space->ix->size);
+        shared_file_close(&space->index);
         space->ix = NULL;
-        closep(&space->index_fd);
-        closep(&space->index_fd_ro);
 }
 
 /* ---- blocks ------------------------------------------------------------------------------------------------- */
@@ -347,15 +326,15 @@ static void write_run(struct kvd_run *run, const struct kvd_run *fields, const u
 
 /* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
 static uint32_t free_run(const struct space *space) {
-        uint32_t i = space->n_free_runs - 1;
+        uint32_t i = space->runs.n_free - 1;
 
-        return space->free_runs[i] + (space->ix->run_capacity - 1 - i);
+        return space->runs.free[i] + (space->ix->run_capacity - 1 - i);
 }
 
 static void put_free_run(struct space *space, uint32_t run) {
-        uint32_t i = space->n_free_runs++;
+        uint32_t i = space->runs.n_free++;
 
-        space->free_runs[i] = run - (space->ix->run_capacity - 1 - i);
+        space->runs.free[i] = run - (space->ix->run_capacity - 1 - i);
 }
 
 /* Enters the run that ends with a block just sealed, where there is one and there is room for it. */
@@ -370,7 +349,7 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         uint32_t before, run;
 
         before = chain_tokens(ix, id, space->blocks, fields.ids, tokens);
-        if (!space->n_free_runs || !run_key_before(space, leaf, before, root, &key)) {
+        if (!space->runs.n_free || !run_key_before(space, leaf, before, root, &key)) {
                 space_count(space, KVD_SPACE_RUNS_REFUSED, 1);
                 return;
         }
@@ -383,7 +362,7 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
                 space_count(space, KVD_SPACE_RUNS_REFUSED, 1);
                 return;
         }
-        space->n_free_runs--;
+        space->runs.n_free--;
         space->blocks[id].run = run + 1;
         space_count(space, KVD_SPACE_RUNS_MADE, 1);
 }

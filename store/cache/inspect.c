@@ -4,9 +4,9 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "store/cache/inside.h"
+#include "store/hooks.h"
 
 static void sum_clients(struct space *space, struct space_usage *ret) {
         uint64_t counters[KVD_N_CLIENT_COUNTERS];
@@ -24,37 +24,22 @@ static void sum_clients(struct space *space, struct space_usage *ret) {
         }
 }
 
-/* Rows of blocks that are gone have memory until others have their places. */
-static uint64_t label_bytes(const struct space *space) {
-        struct stat st;
-
-        return space->summary_fd >= 0 && fstat(space->summary_fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
-}
-
 void space_usage(struct space *space, struct space_usage *ret) {
         *ret = (struct space_usage){
                 .free = space->count[KVD_FREE],
                 .filling = space->count[KVD_FILLING],
                 .sealed = space->count[KVD_SEALED],
                 .limbo = space->count[KVD_LIMBO],
-                .leaves = space->n_leaves,
-                .runs = space->ix->run_capacity - space->n_free_runs,
-                .leases = space->n_leases,
-                .max_blocks = space->max_blocks,
-                .segments = space->n_with_memory,
-                .sequences = space->n_sequences,
-                .private = space->n_private,
-                .shared = space->n_shared,
-                .spilled = space->n_spilled,
-                .vague = space->n_vague,
-                .pending = space->n_pending,
-                .poisoned = space->poisoned.n,
-                .spill_slots = kvd_places(space->ix),
+                .leaves = space->leaves.n,
+                .runs = space->ix->run_capacity - space->runs.n_free,
+                .leases = space->leases.n,
+                .max_blocks = space->memory.max_blocks,
+                .segments = space->memory.n_with_memory,
+                .private = space->private.n,
+                .pending = space->unready.n_pending,
+                .poisoned = space->unready.poisoned.n,
         };
-        ret->label_bytes = label_bytes(space);
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                ret->copy_bytes += places_used(space, t) * space->ix->block_bytes;
-        ret->sketch_bytes = space->spill_bytes - places_used(space, KVD_TIER_memory) * space->ix->block_bytes;
+        hooks_usage(space, ret);
         ret->total = ret->free + ret->filling + ret->sealed + ret->limbo;
         sum_clients(space, ret);
 }

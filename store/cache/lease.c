@@ -11,8 +11,8 @@
 #include "store/cache/inside.h"
 
 static struct lease *find(struct space *space, struct kvd_key prefix, uint32_t prefix_tokens) {
-        for (uint32_t i = 0; space->n_leases && i < STORE_MAX_LEASES; i++) {
-                struct lease *l = &space->leases[i];
+        for (uint32_t i = 0; space->leases.n && i < STORE_MAX_LEASES; i++) {
+                struct lease *l = &space->leases.at[i];
 
                 if (l->holder != NONE && kvd_key_equal(l->prefix, prefix) && l->prefix_tokens == prefix_tokens)
                         return l;
@@ -22,8 +22,8 @@ static struct lease *find(struct space *space, struct kvd_key prefix, uint32_t p
 
 static struct lease *unused(struct space *space) {
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
-                if (space->leases[i].holder == NONE)
-                        return &space->leases[i];
+                if (space->leases.at[i].holder == NONE)
+                        return &space->leases.at[i];
         return NULL;
 }
 
@@ -38,7 +38,7 @@ int space_lease(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tok
                 return store_refuse(space_store(space), -ENOBUFS, "%u prefixes of space '%s' are being computed, the "
                                     "most at once; compute privately", STORE_MAX_LEASES, space->name);
         *l = (struct lease){prefix, prefix_tokens, a->slot};
-        space->n_leases++;
+        space->leases.n++;
         a->n_leases++;
         space_count(space, KVD_SPACE_LEASES, 1);
         return 1;
@@ -46,7 +46,7 @@ int space_lease(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tok
 
 static void end(struct attachment *a, struct lease *l) {
         l->holder = NONE;
-        a->space->n_leases--;
+        a->space->leases.n--;
         a->n_leases--;
 }
 
@@ -63,8 +63,8 @@ void leases_drop(struct attachment *a, bool died) {
         uint32_t n = a->n_leases;
 
         for (uint32_t i = 0; a->n_leases && i < STORE_MAX_LEASES; i++)
-                if (a->space->leases[i].holder == a->slot)
-                        end(a, &a->space->leases[i]);
+                if (a->space->leases.at[i].holder == a->slot)
+                        end(a, &a->space->leases.at[i]);
         if (!n)
                 return;
         if (died)

@@ -8,9 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <linux/memfd.h>
-#include <stdio.h>
-#include <sys/mman.h>
 
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
@@ -19,22 +16,12 @@
 #define FREE_BYTES (UINT64_C(8) << 20) /* of memory given back at once: about 2 ms */
 
 static int make_memfd(struct space *space, struct segment *segment) {
-        unsigned huge = space_store(space)->huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0;
-        _cleanup_(closep) int fd = sys->memfd_create("kvd-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING | huge);
-        _cleanup_(closep) int ro = -1;
-        char path[64];
+        unsigned huge = space_store(space)->huge ? SHARED_HUGE : 0;
+        int r = shared_file_new("kvd-pool", space->ix->segment_bytes, SHARED_TWIN | huge, &segment->file);
 
-        if (fd < 0 || sys->fchmod(fd, 0600) < 0 || sys->ftruncate(fd, (off_t)space->ix->segment_bytes) < 0 ||
-            sys->add_seals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-                return -errno;
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        ro = sys->open(path, O_RDONLY | O_CLOEXEC);
-        if (ro < 0)
-                return -errno;
-        segment->fd = STEAL_FD(fd);
-        segment->fd_ro = STEAL_FD(ro);
-        segment->turn = 1;
-        return 0;
+        if (r == 0)
+                segment->turn = 1;
+        return r;
 }
 
 /* ---- getting it ------------------------------------------------------------------------------------------------- */
@@ -44,7 +31,7 @@ static uint32_t vacant(const struct space *space, const struct segment *segment)
 }
 
 static int begin(struct space *space, struct segment *segment) {
-        int r = segment->fd < 0 ? make_memfd(space, segment) : 0;
+        int r = segment->file.fd < 0 ? make_memfd(space, segment) : 0;
 
         if (r == 0)
                 segment->stale = 0; /* what it still has is as good as new: the space is the same */
@@ -56,13 +43,13 @@ static int fill(struct space *space, struct segment *segment, uint32_t first, ui
         uint64_t from = first * block_bytes / page * page;
         uint64_t to = MIN(ALIGN_UP((first + (uint64_t)n) * block_bytes, page), space->ix->segment_bytes);
 
-        if (to > from && sys->fallocate(segment->fd, 0, (off_t)from, (off_t)(to - from)) < 0)
+        if (to > from && sys->fallocate(segment->file.fd, 0, (off_t)from, (off_t)(to - from)) < 0)
                 return -errno;
         return 0;
 }
 
 static int descriptor(struct space *space, struct segment *segment, bool writable) {
-        return writable ? segment->fd : segment->fd_ro;
+        return writable ? segment->file.fd : segment->file.fd_ro;
 }
 
 /* ---- giving it back --------------------------------------------------------------------------------------------- */
@@ -78,7 +65,7 @@ static bool free_piece(struct segment *segment) {
         if (!n)
                 return false;
         segment->stale -= n;
-        sys->fallocate(segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)segment->stale, (off_t)n);
+        sys->fallocate(segment->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)segment->stale, (off_t)n);
         return true;
 }
 
@@ -98,15 +85,13 @@ static void let_go(struct space *space, struct segment *segment) {
 
 /* Clients that have it mapped keep what they have mapped. */
 static bool bury(struct space *space, struct segment *segment) {
-        if (segment->fd < 0)
+        if (segment->file.fd < 0)
                 return false;
         if (free_piece(segment))
                 return true;
         if (space_store(space)->stale == segment)
                 space_store(space)->stale = NULL;
-        closep(&segment->fd);
-        closep(&segment->fd_ro);
-        segment->fd = segment->fd_ro = -1;
+        shared_file_close(&segment->file);
         return true;
 }
 

@@ -27,23 +27,23 @@ bool block_is_garbage(const struct block *b) {
 static void becomes_garbage(struct space *space, uint32_t id) {
         space->blocks[id].stamp = 0;
         leaf_add(space, id);
-        block_list_append(space, &space->garbage, id);
+        block_list_append(space, &space->private.garbage, id);
 }
 
 /* What is pinned goes to the end of the list: a call meets it once. */
 bool garbage_sweep(struct space *space, uint32_t budget) {
-        uint64_t n = MIN(space->garbage.n, budget);
+        uint64_t n = MIN(space->private.garbage.n, budget);
         bool freed = false;
 
         for (; n > 0; n--) {
-                uint32_t id = space->garbage.first;
+                uint32_t id = space->private.garbage.first;
 
                 if (evict_leaf(space, id)) {
                         freed = true;
                         continue;
                 }
-                block_list_remove(space, &space->garbage, id);
-                block_list_append(space, &space->garbage, id);
+                block_list_remove(space, &space->private.garbage, id);
+                block_list_append(space, &space->private.garbage, id);
         }
         return freed;
 }
@@ -102,9 +102,9 @@ void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc 
         b->score = 0;
         b->summarised = false;
         b->private = true;
-        space->n_private++;
+        space->private.n++;
         if (b->reviving)
-                space->n_reviving--;
+                space->private.n_reviving--;
         b->reviving = false;
         block_set_state(space, id, KVD_SEALED, block_generation(space, id));
 }
@@ -120,7 +120,7 @@ void block_discard(struct space *space, uint32_t id) {
                 return;
         }
         if (b->reviving)
-                space->n_reviving--;
+                space->private.n_reviving--;
         b->reviving = false;
         block_to_free(space, id);
 }

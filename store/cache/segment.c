@@ -26,7 +26,7 @@ static void charge(struct space *space, int64_t sign) {
 
         space_store(space)->used += (uint64_t)sign * bytes;
         space->domain->used += (uint64_t)sign * bytes;
-        space->n_with_memory += (uint32_t)sign;
+        space->memory.n_with_memory += (uint32_t)sign;
 }
 
 /* ---- giving memory back --------------------------------------------------------------------------------------- */
@@ -64,7 +64,7 @@ static uint32_t room_for(const struct space *space, const struct segment *segmen
 
 /* Puts memory behind the next blocks of a segment that is charged already; how many, or an error. */
 static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
-        uint64_t room = space->max_blocks - MIN(space->max_blocks, total_blocks(space));
+        uint64_t room = space->memory.max_blocks - MIN(space->memory.max_blocks, total_blocks(space));
         uint32_t n = (uint32_t)MIN(MAX(bytes / space->ix->block_bytes, 1), room_for(space, segment) - segment->n_ready);
         int r;
 
@@ -116,7 +116,7 @@ static struct segment *empty_segment(struct space *space, struct arena *arena) {
         struct segment *found = NULL;
 
         for (uint32_t i = 0; i < MIN(n + 1, space->ix->max_segments); i++) {
-                struct segment *s = &space->segments[i];
+                struct segment *s = &space->memory.segments[i];
                 uint32_t how = i == n || may_adopt(s, arena) ? memory_of(space)->vacant(space, s) : 0;
 
                 if (how > best) {
@@ -146,7 +146,7 @@ static struct segment *unfinished_segment(struct space *space, struct arena *are
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
 
         for (uint32_t i = n; i-- > 0;) {
-                struct segment *s = &space->segments[i];
+                struct segment *s = &space->memory.segments[i];
 
                 if (s->arena == arena && s->n_ready > 0 && s->n_ready < room_for(space, s))
                         return s;
@@ -159,7 +159,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         struct segment *segment = unfinished_segment(space, arena);
         int r;
 
-        if (total_blocks(space) >= space->max_blocks)
+        if (total_blocks(space) >= space->memory.max_blocks)
                 return 0;
         if (!segment) {
                 segment = within_budget(space) ? empty_segment(space, arena) : NULL;
@@ -180,7 +180,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
 bool space_fill_ahead(struct space *space) {
         struct segment *segment;
 
-        for (struct arena *arena = space->arenas; arena; arena = arena->next) {
+        for (struct arena *arena = space->memory.arenas; arena; arena = arena->next) {
                 segment = unfinished_segment(space, arena);
                 if (segment && space->count[KVD_FREE] * space->ix->block_bytes < AHEAD_BYTES)
                         return segment_fill(space, segment, STEP_BYTES) > 0;
@@ -232,7 +232,7 @@ static bool return_one_segment(struct space *space, bool (*among)(const struct s
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), looks = RECLAIM_LOOKS;
 
         for (uint32_t i = 0; i < n && looks; i++) {
-                struct segment *segment = &space->segments[space->hand++ % n];
+                struct segment *segment = &space->memory.segments[space->memory.hand++ % n];
 
                 looks -= MIN(looks, segment->n_ready);
                 if (!among(segment, arg) || !worth_emptying(space, segment))
@@ -253,12 +253,12 @@ static bool any_segment(const struct segment *segment, const void *arg) {
 static bool may_take(const struct space *space, const struct space *donor) {
         const struct domain *d = donor->domain;
 
-        if (donor == space || donor->n_with_memory == 0)
+        if (donor == space || donor->memory.n_with_memory == 0)
                 return false;
         if (d != space->domain && d->used - donor->ix->segment_bytes < d->config.guarantee)
                 return false;
-        return donor->n_with_memory * donor->ix->segment_bytes >
-               space->n_with_memory * space->ix->segment_bytes + space->ix->segment_bytes;
+        return donor->memory.n_with_memory * donor->ix->segment_bytes >
+               space->memory.n_with_memory * space->ix->segment_bytes + space->ix->segment_bytes;
 }
 
 static bool quota_used_up(const struct domain *domain, uint64_t bytes) {
@@ -269,13 +269,13 @@ bool space_reclaim(struct space *space) {
         bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
         struct space *best = NULL;
 
-        if (total_blocks(space) >= space->max_blocks || memory_of(space)->scarce(space_store(space)))
+        if (total_blocks(space) >= space->memory.max_blocks || memory_of(space)->scarce(space_store(space)))
                 return false;
         for (struct domain *d = space_store(space)->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next)
                         if ((d == space->domain || !own_domain_only) && may_take(space, s) &&
-                            (!best || s->n_with_memory * s->ix->segment_bytes >
-                                      best->n_with_memory * best->ix->segment_bytes))
+                            (!best || s->memory.n_with_memory * s->ix->segment_bytes >
+                                      best->memory.n_with_memory * best->ix->segment_bytes))
                                 best = s;
         return best && return_one_segment(best, any_segment, NULL);
 }
@@ -292,6 +292,6 @@ bool arena_reclaim(struct space *space, struct arena *arena) {
 }
 
 bool space_trim(struct space *space) {
-        return total_blocks(space) >= (uint64_t)space->max_blocks + space->ix->segment_blocks &&
+        return total_blocks(space) >= (uint64_t)space->memory.max_blocks + space->ix->segment_blocks &&
                return_one_segment(space, any_segment, NULL);
 }

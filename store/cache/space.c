@@ -70,20 +70,20 @@ static int compare(struct space *space, const struct space_spec *spec) {
 /* ---- making ------------------------------------------------------------------------------------------------- */
 
 static void space_free(struct space *space) {
-        while (space->arenas) {
-                struct arena *arena = space->arenas;
+        while (space->memory.arenas) {
+                struct arena *arena = space->memory.arenas;
 
-                space->arenas = arena->next;
+                space->memory.arenas = arena->next;
                 free(arena->heap);
                 free(arena);
         }
         hooks_space_ends(space);
         index_free(space);
-        free(space->segments);
+        free(space->memory.segments);
         free(space->blocks);
-        free(space->free_runs);
+        free(space->runs.free);
         free(space->attachments);
-        free(space->leases);
+        free(space->leases.at);
         free(space);
 }
 
@@ -95,18 +95,18 @@ static void space_freep(struct space **space) {
 static int make_tables(struct space *space) {
         const struct kvd_index *ix = space->ix;
 
-        space->segments = sys->calloc(ix->max_segments, sizeof *space->segments);
-        for (uint32_t i = 0; space->segments && i < ix->max_segments; i++)
-                space->segments[i] = (struct segment){.fd = -1, .fd_ro = -1, .number = i};
+        space->memory.segments = sys->calloc(ix->max_segments, sizeof *space->memory.segments);
+        for (uint32_t i = 0; space->memory.segments && i < ix->max_segments; i++)
+                space->memory.segments[i] = (struct segment){.file = SHARED_FILE_NONE, .number = i};
         space->blocks = sys->calloc(ix->capacity, sizeof *space->blocks);
-        space->free_runs = sys->calloc(ix->run_capacity, sizeof *space->free_runs);
+        space->runs.free = sys->calloc(ix->run_capacity, sizeof *space->runs.free);
         space->attachments = sys->calloc(space_store(space)->config.max_attachments, sizeof(struct attachment *));
-        space->leases = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases);
-        if (!space->segments || !space->blocks || !space->free_runs || !space->attachments || !space->leases)
+        space->leases.at = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases.at);
+        if (!space->memory.segments || !space->blocks || !space->runs.free || !space->attachments || !space->leases.at)
                 return -ENOMEM;
-        space->n_free_runs = ix->run_capacity;
+        space->runs.n_free = ix->run_capacity;
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
-                space->leases[i].holder = NONE;
+                space->leases.at[i].holder = NONE;
         space->count[KVD_ABSENT] = ix->capacity;
         return 0;
 }
@@ -119,7 +119,7 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         if (!space)
                 return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'", spec->name);
         space->domain = domain;
-        space->index_fd = space->index_fd_ro = -1;
+        space->index = SHARED_FILE_NONE;
         memcpy(space->name, spec->name, sizeof space->name);
         r = index_new(space, spec);
         if (r < 0)
@@ -201,8 +201,8 @@ bool store_bury(struct store *store) {
 
         if (!space)
                 return false;
-        for (; space->n_buried < space->ix->max_segments; space->n_buried++)
-                if (segment_bury(space, &space->segments[space->n_buried]))
+        for (; space->memory.n_buried < space->ix->max_segments; space->memory.n_buried++)
+                if (segment_bury(space, &space->memory.segments[space->memory.n_buried]))
                         return true;
         if (hooks_space_buried(space) || attachment_fold(space))
                 return true;
@@ -256,7 +256,7 @@ const struct kvd_index *space_index(const struct space *space) {
 }
 
 int space_index_fd(const struct space *space) {
-        return space->index_fd_ro;
+        return space->index.fd_ro;
 }
 
 int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
@@ -266,7 +266,7 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
 
         if (number >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
                 return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, number);
-        segment = &space->segments[number];
+        segment = &space->memory.segments[number];
         *writable = !space->ix->arena || segment->arena == a->arena;
         fd = space_store(space)->memory->descriptor(space, segment, *writable);
         if (fd >= 0)
@@ -277,11 +277,11 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
 /* ---- the same for workers ---------------------------------------------------------------------- */
 
 int space_index_fd_for_worker(struct space *space) {
-        return space->index_fd_ro;
+        return space->index.fd_ro;
 }
 
 int space_worker_segment_fd(struct space *space, uint32_t segment) {
-        struct segment *s = &space->segments[segment];
+        struct segment *s = &space->memory.segments[segment];
         int fd;
 
         if (segment >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
@@ -292,7 +292,7 @@ int space_worker_segment_fd(struct space *space, uint32_t segment) {
 }
 
 uint32_t space_segment_turn(const struct space *space, uint32_t segment) {
-        const struct segment *s = &space->segments[segment];
+        const struct segment *s = &space->memory.segments[segment];
 
-        return s->fd >= 0 || s->n_ready ? s->turn : 0;
+        return s->file.fd >= 0 || s->n_ready ? s->turn : 0;
 }

@@ -13,6 +13,12 @@
 
 /* ---- spaces ------------------------------------------------------------------------------------ */
 
+void hooks_lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
+        EACH(space, h)
+                if (h->lay_out)
+                        h->lay_out(space, max_blocks, ix);
+}
+
 int hooks_space_begins(struct space *space) {
         int r = 0;
 
@@ -67,6 +73,12 @@ void hooks_space_ends(struct space *space) {
         EACH(space, h)
                 if (i++ < space->n_begun && h->space_ends)
                         h->space_ends(space);
+}
+
+void hooks_usage(const struct space *space, struct space_usage *ret) {
+        EACH(space, h)
+                if (h->usage)
+                        h->usage(space, ret);
 }
 
 /* ---- attachments ------------------------------------------------------------------------------- */

@@ -36,7 +36,7 @@ static void check_counts(struct walk *w) {
                "S3 the block table does not have one entry for each indexed block");
         expect(w, table_entries(kvd_index_run_table(s->ix), s->ix->run_table_slots) == runs,
                "S4 the run table does not have one entry for each run");
-        expect(w, s->ix->run_capacity - s->n_free_runs == runs, "S5 runs are lost");
+        expect(w, s->ix->run_capacity - s->runs.n_free == runs, "S5 runs are lost");
 }
 
 static uint32_t walk_free_list(struct walk *w, const struct segment *segment) {
@@ -52,7 +52,7 @@ static void check_segments(struct walk *w) {
         uint64_t ready = 0, n_free = 0, with_memory = 0;
 
         for (uint32_t i = 0; i < s->ix->max_segments; i++) {
-                const struct segment *segment = &s->segments[i];
+                const struct segment *segment = &s->memory.segments[i];
 
                 expect(w, walk_free_list(w, segment) == segment->free.n, "S7 free list of segment %u is broken", i);
                 ready += segment->n_ready;
@@ -61,7 +61,7 @@ static void check_segments(struct walk *w) {
         }
         expect(w, n_free == s->count[KVD_FREE], "S8 free blocks are lost");
         expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT], "S9 free + filling + sealed + limbo is not total");
-        expect(w, with_memory == s->n_with_memory, "S10 segments with memory are miscounted");
+        expect(w, with_memory == s->memory.n_with_memory, "S10 segments with memory are miscounted");
 }
 
 static void check_lists(struct walk *w) {
@@ -80,13 +80,13 @@ static void check_lists(struct walk *w) {
                 expect(w, n == s->attachments[i]->filling.n, "S12 filling list of client slot %u is broken", i);
                 filling += n;
         }
-        for (const struct arena *arena = s->arenas; arena; arena = arena->next) {
+        for (const struct arena *arena = s->memory.arenas; arena; arena = arena->next) {
                 leaves += arena->n_heap;
                 ready += arena->n_ready;
         }
-        expect(w, filling + s->n_reviving == s->count[KVD_FILLING] + s->count[KVD_LIMBO],
+        expect(w, filling + s->private.n_reviving == s->count[KVD_FILLING] + s->count[KVD_LIMBO],
                "S13 filling blocks without an owner");
-        expect(w, leaves == s->n_leaves, "S14 leaves are miscounted");
+        expect(w, leaves == s->leaves.n, "S14 leaves are miscounted");
         expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT], "S15 blocks of arenas are miscounted");
 }
 

@@ -39,9 +39,9 @@ void check_chunks(struct walk *w) {
                 what = what ?: wrong(&pool->chunks[i]);
         }
         for (uint32_t i = 0; pool && i < space->ix->max_segments; i++) {
-                const struct chunk *chunk = space->segments[i].chunk;
+                const struct chunk *chunk = space->memory.segments[i].chunk;
 
-                if (space->segments[i].n_ready && (!chunk || chunk->state != USED))
+                if (space->memory.segments[i].n_ready && (!chunk || chunk->state != USED))
                         what = "a segment has blocks and no memory";
         }
         if (pool && !what && memcmp(count, pool->count, sizeof count) != 0)
@@ -70,8 +70,8 @@ void check_pending(struct walk *w) {
         }
         for (uint32_t i = 0; i < s->n_attachments; i++)
                 listed += s->attachments[i] ? attachment_pending(s->attachments[i]) : 0;
-        expect(w, pending == s->n_pending && pending == s->ix->n_pending,
+        expect(w, pending == s->unready.n_pending && pending == s->ix->n_pending,
                "F4 blocks that wait for data are miscounted");
         expect(w, pending == listed, "F5 blocks wait for data of nobody");
-        expect(w, poisoned == s->poisoned.n, "F6 poisoned blocks are miscounted");
+        expect(w, poisoned == s->unready.poisoned.n, "F6 poisoned blocks are miscounted");
 }

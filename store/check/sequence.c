@@ -13,9 +13,9 @@
 
 static void each_sequence(struct walk *w, void (*look)(struct walk *, struct sequence *)) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
-                if (w->space->sequences[i])
-                        look(w, w->space->sequences[i]);
-        for (struct sequence *q = w->space->closing; q; q = q->next)
+                if (sequences_of(w->space)->at[i])
+                        look(w, sequences_of(w->space)->at[i]);
+        for (struct sequence *q = sequences_of(w->space)->closing; q; q = q->next)
                 look(w, q);
 }
 
@@ -111,13 +111,13 @@ static void check_garbage(struct walk *w) {
                 expect(w, !b->reviving || (b->state == KVD_FILLING && b->owner == NONE),
                        "Q6 block %u is being revived and somebody's", i);
         }
-        for (uint32_t id = block_list_first(&s->garbage); listed < s->garbage.n && id != NONE; id = s->blocks[id].next, listed++) {
+        for (uint32_t id = block_list_first(&s->private.garbage); listed < s->private.garbage.n && id != NONE; id = s->blocks[id].next, listed++) {
                 expect(w, block_is_garbage(&s->blocks[id]) && s->blocks[id].prev == before,
                        "Q7 block %u is in the list of garbage wrongly", id);
                 before = id;
         }
-        expect(w, listed == s->garbage.n && n_garbage == s->garbage.n, "Q7 garbage is lost");
-        expect(w, n_private == s->n_private && n_reviving == s->n_reviving, "Q8 private blocks are miscounted");
+        expect(w, listed == s->private.garbage.n && n_garbage == s->private.garbage.n, "Q7 garbage is lost");
+        expect(w, n_private == s->private.n && n_reviving == s->private.n_reviving, "Q8 private blocks are miscounted");
 }
 
 /* Every block that waits to be filled is one that a job has, or a compaction that waits. */
@@ -133,7 +133,7 @@ static void check_reviving(struct walk *w) {
         each_sequence(w, count_waiting);
         for (uint32_t i = 0; job && i < job->n_items; i++)
                 w->waiting += job->items[i].held && w->space->blocks[kvd_ref_id(job->items[i].held)].reviving;
-        expect(w, w->waiting == w->space->n_reviving, "Q24 a block that a worker was to fill is lost");
+        expect(w, w->waiting == w->space->private.n_reviving, "Q24 a block that a worker was to fill is lost");
 }
 
 /* ---- entries ---------------------------------------------------------------------------------------------------- */
@@ -280,7 +280,7 @@ static void check_places(struct walk *w) {
         uint64_t all = 0;
 
         for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                for (uint32_t i = 0; i < s->places[t].n_free; i++, sums.n_places++)
+                for (uint32_t i = 0; i < tiers_of(s)->places[t].n_free; i++, sums.n_places++)
                         sums.places += mixed(place_free_at(s, t, i));
         for (uint32_t i = 0; i < kvd_places(s->ix); i++)
                 all += mixed(i);
@@ -294,18 +294,18 @@ static void check_sums(struct walk *w) {
 
         sums = (struct sums){0};
         each_sequence(w, add_up);
-        for (const struct sketch *k = s->dead_sketches; k; k = k->next)
+        for (const struct sketch *k = sketches_of(s)->dead; k; k = k->next)
                 sums.sketch_bytes += k->bytes;
         for (uint32_t i = 0; job && i < job->n_items; i++)
                 if (job->items[i].place != KVD_NOWHERE) {
                         sums.places += mixed(job->items[i].place);
                         sums.n_places++;
                 }
-        expect(w, s->spill_bytes == places_used(s, KVD_TIER_memory) * s->ix->block_bytes + sums.sketch_bytes,
+        expect(w, tiers_of(s)->spill_bytes == places_used(s, KVD_TIER_memory) * s->ix->block_bytes + sums.sketch_bytes,
                "Q20 memory of copies and sketches is miscounted");
         check_places(w);
-        expect(w, sums.shared == s->n_shared && sums.spilled == s->n_spilled && sums.vague == s->n_vague &&
-               sums.leaving == s->n_leaving, "Q22 entries are miscounted");
+        expect(w, sums.shared == sequences_of(s)->n_shared && sums.spilled == sequences_of(s)->n_spilled && sums.vague == sequences_of(s)->n_vague &&
+               sums.leaving == sequences_of(s)->n_leaving, "Q22 entries are miscounted");
 }
 
 void check_sequences(struct walk *w) {

@@ -4,6 +4,7 @@
 
 /* Spaces on a GPU, from outside. What their parts are told of stands in hooks.c. */
 
+#include "store/cache/cache.h"
 #include "store/cache/memory.h"
 
 extern const struct memory_ops memory_device; /* memory.c */
@@ -13,6 +14,14 @@ int device_open(struct store *store);
 void chunks_lost(struct store *store); /* legacy handles: whoever made the memory is gone */
 
 /* semaphore.c */
-int semaphores_new(struct space *space); /* their page, if the space has any */
+struct semaphores { /* of a space */
+        struct shared_file page; /* owned */
+};
+
+static inline shm_u64 *semaphore_words(const struct space *space) {
+        return space->parts.semaphores->page.at;
+}
+
+int semaphores_new(struct space *space); /* if the space has any */
 
 #endif

@@ -42,7 +42,7 @@ static int enter(struct attachment *a) {
 static void put_away(struct attachment *a, uint32_t segment) {
         set(a->mapped, segment, false);
         set(a->told, segment, false);
-        device_undrain(a->space, &a->space->segments[segment]);
+        device_undrain(a->space, &a->space->memory.segments[segment]);
 }
 
 static void leave(struct attachment *a) {
@@ -80,7 +80,7 @@ uint32_t attachment_drain(struct attachment *a, const uint32_t *unmapped, uint32
                 if (unmapped[i] < n_segments && bit(a->mapped, unmapped[i]))
                         put_away(a, unmapped[i]);
         for (uint32_t i = 0; i < n_segments && found < n_wanted; i++) {
-                if (!bit(a->mapped, i) || !device_draining(&a->space->segments[i]))
+                if (!bit(a->mapped, i) || !device_draining(&a->space->memory.segments[i]))
                         continue;
                 set(a->told, i, true);
                 wanted[found++] = i;

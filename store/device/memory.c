@@ -148,7 +148,7 @@ const struct memory_ops memory_device = {.close = close_pool, .vacant = vacant, 
                                          .handed_out = drain_handed_out, .scarce = scarce};
 
 const uint8_t *space_segment_handle(const struct space *space, uint32_t segment) {
-        const struct chunk *chunk = segment < space->ix->max_segments ? space->segments[segment].chunk : NULL;
+        const struct chunk *chunk = segment < space->ix->max_segments ? space->memory.segments[segment].chunk : NULL;
 
         return space->ix->backend == KVD_BACKEND_LEGACY && chunk ? chunk->handle.bytes : NULL;
 }
@@ -172,8 +172,8 @@ bool store_next_unmap(struct store *store, struct space **space, uint32_t *segme
 }
 
 void space_worker_unmapped(struct space *space, uint32_t segment) {
-        space->segments[segment].worker = false;
-        device_undrain(space, &space->segments[segment]);
+        space->memory.segments[segment].worker = false;
+        device_undrain(space, &space->memory.segments[segment]);
 }
 
 void store_worker_gone(struct store *store) {

@@ -36,9 +36,7 @@
  */
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "ipc/base/sys.h"
 #include "ipc/base/semaphore.h"
@@ -64,37 +62,31 @@ static uint64_t page_bytes(const struct space *space) {
 }
 
 static shm_u64 *slot_word(const struct attachment *a, uint32_t slot) {
-        return &a->space->order[a->slot * SEMAPHORES + slot];
+        return semaphore_words(a->space) + a->slot * SEMAPHORES + slot;
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
 
 int semaphores_new(struct space *space) {
-        void *at;
+        struct semaphores *all;
 
-        space->order_fd = -1;
         if (!space->ix->semaphore_rows)
                 return 0;
-        space->order_fd = sys->memfd_create("kvd-order", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        if (space->order_fd < 0 || sys->fchmod(space->order_fd, 0600) < 0 ||
-            sys->ftruncate(space->order_fd, (off_t)page_bytes(space)) < 0 ||
-            sys->add_seals(space->order_fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-                return -errno;
-        at = sys->mmap(NULL, page_bytes(space), PROT_READ | PROT_WRITE, MAP_SHARED, space->order_fd, 0);
-        if (at == MAP_FAILED)
-                return -errno;
-        space->order = at;
-        return 0;
+        all = space->parts.semaphores = sys->calloc(1, sizeof *all);
+        if (!all)
+                return -ENOMEM;
+        return shared_file_new("kvd-semaphores", page_bytes(space), SHARED_MAPPED, &all->page);
 }
 
-static void order_free(struct space *space) {
-        if (space->order)
-                munmap((void *)space->order, page_bytes(space));
-        closep(&space->order_fd);
+static void end_space(struct space *space) {
+        if (!space->parts.semaphores)
+                return;
+        shared_file_close(&space->parts.semaphores->page);
+        free(space->parts.semaphores);
 }
 
 static int enter(struct attachment *a) {
-        if (!a->space->order)
+        if (!a->space->parts.semaphores)
                 return 0;
         a->promises = sys->calloc(1, sizeof *a->promises);
         return a->promises ? 0 : -ENOMEM;
@@ -107,7 +99,7 @@ static void bury(struct attachment *a) {
 /* ---- lists ------------------------------------------------------------------------------------------------------ */
 
 static void set_pending(struct space *space, uint64_t n) {
-        space->n_pending = n;
+        space->unready.n_pending = n;
         atomic_store_explicit(&space->ix->n_pending, (uint32_t)MIN(n, UINT32_MAX), memory_order_release);
 }
 
@@ -115,7 +107,7 @@ static void push(struct attachment *a, uint32_t slot, uint32_t id) {
         a->space->blocks[id].pending = true;
         block_list_append(a->space, &a->promises->blocks[slot], id);
         a->promises->n++;
-        set_pending(a->space, a->space->n_pending + 1);
+        set_pending(a->space, a->space->unready.n_pending + 1);
         a->promises->busy |= UINT64_C(1) << slot;
 }
 
@@ -128,7 +120,7 @@ static uint32_t pop(struct attachment *a, uint32_t slot) {
                 p->busy &= ~(UINT64_C(1) << slot);
         p->n--;
         a->space->blocks[id].pending = false;
-        set_pending(a->space, a->space->n_pending - 1);
+        set_pending(a->space, a->space->unready.n_pending - 1);
         return id;
 }
 
@@ -171,7 +163,7 @@ static void arrived(struct attachment *a, uint32_t slot) {
         uint32_t id = pop(a, slot);
 
         if (a->space->blocks[id].poisoned) { /* by another, whose block is before it */
-                block_list_push(a->space, &a->space->poisoned, id);
+                block_list_push(a->space, &a->space->unready.poisoned, id);
                 return;
         }
         __atomic_store_n(&kvd_index_desc(a->space->ix, id)->semaphore, 0, __ATOMIC_RELEASE);
@@ -194,7 +186,7 @@ static void look(struct attachment *a, uint32_t *budget) {
 
 /* What is poisoned goes as soon as nobody holds it. */
 static void sweep_poisoned(struct space *space) {
-        uint32_t id = block_list_first(&space->poisoned), next;
+        uint32_t id = block_list_first(&space->unready.poisoned), next;
 
         for (uint32_t i = 0; i < RETRIES && id != NONE; i++, id = next) {
                 next = space->blocks[id].next;
@@ -206,10 +198,10 @@ static void sweep_poisoned(struct space *space) {
 static void look_at(struct space *space) {
         uint32_t budget = LOOKS;
 
-        for (uint32_t i = 0; space->n_pending && budget && i < space->n_attachments; i++)
+        for (uint32_t i = 0; space->unready.n_pending && budget && i < space->n_attachments; i++)
                 if (space->attachments[i] && space->attachments[i]->promises)
                         look(space->attachments[i], &budget);
-        if (space->poisoned.n)
+        if (space->unready.poisoned.n)
                 sweep_poisoned(space);
 }
 
@@ -219,7 +211,7 @@ bool store_order_look(struct store *store) {
         for (struct domain *d = store->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next) {
                         look_at(s);
-                        more |= s->n_pending || s->poisoned.n;
+                        more |= s->unready.n_pending || s->unready.poisoned.n;
                 }
         return more;
 }
@@ -238,7 +230,7 @@ static void poison_one(struct space *space, uint32_t id) {
         b->poisoned = true;
         block_condemn(space, id);
         if (!b->pending)
-                block_list_push(space, &space->poisoned, id);
+                block_list_push(space, &space->unready.poisoned, id);
         space_count(space, KVD_SPACE_POISONED, 1);
 }
 
@@ -289,7 +281,7 @@ static void resolve(struct attachment *a) {
                         }
                         pop(a, slot);
                         if (space->blocks[id].poisoned)
-                                block_list_push(space, &space->poisoned, id);
+                                block_list_push(space, &space->unready.poisoned, id);
                         poison(space, id);
                 }
         for (uint32_t slot = 0; slot < SEMAPHORES; slot++)
@@ -335,7 +327,7 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
         if (!a)
                 return false;
         a->promises->asked = true;
-        *ret = (struct store_wake){.fd = a->space->order_fd, .bytes = page_bytes(a->space)};
+        *ret = (struct store_wake){.fd = space_order_fd(a->space), .bytes = page_bytes(a->space)};
         memcpy(ret->device, a->space->ix->device, sizeof ret->device);
         for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
                 uint32_t slot = (uint32_t)__builtin_ctzll(left);
@@ -359,7 +351,7 @@ void store_wake_done(struct store *store, bool done) {
 /* ---- questions -------------------------------------------------------------------------------------------------- */
 
 int space_order_fd(const struct space *space) {
-        return space->order_fd;
+        return space->parts.semaphores ? space->parts.semaphores->page.fd : -1;
 }
 
 uint32_t attachment_order_row(const struct attachment *a) {
@@ -371,6 +363,6 @@ uint64_t attachment_pending(const struct attachment *a) {
 }
 
 const struct hooks semaphore_hooks = {
-        .name = "semaphore", .space_begins = semaphores_new, .space_ends = order_free, .look = look_at,
+        .name = "semaphore", .space_begins = semaphores_new, .space_ends = end_space, .look = look_at,
         .attachment_begins = enter, .attachment_ends = resolve, .attachment_lingers = waking,
         .attachment_buried = bury, .promise = promise, .promised = promised};

@@ -56,13 +56,13 @@ static float threshold(const struct space *space) {
 }
 
 static const struct kvd_bprofile *chosen(const struct space *space) {
-        return &space->profile->sim[(int)setting(space, KVD_bicache_sim)];
+        return &space->parts.profile->sim[(int)setting(space, KVD_bicache_sim)];
 }
 
 /* ---- samples ---------------------------------------------------------------------------------------------------- */
 
 static void begin(struct space *space) {
-        struct profile *p = space->profile;
+        struct profile *p = space->parts.profile;
         size_t n = (size_t)RATIOS * space->ix->geometry.layers;
 
         memset(p->sums, 0, 2 * n * sizeof p->sums[0]);
@@ -74,7 +74,7 @@ static void begin(struct space *space) {
 /* results: [layer][token_mean, flat]. False: they are no numbers. */
 static bool add(struct space *space, uint32_t r, const float (*results)[2]) {
         static const int place[] = {[SIM_FLAT] = 1, [SIM_TOKEN_MEAN] = 0};
-        struct profile *p = space->profile;
+        struct profile *p = space->parts.profile;
         bool good = true;
 
         for (uint32_t sim = 0; sim < ARRAY_SIZE(p->sim); sim++) {
@@ -86,7 +86,7 @@ static bool add(struct space *space, uint32_t r, const float (*results)[2]) {
 }
 
 static void pop(struct space *space, bool failed) {
-        struct profile *p = space->profile;
+        struct profile *p = space->parts.profile;
         struct sample *s = p->first;
 
         p->first = s->next;
@@ -104,7 +104,7 @@ static bool still_there(const struct sample *s) {
 
 static bool write_profile(struct ticket *t, struct job *job) {
         struct space *space = t->space;
-        struct profile *p = space->profile;
+        struct profile *p = space->parts.profile;
 
         while (p->first && !still_there(p->first))
                 pop(space, true);
@@ -118,7 +118,7 @@ static bool write_profile(struct ticket *t, struct job *job) {
 }
 
 static void settle_profile(struct job *job, enum job_end end, const void *results, uint32_t n) {
-        struct profile *p = job->space->profile;
+        struct profile *p = job->space->parts.profile;
 
         if (!job->ticket || end == JOB_AGAIN)
                 return;
@@ -134,7 +134,7 @@ static const struct job_kind job_profile = {.number = KVD_JOB_PROFILE, .result_b
 
 static struct profile *profile_of(struct space *space) {
         size_t layers = space->ix->geometry.layers, n = 2 * RATIOS * layers;
-        struct profile *p = space->profile;
+        struct profile *p = space->parts.profile;
 
         if (p)
                 return p;
@@ -144,13 +144,13 @@ static struct profile *profile_of(struct space *space) {
         p->end = &p->first;
         p->one = (float *)(p->sums + n);
         ticket_init(&p->ticket, &job_profile, space, NULL);
-        space->profile = p;
+        space->parts.profile = p;
         begin(space);
         return p;
 }
 
 static void profile_free(struct space *space) {
-        struct profile *p = space->profile;
+        struct profile *p = space->parts.profile;
 
         if (!p)
                 return;
@@ -162,12 +162,12 @@ static void profile_free(struct space *space) {
                 free(s);
         }
         free(p);
-        space->profile = NULL;
+        space->parts.profile = NULL;
 }
 
 /* Its samples go when their turn comes. */
 static void profile_leave(struct attachment *a) {
-        struct profile *p = a->space->profile;
+        struct profile *p = a->space->parts.profile;
 
         for (struct sample *s = p ? p->first : NULL; s; s = s->next)
                 if (s->attachment == a)
@@ -220,7 +220,7 @@ int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_
 }
 
 int space_sample_done(struct attachment *a, uint64_t ticket) {
-        const struct profile *p = a->space->profile;
+        const struct profile *p = a->space->parts.profile;
 
         if (!p || ticket == 0 || ticket > p->n_asked)
                 return refuse(a->space, -ENOENT, "there is no sample of that ticket");
@@ -235,7 +235,7 @@ int space_sample_done(struct attachment *a, uint64_t ticket) {
 /* ---- the table -------------------------------------------------------------------------------------------------- */
 
 static bool has_samples(const struct space *space) {
-        for (uint32_t r = 0; space->profile && r < RATIOS; r++)
+        for (uint32_t r = 0; space->parts.profile && r < RATIOS; r++)
                 if (chosen(space)->requests[r])
                         return true;
         return false;
@@ -292,7 +292,7 @@ void space_profile_forget(struct space *space) {
         static const uint8_t none[RATIOS];
 
         set_table(space, none, 0);
-        if (space->profile)
+        if (space->parts.profile)
                 begin(space);
 }
 
@@ -320,7 +320,7 @@ void space_profile(struct space *space, struct profile_report *ret) {
                 ret->depth[r] = (uint8_t)atomic_load(&ix->depth[r]);
         ret->n_similarity = 0;
         memset(ret->samples, 0, sizeof ret->samples);
-        if (space->profile)
+        if (space->parts.profile)
                 tell_similarity(chosen(space), ret);
 }
 

@@ -7,9 +7,11 @@
  * order in which blocks go.
  */
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
 
+#include "ipc/base/sys.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
@@ -23,6 +25,17 @@ static struct kvd_use use_of(const struct attachment *a, uint32_t id) {
 
         memcpy(&use, &word, sizeof use);
         return use;
+}
+
+/* KeyDiff's scores of a space's chains, which one leaf at a time asks for. */
+struct chain_scores {
+        struct ticket ticket;
+        uint32_t hand;         /* block to look at next */
+        kvd_ref leaf;          /* that wants a score */
+};
+
+static struct chain_scores *chain_scores_of(const struct space *space) {
+        return space->parts.chain_scores;
 }
 
 /* ---- in a sequence ---------------------------------------------------------------------------------------------- */
@@ -184,9 +197,9 @@ static bool write_score_chain(struct ticket *t, struct job *job) {
         struct space *space = t->space;
         uint32_t ids[KVD_JOB_ITEMS], n = 0;
 
-        if (!block_current(space, space->unscored) || space->blocks[kvd_ref_id(space->unscored)].private)
+        if (!block_current(space, chain_scores_of(space)->leaf) || space->blocks[kvd_ref_id(chain_scores_of(space)->leaf)].private)
                 return false;
-        for (uint32_t id = kvd_ref_id(space->unscored); id != NONE && n < KVD_JOB_ITEMS;
+        for (uint32_t id = kvd_ref_id(chain_scores_of(space)->leaf); id != NONE && n < KVD_JOB_ITEMS;
              id = space->blocks[id].parent) {
                 if (space->blocks[id].pending || space->blocks[id].poisoned)
                         return false;
@@ -229,16 +242,16 @@ static bool idle(struct space *space) {
         if (!policy_goes_by_worth(space->ix->policy) || !n)
                 return false;
         for (uint32_t i = 0; i < MIN(n, LOOKS); i++) {
-                uint32_t id = space->priority_hand++ % n;
+                uint32_t id = chain_scores_of(space)->hand++ % n;
                 const struct block *b = &space->blocks[id];
 
                 if (!b->heap || b->private)
                         continue;
                 block_restamp(space, id);
-                if (b->score || space->score.waiting || !space->watched)
+                if (b->score || chain_scores_of(space)->ticket.waiting || !space->watched)
                         continue;
-                space->unscored = block_ref(space, id);
-                job_ask(&space->score);
+                chain_scores_of(space)->leaf = block_ref(space, id);
+                job_ask(&chain_scores_of(space)->ticket);
         }
         return false;
 }
@@ -246,12 +259,21 @@ static bool idle(struct space *space) {
 /* ---- life -------------------------------------------------------------------------------------- */
 
 static int begin_space(struct space *space) {
-        ticket_init(&space->score, &job_score_chains, space, NULL);
+        struct chain_scores *scores = sys->calloc(1, sizeof *scores);
+
+        space->parts.chain_scores = scores;
+        if (!scores)
+                return -ENOMEM;
+        ticket_init(&scores->ticket, &job_score_chains, space, NULL);
         return 0;
 }
 
 static void leave_space(struct space *space) {
-        job_withdraw(&space->score);
+        job_withdraw(&chain_scores_of(space)->ticket);
+}
+
+static void end_space(struct space *space) {
+        free(space->parts.chain_scores);
 }
 
 static void begin(struct sequence *q) {
@@ -263,5 +285,6 @@ static void end(struct sequence *q) {
 }
 
 const struct hooks keydiff_priority_hooks = {
-        .name = "keydiff: priority", .space_begins = begin_space, .space_leaves = leave_space, .idle = idle,
+        .name = "keydiff: priority", .space_begins = begin_space, .space_leaves = leave_space,
+        .space_ends = end_space, .idle = idle,
         .worth = worth, .sequence_begins = begin, .sequence_ends = end};

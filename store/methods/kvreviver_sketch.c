@@ -17,8 +17,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <string.h>
 #include <sys/mman.h>
 
+#include "ipc/base/file.h"
 #include "ipc/base/sys.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
@@ -50,38 +52,40 @@ static uint32_t columns(const struct sequence *q, uint32_t rows) {
 }
 
 static int write_header(const struct sketch *s, uint32_t floats) {
-        struct kvd_sketch_header *h = sys->mmap(NULL, sizeof *h, PROT_READ | PROT_WRITE, MAP_SHARED, s->fd, 0);
-        uint64_t salt;
+        struct kvd_sketch_header header = {.rows = s->rows, .columns = s->columns, .cell_floats = floats};
+        void *at;
+        int r;
 
-        if (h == MAP_FAILED)
-                return -errno;
-        if (sys->getrandom(&salt, sizeof salt, 0) != (ssize_t)sizeof salt) {
-                munmap(h, sizeof *h);
+        if (sys->getrandom(&header.salt, sizeof header.salt, 0) != (ssize_t)sizeof header.salt)
                 return -EIO;
-        }
-        *h = (struct kvd_sketch_header){.rows = s->rows, .columns = s->columns, .salt = salt, .cell_floats = floats};
-        munmap(h, sizeof *h);
+        r = shared_file_map(s->fd, sizeof header, PROT_READ | PROT_WRITE, &at);
+        if (r < 0)
+                return r;
+        memcpy(at, &header, sizeof header);
+        munmap(at, sizeof header);
         return 0;
 }
 
 static int make_memory(struct sketch *s, uint32_t floats) {
-        s->fd = sys->memfd_create("kvd-sketch", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        if (s->fd < 0 || sys->fchmod(s->fd, 0600) < 0 || sys->ftruncate(s->fd, (off_t)s->bytes) < 0 ||
-            sys->add_seals(s->fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-                return -errno;
+        struct shared_file file;
+        int r = shared_file_new("kvd-sketch", s->bytes, 0, &file);
+
+        if (r < 0)
+                return r;
+        s->fd = file.fd;
         return write_header(s, floats);
 }
 
 /* Its memory is freed when there is time. */
 static void sketch_close(struct space *space, struct sketch *s) {
-        s->next = space->dead_sketches;
-        space->dead_sketches = s;
+        s->next = sketches_of(space)->dead;
+        sketches_of(space)->dead = s;
 }
 
 #define BURY_BYTES (UINT64_C(8) << 20) /* given back at once: about 2 ms */
 
 static bool bury_one(struct space *space) {
-        struct sketch *s = space->dead_sketches;
+        struct sketch *s = sketches_of(space)->dead;
         uint64_t n = s ? MIN(s->bytes, BURY_BYTES) : 0;
 
         if (!s)
@@ -92,7 +96,7 @@ static bool bury_one(struct space *space) {
                 sys->fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)s->bytes, (off_t)n);
                 return true;
         }
-        space->dead_sketches = s->next;
+        sketches_of(space)->dead = s->next;
         closep(&s->fd);
         free(s);
         space_store(space)->n_sketches--;
@@ -120,7 +124,7 @@ static struct sketch *sketch_new(struct sequence *q) {
                 sketch_close(q->space, s);
                 return NULL;
         }
-        s->number = q->space->last_sketch = q->space->last_sketch % (UINT32_MAX - 1) + 1;
+        s->number = sketches_of(q->space)->last_number = sketches_of(q->space)->last_number % (UINT32_MAX - 1) + 1;
         return q->sketches = s;
 }
 
@@ -191,7 +195,7 @@ static void close_all(struct sequence *q) {
 
 int space_sketch_fd(struct space *space, uint32_t number, uint64_t *bytes) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++) {
-                struct sketch *s = space->sequences[i] ? sketch_find(space->sequences[i], number) : NULL;
+                struct sketch *s = sequences_of(space)->at[i] ? sketch_find(sequences_of(space)->at[i], number) : NULL;
 
                 if (!s)
                         continue;
@@ -439,9 +443,15 @@ static const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD, .result_b
 
 /* ---- life -------------------------------------------------------------------------------------- */
 
+static int begin_space(struct space *space) {
+        space->parts.sketches = sys->calloc(1, sizeof *space->parts.sketches);
+        return space->parts.sketches ? 0 : -ENOMEM;
+}
+
 static void end_space(struct space *space) {
-        while (bury_one(space))
+        while (sketches_of(space) && bury_one(space))
                 ;
+        free(sketches_of(space));
 }
 
 static void begin(struct sequence *q) {
@@ -455,5 +465,5 @@ static void end(struct sequence *q) {
 }
 
 const struct hooks kvreviver_sketch_hooks = {
-        .name = "kvreviver: sketch", .idle = bury_one, .space_buried = bury_one, .space_ends = end_space,
+        .name = "kvreviver: sketch", .space_begins = begin_space, .idle = bury_one, .space_buried = bury_one, .space_ends = end_space,
         .sequence_begins = begin, .sequence_ends = end, .sequence_buried = close_all};

@@ -48,7 +48,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         step = make_step(q, first, n);
         if (!step.n_entries)
                 return 0;
-        step.order = ++a->space->n_steps;
+        step.order = ++memshare_of(a->space)->n_steps;
         step.wanted = true;
         q->steps[q->n_steps++] = step;
         calibrate_look(a->space);
@@ -165,7 +165,7 @@ static void add_others(struct gathering *g, uint64_t order) {
         struct space *space = g->q->space;
 
         for (uint32_t k = 0; k < KVD_MAX_SEQUENCES; k++) {
-                struct sequence *of = space->sequences[k];
+                struct sequence *of = sequences_of(space)->at[k];
 
                 if (!of || of == g->q || of->group != g->q->group)
                         continue;

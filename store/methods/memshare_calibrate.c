@@ -8,10 +8,12 @@
  * would be taken for alike. It is measured anew whenever the steps have doubled.
  */
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/base/sys.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
@@ -32,28 +34,28 @@ static void tell(struct space *space) {
 }
 
 float memshare_tau(const struct space *space) {
-        bool measured = space->tau > 0 && setting(space, KVD_memshare_calibrate) > 0;
+        bool measured = memshare_of(space)->tau > 0 && setting(space, KVD_memshare_calibrate) > 0;
 
-        return measured ? space->tau : (float)setting(space, KVD_memshare_tau_block);
+        return measured ? memshare_of(space)->tau : (float)setting(space, KVD_memshare_tau_block);
 }
 
 void calibrate_look(struct space *space) {
         tell(space);
-        if (setting(space, KVD_memshare_calibrate) > 0 && space->n_steps >= 2 * space->calibrated)
-                job_ask(&space->calibrate);
+        if (setting(space, KVD_memshare_calibrate) > 0 && memshare_of(space)->n_steps >= 2 * memshare_of(space)->calibrated)
+                job_ask(&memshare_of(space)->calibrate);
 }
 
 static void forget(struct space *space) {
-        space->tau = 0;
-        space->calibrated = 0;
+        memshare_of(space)->tau = 0;
+        memshare_of(space)->calibrated = 0;
         tell(space);
 }
 
 /* ---- pairs ------------------------------------------------------------------------------------------------------ */
 
 static uint32_t draw(struct space *space, uint32_t n) {
-        space->random = space->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t)((space->random >> 32) * n >> 32);
+        memshare_of(space)->random = memshare_of(space)->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        return (uint32_t)((memshare_of(space)->random >> 32) * n >> 32);
 }
 
 static bool is_measured(const struct sequence *q, const struct entry *e) {
@@ -70,7 +72,7 @@ static bool draw_block(struct space *space, struct place *ret) {
         uint32_t from = draw(space, KVD_MAX_SEQUENCES);
 
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++) {
-                struct sequence *q = space->sequences[(from + i) % KVD_MAX_SEQUENCES];
+                struct sequence *q = sequences_of(space)->at[(from + i) % KVD_MAX_SEQUENCES];
 
                 if (!q || !q->n_entries)
                         continue;
@@ -111,7 +113,7 @@ static bool write_calibrate(struct ticket *t, struct job *job) {
         uint32_t most = MIN(MAX(job_blocks(job) / 2, PAIRS_LEAST), PAIRS), n = 0;
         struct place a, b;
 
-        if (t->space->n_private < BLOCKS_LEAST)
+        if (t->space->private.n < BLOCKS_LEAST)
                 return false;
         for (uint32_t i = 0; i < TRIES && n < most; i++) {
                 job->looks++;
@@ -146,8 +148,8 @@ static void settle_calibrate(struct job *job, enum job_end end, const void *resu
         if (found < PAIRS_LEAST)
                 return;
         qsort(distances, found, sizeof *distances, by_size);
-        space->tau = distances[MIN((uint32_t)(setting(space, KVD_memshare_calibrate) * found), found - 1)];
-        space->calibrated = MAX(space->n_steps, 1);
+        memshare_of(space)->tau = distances[MIN((uint32_t)(setting(space, KVD_memshare_calibrate) * found), found - 1)];
+        memshare_of(space)->calibrated = MAX(memshare_of(space)->n_steps, 1);
         space_count(space, KVD_SPACE_CALIBRATED, found);
         tell(space);
 }
@@ -156,13 +158,23 @@ static const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE, .resu
                                               .write = write_calibrate, .settle = settle_calibrate};
 
 static int begin(struct space *space) {
-        ticket_init(&space->calibrate, &job_calibrate, space, NULL);
+        struct memshare *m = sys->calloc(1, sizeof *m);
+
+        space->parts.memshare = m;
+        if (!m)
+                return -ENOMEM;
+        ticket_init(&m->calibrate, &job_calibrate, space, NULL);
         return 0;
 }
 
 static void leave(struct space *space) {
-        job_withdraw(&space->calibrate);
+        job_withdraw(&memshare_of(space)->calibrate);
+}
+
+static void end(struct space *space) {
+        free(space->parts.memshare);
 }
 
 const struct hooks memshare_calibrate_hooks = {
-        .name = "memshare: calibrate", .space_begins = begin, .setting_changed = forget, .space_leaves = leave};
+        .name = "memshare: calibrate", .space_begins = begin, .setting_changed = forget, .space_leaves = leave,
+        .space_ends = end};

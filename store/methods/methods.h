@@ -6,6 +6,29 @@
 
 #include "store/sequence/sequence.h"
 
+/* What MemShare keeps for a space. */
+struct memshare {
+        struct ticket calibrate;
+        float tau;             /* threshold as it was measured; 0: it was not */
+        uint64_t calibrated;   /* n_steps then */
+        uint64_t n_steps;      /* of all sequences, so far: their order */
+        uint64_t random;
+};
+
+static inline struct memshare *memshare_of(const struct space *space) {
+        return space->parts.memshare;
+}
+
+/* What KVReviver keeps for a space, beside its sequences' sketches. */
+struct sketches {
+        struct sketch *dead;   /* owned; their memory is being freed */
+        uint32_t last_number;
+};
+
+static inline struct sketches *sketches_of(const struct space *space) {
+        return space->parts.sketches;
+}
+
 /* kvreviver_sketch.c */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
 struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* takes them; made if need be; NULL: none */

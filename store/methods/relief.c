@@ -35,15 +35,15 @@ static bool is_on(const struct space *space, enum kvd_setting which) {
 /* ---- how much --------------------------------------------------------------------------------------------------- */
 
 static uint64_t committed(const struct space *space) {
-        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->n_private - space->garbage.n;
+        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->private.n - space->private.garbage.n;
 }
 
 static void end_of_need(struct space *space) {
-        space->relieving = false;
+        space->pressure.relieving = false;
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
-                if (space->sequences[i]) {
-                        space->sequences[i]->passed = false;
-                        space->sequences[i]->spent = 0;
+                if (sequences_of(space)->at[i]) {
+                        sequences_of(space)->at[i]->passed = false;
+                        sequences_of(space)->at[i]->spent = 0;
                 }
 }
 
@@ -51,19 +51,19 @@ static void end_of_need(struct space *space) {
 
 /* Blocks that should leave beside those that are leaving already. */
 static uint64_t blocks_needed(struct space *space) {
-        double high = setting(space, KVD_pressure_high) * space->max_blocks;
-        double low = setting(space, KVD_pressure_low) * space->max_blocks;
+        double high = setting(space, KVD_pressure_high) * space->memory.max_blocks;
+        double low = setting(space, KVD_pressure_low) * space->memory.max_blocks;
         uint64_t now = committed(space), want = 0;
 
         if (now > high)
-                space->relieving = true;
-        if (space->relieving && now > low)
+                space->pressure.relieving = true;
+        if (space->pressure.relieving && now > low)
                 want = now - (uint64_t)low;
-        else if (space->relieving)
+        else if (space->pressure.relieving)
                 end_of_need(space);
-        if (space->starved)
+        if (space->pressure.starved)
                 want = MAX(want, STARVED_BLOCKS);
-        return want > space->n_leaving ? want - space->n_leaving : 0;
+        return want > sequences_of(space)->n_leaving ? want - sequences_of(space)->n_leaving : 0;
 }
 
 /* ---- by which means --------------------------------------------------------------------------------------------- */
@@ -87,8 +87,8 @@ static enum kvd_cool means(struct space *space) {
 static struct sequence *largest(const struct space *space) {
         struct sequence *best = NULL;
 
-        for (uint32_t i = 0; space->n_sequences && i < KVD_MAX_SEQUENCES; i++) {
-                struct sequence *q = space->sequences[i];
+        for (uint32_t i = 0; sequences_of(space)->n && i < KVD_MAX_SEQUENCES; i++) {
+                struct sequence *q = sequences_of(space)->at[i];
 
                 if (q && q->n_own && q->n_own != q->spent && (!best || q->n_own > best->n_own))
                         best = q;
@@ -141,7 +141,7 @@ static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
                                 cooled += cool_entry(q, i, how);
                 }
         space_count(q->space, KVD_SPACE_RELIEVED, cooled);
-        q->space->starved &= !cooled;
+        q->space->pressure.starved &= !cooled;
         return cooled;
 }
 
@@ -182,7 +182,7 @@ uint32_t relief_swap(struct sequence *q, uint32_t n) {
 static bool idle(struct space *space) {
         uint64_t need;
 
-        if (!is_on(space, KVD_pressure_on) || !space->n_sequences ||
+        if (!is_on(space, KVD_pressure_on) || !sequences_of(space)->n ||
             !(is_on(space, KVD_kvreviver_on) || is_on(space, KVD_memshare_on)))
                 return false;
         need = blocks_needed(space);
@@ -195,7 +195,7 @@ static bool idle(struct space *space) {
                         return false;
                 q->spent = q->n_own;
         }
-        space->starved = false;
+        space->pressure.starved = false;
         return false;
 }
 

@@ -6,14 +6,26 @@
  */
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <sys/mman.h>
+#include <sys/stat.h>
 
+#include "ipc/base/file.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
+
+/* Which blocks of a space want a summary, and where the summaries are. */
+struct summaries {
+        struct ticket ticket;
+        uint64_t *marks;       /* owned; a bit for each block */
+        uint64_t n_marked;
+        uint32_t hand;         /* word of marks to look at next */
+        struct shared_file file; /* owned; none until first used */
+};
+
+static struct summaries *summaries_of(const struct space *space) {
+        return space->parts.summaries;
+}
 
 static bool wanted_by_any(const struct space *space) {
         const shm_u64 *s = space->ix->settings;
@@ -25,13 +37,13 @@ static bool wanted_by_any(const struct space *space) {
 static void mark(struct space *space, uint32_t id) {
         uint64_t bit = UINT64_C(1) << id % 64;
 
-        space->n_unsummarised += !(space->unsummarised[id / 64] & bit);
-        space->unsummarised[id / 64] |= bit;
+        summaries_of(space)->n_marked += !(summaries_of(space)->marks[id / 64] & bit);
+        summaries_of(space)->marks[id / 64] |= bit;
 }
 
 static void readable(struct space *space, uint32_t id) {
         mark(space, id);
-        job_ask(&space->summarise);
+        job_ask(&summaries_of(space)->ticket);
 }
 
 /* Blocks that were sealed while all methods were off want one, too. */
@@ -45,24 +57,24 @@ static void setting_changed(struct space *space) {
         for (uint32_t id = 0; id < n; id++)
                 if (space->blocks[id].state == KVD_SEALED)
                         mark(space, id);
-        if (space->n_unsummarised)
-                job_ask(&space->summarise);
+        if (summaries_of(space)->n_marked)
+                job_ask(&summaries_of(space)->ticket);
 }
 
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
 
 /* The next marked block, at or after the hand; its mark goes. NONE: there is none. */
 static uint32_t next_marked(struct space *space) {
-        uint32_t words = DIV_UP(space->ix->capacity, 64), at = space->summary_hand;
+        uint32_t words = DIV_UP(space->ix->capacity, 64), at = summaries_of(space)->hand;
 
-        if (!space->n_unsummarised)
+        if (!summaries_of(space)->n_marked)
                 return NONE;
-        while (!space->unsummarised[at])
+        while (!summaries_of(space)->marks[at])
                 at = (at + 1) % words;
-        space->summary_hand = at;
-        at = at * 64 + (uint32_t)__builtin_ctzll(space->unsummarised[at]);
-        space->unsummarised[at / 64] &= ~(UINT64_C(1) << at % 64);
-        space->n_unsummarised--;
+        summaries_of(space)->hand = at;
+        at = at * 64 + (uint32_t)__builtin_ctzll(summaries_of(space)->marks[at]);
+        summaries_of(space)->marks[at / 64] &= ~(UINT64_C(1) << at % 64);
+        summaries_of(space)->n_marked--;
         return at;
 }
 
@@ -84,7 +96,7 @@ static bool write_summarise(struct ticket *t, struct job *job) {
                 item->n_tokens = kvd_index_desc(space->ix, id)->n_tokens;
                 item->position = (int32_t)block_position(space, id);
         }
-        if (space->n_unsummarised)
+        if (summaries_of(space)->n_marked)
                 job_ask(t);
         job_results(job, 0);
         return job->n_items > 0;
@@ -105,60 +117,62 @@ static const struct job_kind job_summarise = {
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
-static int make_memory(struct space *space) {
-        uint64_t bytes = kvd_summary_of(space->ix).size;
-        _cleanup_(closep) int fd = sys->memfd_create("kvd-summaries", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        char path[64];
-
-        if (fd < 0 || sys->fchmod(fd, 0600) < 0 || sys->ftruncate(fd, (off_t)bytes) < 0 ||
-            sys->add_seals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-                return -errno;
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        space->summary_fd_ro = sys->open(path, O_RDONLY | O_CLOEXEC);
-        if (space->summary_fd_ro < 0)
-                return -errno;
-        space->summary_fd = STEAL_FD(fd);
-        return 0;
-}
-
 int space_summary_fd(struct space *space, bool writable) {
+        struct shared_file *file = &summaries_of(space)->file;
         int r = space_refuse_opaque(space, "summaries");
 
         if (r < 0)
                 return r;
-        r = space->summary_fd < 0 ? make_memory(space) : 0;
+        r = file->fd < 0 ? shared_file_new("kvd-summaries", kvd_summary_of(space->ix).size, SHARED_TWIN, file) : 0;
         if (r < 0)
                 return store_refuse(space_store(space), r, "no memory for the summaries of space '%s'", space->name);
-        return writable ? space->summary_fd : space->summary_fd_ro;
+        return writable ? file->fd : file->fd_ro;
 }
 
 /* ---- life -------------------------------------------------------------------------------------- */
 
 static int begin(struct space *space) {
-        space->summary_fd = space->summary_fd_ro = -1;
-        ticket_init(&space->summarise, &job_summarise, space, NULL);
-        space->unsummarised = sys->calloc(DIV_UP(space->ix->capacity, 64), sizeof *space->unsummarised);
-        if (!space->unsummarised)
+        struct summaries *all = sys->calloc(1, sizeof *all);
+
+        space->parts.summaries = all;
+        if (!all)
+                return -ENOMEM;
+        all->file = SHARED_FILE_NONE;
+        ticket_init(&all->ticket, &job_summarise, space, NULL);
+        all->marks = sys->calloc(DIV_UP(space->ix->capacity, 64), sizeof *all->marks);
+        if (!all->marks)
                 return -ENOMEM;
         setting_changed(space);
         return 0;
 }
 
 static void leave(struct space *space) {
-        job_withdraw(&space->summarise);
+        job_withdraw(&summaries_of(space)->ticket);
 }
 
 static void end(struct space *space) {
-        closep(&space->summary_fd);
-        closep(&space->summary_fd_ro);
-        free(space->unsummarised);
+        struct summaries *all = summaries_of(space);
+
+        if (!all)
+                return;
+        shared_file_close(&all->file);
+        free(all->marks);
+        free(all);
+}
+
+/* Rows of blocks that are gone have memory until others have their places. */
+static void usage(const struct space *space, struct space_usage *ret) {
+        const struct shared_file *file = &summaries_of(space)->file;
+        struct stat st;
+
+        ret->label_bytes = file->fd >= 0 && fstat(file->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
 }
 
 /* A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so they come first. */
 static bool pending(const struct sequence *q) {
         const struct space *space = q->space;
 
-        if (!job_pending(&space->summarise))
+        if (!job_pending(&summaries_of(space)->ticket))
                 return false;
         for (uint32_t i = q->n_entries; i-- > 0;)
                 if (q->entries[i].ref && !space->blocks[kvd_ref_id(q->entries[i].ref)].summarised)
@@ -168,4 +182,4 @@ static bool pending(const struct sequence *q) {
 
 const struct hooks summaries_hooks = {
         .name = "summaries", .space_begins = begin, .setting_changed = setting_changed, .space_leaves = leave,
-        .space_ends = end, .readable = readable, .sequence_pending = pending};
+        .space_ends = end, .usage = usage, .readable = readable, .sequence_pending = pending};

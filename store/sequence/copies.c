@@ -30,40 +30,40 @@ static void reclaim(struct space *space) {
         uint32_t given = 0, looks;
 
         for (looks = 0; looks < RECLAIM_LOOKS && given < RECLAIM_COPIES; looks++) {
-                struct sequence *q = space->sequences[space->clean_sequence % KVD_MAX_SEQUENCES];
+                struct sequence *q = sequences_of(space)->at[sequences_of(space)->clean_sequence % KVD_MAX_SEQUENCES];
 
-                if (!q || space->clean_entry >= q->n_entries) {
-                        space->clean_sequence++;
-                        space->clean_entry = 0;
+                if (!q || sequences_of(space)->clean_entry >= q->n_entries) {
+                        sequences_of(space)->clean_sequence++;
+                        sequences_of(space)->clean_entry = 0;
                         continue;
                 }
-                if (is_clean(&q->entries[space->clean_entry])) {
-                        entry_erase_copy(q, &q->entries[space->clean_entry]);
+                if (is_clean(&q->entries[sequences_of(space)->clean_entry])) {
+                        entry_erase_copy(q, &q->entries[sequences_of(space)->clean_entry]);
                         given++;
                 }
-                space->clean_entry++;
+                sequences_of(space)->clean_entry++;
         }
-        space->clean_looks = given ? 0 : space->clean_looks + looks;
-        if (space->clean_looks > space->n_entries + KVD_MAX_SEQUENCES)
-                space->has_clean = false;
+        sequences_of(space)->clean_looks = given ? 0 : sequences_of(space)->clean_looks + looks;
+        if (sequences_of(space)->clean_looks > sequences_of(space)->n_entries + KVD_MAX_SEQUENCES)
+                sequences_of(space)->has_clean = false;
 }
 
 void copies_clean(struct space *space) {
-        space->has_clean = true;
-        space->clean_looks = 0;
+        sequences_of(space)->has_clean = true;
+        sequences_of(space)->clean_looks = 0;
 }
 
 /* The space's own first; what all spaces may use is all spaces' to give. */
 bool copies_have_room(struct space *space) {
         if (place_available(space))
                 return true;
-        if (space->has_clean)
+        if (sequences_of(space)->has_clean)
                 reclaim(space);
         for (struct domain *d = space_store(space)->domains; d && places_left(space); d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next) {
                         if (place_available(space))
                                 return true;
-                        if (s != space && s->has_clean)
+                        if (s != space && sequences_of(s)->has_clean)
                                 reclaim(s);
                 }
         return place_available(space);

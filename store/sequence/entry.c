@@ -12,7 +12,7 @@
 /* ---- finding ----------------------------------------------------------------------------------- */
 
 struct sequence *sequence_find(struct attachment *a, uint32_t number) {
-        struct sequence *q = a->space->sequences[SEQUENCE_SLOT(number)];
+        struct sequence *q = sequences_of(a->space)->at[SEQUENCE_SLOT(number)];
 
         if (q && q->number == number && q->attachment == a)
                 return q;
@@ -66,15 +66,15 @@ void entry_set_flags(struct sequence *q, struct entry *e, uint32_t flags) {
         struct space *space = q->space;
         bool own = entry_is_own(e);
 
-        space->n_shared += !!(flags & KVD_ENTRY_SHARED) - !!(e->flags & KVD_ENTRY_SHARED);
-        space->n_spilled += !!(flags & KVD_ENTRY_SPILLED) - !!(e->flags & KVD_ENTRY_SPILLED);
-        space->n_vague += !!(flags & KVD_ENTRY_VAGUE) - !!(e->flags & KVD_ENTRY_VAGUE);
+        sequences_of(space)->n_shared += !!(flags & KVD_ENTRY_SHARED) - !!(e->flags & KVD_ENTRY_SHARED);
+        sequences_of(space)->n_spilled += !!(flags & KVD_ENTRY_SPILLED) - !!(e->flags & KVD_ENTRY_SPILLED);
+        sequences_of(space)->n_vague += !!(flags & KVD_ENTRY_VAGUE) - !!(e->flags & KVD_ENTRY_VAGUE);
         e->flags = (uint16_t)flags;
         q->n_own += entry_is_own(e) - own;
 }
 
 void entry_set_leaving(struct sequence *q, struct entry *e, bool leaving) {
-        q->space->n_leaving += leaving - e->leaving;
+        sequences_of(q->space)->n_leaving += leaving - e->leaving;
         e->leaving = leaving;
 }
 

@@ -32,7 +32,7 @@ static int check_room(struct attachment *a, uint32_t max_blocks) {
 
 static uint32_t free_slot(const struct space *space) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
-                if (!space->sequences[i])
+                if (!sequences_of(space)->at[i])
                         return i;
         return NONE;
 }
@@ -93,10 +93,10 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         q = sequence_new(a, max_blocks);
         if (!q)
                 return refuse(a, -ENOMEM, "out of memory for its table");
-        space->last_incarnation = space->last_incarnation % (UINT32_MAX / KVD_MAX_SEQUENCES - 1) + 1;
-        q->number = space->last_incarnation * KVD_MAX_SEQUENCES + slot;
-        space->sequences[slot] = q;
-        space->n_sequences++;
+        sequences_of(space)->last_incarnation = sequences_of(space)->last_incarnation % (UINT32_MAX / KVD_MAX_SEQUENCES - 1) + 1;
+        q->number = sequences_of(space)->last_incarnation * KVD_MAX_SEQUENCES + slot;
+        sequences_of(space)->at[slot] = q;
+        sequences_of(space)->n++;
         a->n_sequences++;
         *ret = q->number;
         return 0;
@@ -117,7 +117,7 @@ static int check_append(struct attachment *a, const struct sequence *q, const st
                         return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         if (req->n_blocks > q->max_blocks - q->n_entries)
                 return refuse(a, -ENOSPC, "its table is full");
-        if (a->space->n_entries + req->n_blocks > (uint64_t)a->space->ix->capacity * ENTRIES_IN_ALL)
+        if (sequences_of(a->space)->n_entries + req->n_blocks > (uint64_t)a->space->ix->capacity * ENTRIES_IN_ALL)
                 return refuse(a, -ENOSPC, "all tables of the space together are too long");
         return 0;
 }
@@ -155,7 +155,7 @@ static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const u
                             .ordinal = KVD_NO_ORDINAL, .next = NONE};
         memcpy(q->tokens + q->n_tokens, tokens, n * sizeof *tokens);
         q->n_tokens += n;
-        q->space->n_entries++;
+        sequences_of(q->space)->n_entries++;
         q->n_unscored++;
         entry_set_flags(q, e, flags);
 }
@@ -179,7 +179,7 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
 
         if (!q)
                 return -ENOENT;
-        if (!req->own && a->space->n_pending)
+        if (!req->own && a->space->unready.n_pending)
                 hooks_look(a->space);
         r = check_append(a, q, req);
         if (r == 0 && req->own && !blocks_filled_by(a, req->blocks, req->n_blocks))
@@ -211,12 +211,12 @@ static void close_one(struct sequence *q) {
         struct space *space = q->space;
 
         hooks_sequence_ends(space, q);
-        space->sequences[SEQUENCE_SLOT(q->number)] = NULL;
-        space->n_sequences--;
+        sequences_of(space)->at[SEQUENCE_SLOT(q->number)] = NULL;
+        sequences_of(space)->n--;
         q->attachment->n_sequences--;
         q->attachment = NULL;
-        q->next = space->closing;
-        space->closing = q;
+        q->next = sequences_of(space)->closing;
+        sequences_of(space)->closing = q;
 }
 
 int sequence_close(struct attachment *a, uint32_t number) {
@@ -230,8 +230,8 @@ int sequence_close(struct attachment *a, uint32_t number) {
 
 static void close_all(struct attachment *a) {
         for (uint32_t i = 0; a->n_sequences && i < KVD_MAX_SEQUENCES; i++)
-                if (a->space->sequences[i] && a->space->sequences[i]->attachment == a)
-                        close_one(a->space->sequences[i]);
+                if (sequences_of(a->space)->at[i] && sequences_of(a->space)->at[i]->attachment == a)
+                        close_one(sequences_of(a->space)->at[i]);
 }
 
 #define CLOSE_ENTRIES 4096u                /* let go in one call */
@@ -260,7 +260,7 @@ static uint64_t let_go(struct sequence *q, struct entry *e) {
 }
 
 static bool tidy(struct space *space) {
-        struct sequence *q = space->closing;
+        struct sequence *q = sequences_of(space)->closing;
         uint64_t bytes = 0;
 
         if (!q)
@@ -269,8 +269,8 @@ static bool tidy(struct space *space) {
                 bytes += let_go(q, &q->entries[q->cursor++]);
         if (q->cursor < q->n_entries)
                 return true;
-        space->closing = q->next;
-        space->n_entries -= q->n_entries;
+        sequences_of(space)->closing = q->next;
+        sequences_of(space)->n_entries -= q->n_entries;
         sequence_free(q);
         return true;
 }
@@ -278,27 +278,36 @@ static bool tidy(struct space *space) {
 /* ---- of a space -------------------------------------------------------------------------------- */
 
 static int begin(struct space *space) {
-        space->sequences = sys->calloc(KVD_MAX_SEQUENCES, sizeof *space->sequences);
-        return space->sequences ? 0 : -ENOMEM;
+        space->parts.sequences = sys->calloc(1, sizeof *space->parts.sequences);
+        return space->parts.sequences ? 0 : -ENOMEM;
 }
 
 /* The space is going, with all blocks: frees a sequence a call. */
 static bool bury(struct space *space) {
-        struct sequence *q = space->closing;
+        struct sequence *q = sequences_of(space)->closing;
 
         if (!q)
                 return false;
-        space->closing = q->next;
+        sequences_of(space)->closing = q->next;
         sequence_free(q);
         return true;
 }
 
 static void end(struct space *space) {
-        while (bury(space))
+        while (sequences_of(space) && bury(space))
                 ;
-        free(space->sequences);
+        free(sequences_of(space));
+}
+
+static void usage(const struct space *space, struct space_usage *ret) {
+        const struct sequences *all = sequences_of(space);
+
+        ret->sequences = all->n;
+        ret->shared = all->n_shared;
+        ret->spilled = all->n_spilled;
+        ret->vague = all->n_vague;
 }
 
 const struct hooks sequence_hooks = {
-        .name = "sequence", .space_begins = begin, .idle = tidy, .space_buried = bury, .space_ends = end,
+        .name = "sequence", .space_begins = begin, .idle = tidy, .space_buried = bury, .space_ends = end, .usage = usage,
         .attachment_stops = close_all};

@@ -19,6 +19,7 @@
 #include "ipc/base/job.h"
 #include "ipc/base/sequence.h"
 #include "store/job.h"
+#include "store/tier/tier.h"
 
 enum entry_busy {
         IDLE,
@@ -47,7 +48,7 @@ struct entry {
         uint16_t flags;        /* enum kvd_entry_flags */
         uint8_t busy;
         uint8_t want;          /* COOL_WANTED, COOLING: enum kvd_cool; REVIVE_WANTED, REVIVING: enum kvd_revive */
-        bool leaving;          /* counted in space->n_leaving */
+        bool leaving;          /* counted in sequences_of(space)->n_leaving */
         bool summarised;       /* the exact copy's row was copied along */
         bool untold;           /* it has left, and its flags changed since the client heard of them */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
@@ -88,7 +89,7 @@ struct sketch {
 struct sequence {
         struct space *space;
         struct attachment *attachment; /* NULL: it is closed */
-        struct sequence *next; /* in space->closing */
+        struct sequence *next; /* in sequences_of(space)->closing */
         uint32_t number;       /* slot, and incarnation above it */
         uint32_t group;
         uint32_t max_blocks;
@@ -116,6 +117,23 @@ struct sequence {
         uint32_t cursor;       /* closed: next entry to let go */
         struct critical *critical; /* owned; see hshare.c */
 };
+
+struct sequences { /* of a space */
+        struct sequence *at[KVD_MAX_SEQUENCES]; /* owned; by slot */
+        struct sequence *closing;  /* owned; their blocks are being let go */
+        uint32_t n, last_incarnation;
+        uint64_t n_entries;        /* of all tables */
+        uint64_t n_shared, n_spilled, n_vague, n_leaving; /* entries */
+
+        /* copies.c */
+        bool has_clean;            /* there may be copies of entries that are resident again */
+        uint32_t clean_sequence, clean_entry; /* ... where they are looked for next */
+        uint64_t clean_looks;      /* ... in vain, so far */
+};
+
+static inline struct sequences *sequences_of(const struct space *space) {
+        return space->parts.sequences;
+}
 
 #define SEQUENCE_SLOT(number) ((number) % KVD_MAX_SEQUENCES)
 

@@ -31,13 +31,13 @@ bool spill_charge(struct space *space, uint64_t bytes) {
         if (!fits(space, bytes))
                 return false;
         space_store(space)->spill_used += bytes;
-        space->spill_bytes += bytes;
+        tiers_of(space)->spill_bytes += bytes;
         return true;
 }
 
 void spill_discharge(struct space *space, uint64_t bytes) {
         space_store(space)->spill_used -= bytes;
-        space->spill_bytes -= bytes;
+        tiers_of(space)->spill_bytes -= bytes;
 }
 
 static bool has_room(const struct space *space) {

@@ -20,11 +20,13 @@ static const struct tier *const tiers[KVD_N_TIERS] = {
 
 /* ---- a space's places ------------------------------------------------------------------------------------------- */
 
-void places_count(const struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
         uint64_t end = 0;
 
+        if (kvd_geometry_is_opaque(&ix->geometry))
+                return;
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                end = MIN(end + tiers[t]->count(space, block_bytes, max_blocks), UINT32_MAX / 4);
+                end = MIN(end + tiers[t]->count(space, ix->block_bytes, max_blocks), UINT32_MAX / 4);
                 ix->tier_end[t] = (uint32_t)end;
         }
 }
@@ -44,7 +46,7 @@ static bool bury_piece(const struct space *space, uint32_t tier, struct tier_pla
 }
 
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes) {
-        struct tier_places *p = &space->places[tier];
+        struct tier_places *p = &tiers_of(space)->places[tier];
 
         *bytes = ALIGN_UP(MAX(p->n * space->ix->block_bytes, 1), 4096);
         if (p->fd < 0)
@@ -63,12 +65,12 @@ static uint32_t number_at(const struct tier_places *p, uint32_t i) {
 }
 
 static bool has_room(const struct space *space, uint32_t tier) {
-        return space->places[tier].n_free && tiers[tier]->has_room(space);
+        return tiers_of(space)->places[tier].n_free && tiers[tier]->has_room(space);
 }
 
 bool places_left(const struct space *space) {
         for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                if (space->places[t].n_free)
+                if (tiers_of(space)->places[t].n_free)
                         return true;
         return false;
 }
@@ -88,7 +90,7 @@ uint32_t place_take(struct space *space) {
                 tier++;
         if (tier == KVD_N_TIERS)
                 return KVD_NOWHERE;
-        p = &space->places[tier];
+        p = &tiers_of(space)->places[tier];
         number = number_at(p, --p->n_free);
         p->end = MAX(p->end, number + 1);
         tiers[tier]->charge(space, 1);
@@ -97,7 +99,7 @@ uint32_t place_take(struct space *space) {
 
 void place_erase(struct space *space, uint32_t place) {
         uint32_t tier = kvd_place_tier(space->ix, place);
-        struct tier_places *p = &space->places[tier];
+        struct tier_places *p = &tiers_of(space)->places[tier];
         uint32_t number = place - kvd_tier_first(space->ix, tier), i = p->n_free++;
 
         p->free[i] = number - (p->n - 1 - i);
@@ -106,20 +108,24 @@ void place_erase(struct space *space, uint32_t place) {
 }
 
 uint64_t places_used(const struct space *space, uint32_t tier) {
-        return space->places[tier].n - space->places[tier].n_free;
+        return tiers_of(space)->places[tier].n - tiers_of(space)->places[tier].n_free;
 }
 
 uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i) {
-        return kvd_tier_first(space->ix, tier) + number_at(&space->places[tier], i);
+        return kvd_tier_first(space->ix, tier) + number_at(&tiers_of(space)->places[tier], i);
 }
 
 /* ---- life -------------------------------------------------------------------------------------- */
 
 static int begin(struct space *space) {
+        struct tiers *all = space->parts.tiers = sys->calloc(1, sizeof *space->parts.tiers);
+
+        if (!all)
+                return -ENOMEM;
         for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                space->places[t].fd = -1;
+                all->places[t].fd = -1;
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                struct tier_places *p = &space->places[t];
+                struct tier_places *p = &all->places[t];
 
                 p->n = p->n_free = space->ix->tier_end[t] - kvd_tier_first(space->ix, t);
                 p->free = sys->calloc(MAX(p->n, 1), sizeof *p->free);
@@ -131,17 +137,31 @@ static int begin(struct space *space) {
 
 static bool bury(struct space *space) {
         for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                if (bury_piece(space, t, &space->places[t]))
+                if (bury_piece(space, t, &tiers_of(space)->places[t]))
                         return true;
         return false;
 }
 
 static void end(struct space *space) {
+        struct tiers *all = tiers_of(space);
+
+        if (!all)
+                return;
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                closep(&space->places[t].fd);
-                free(space->places[t].free);
+                closep(&all->places[t].fd);
+                free(all->places[t].free);
         }
-        spill_discharge(space, space->spill_bytes);
+        spill_discharge(space, all->spill_bytes);
+        free(all);
 }
 
-const struct hooks tier_hooks = {.name = "tier", .space_begins = begin, .space_buried = bury, .space_ends = end};
+static void usage(const struct space *space, struct space_usage *ret) {
+        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
+                ret->copy_bytes += places_used(space, t) * space->ix->block_bytes;
+        ret->sketch_bytes = tiers_of(space)->spill_bytes - places_used(space, KVD_TIER_memory) * space->ix->block_bytes;
+        ret->spill_slots = kvd_places(space->ix);
+}
+
+const struct hooks tier_hooks = {
+        .name = "tier", .lay_out = lay_out, .space_begins = begin, .space_buried = bury, .space_ends = end,
+        .usage = usage};

@@ -10,8 +10,8 @@
  */
 
 #include "ipc/base/tier.h"
+#include "store/cache/cache.h"
 
-struct space;
 
 /* Of one space in one tier. */
 struct tier_places {
@@ -20,6 +20,15 @@ struct tier_places {
         uint32_t end;          /* places from here on never had a copy */
         int fd;                /* owned; what a worker needs to reach the copies; -1: nothing, or not yet */
 };
+
+struct tiers { /* of a space */
+        struct tier_places places[KVD_N_TIERS];
+        uint64_t spill_bytes;  /* of copies in memory and of sketches, charged to the store */
+};
+
+static inline struct tiers *tiers_of(const struct space *space) {
+        return space->parts.tiers;
+}
 
 struct tier {
         const char *what;      /* for refusals */
@@ -32,9 +41,6 @@ struct tier {
 };
 
 extern const struct tier tier_memory;
-
-/* Says how many places a space has, before its index is laid out. */
-void places_count(const struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix);
 
 bool place_available(const struct space *space);
 bool places_left(const struct space *space); /* is there one at all, whatever memory allows? */

@@ -64,7 +64,7 @@ static kvd_ref seal(struct attachment *by, kvd_ref parent, uint32_t slot, uint64
 }
 
 static shm_u64 *word_of(const struct attachment *of, uint32_t slot) {
-        return &space->order[attachment_order_row(of) * SEMAPHORES + slot - 1];
+        return &semaphore_words(space)[attachment_order_row(of) * SEMAPHORES + slot - 1];
 }
 
 static const struct kvd_desc *desc_of(kvd_ref ref) {
@@ -128,7 +128,7 @@ START_TEST(values_out_of_order) {
         attachment_free(a, true);
         ck_assert(is_poisoned(late) && !is_poisoned(early));
         ck_assert_uint_eq(desc_of(early)->semaphore, 0);
-        ck_assert_uint_eq(space->order[0], 6);
+        ck_assert_uint_eq(semaphore_words(space)[0], 6);
         pins_of(b)[kvd_ref_id(late)]--;
         store_order_look(store);
 }
@@ -209,7 +209,7 @@ START_TEST(death_before_the_write) {
         attachment_free(a, true);
 
         ck_assert(!is_poisoned(there) && is_poisoned(never) && is_poisoned(behind) && !is_poisoned(other));
-        ck_assert_uint_ge(space->order[semaphore_at(0, 0) - 1], 2); /* whoever waits goes on */
+        ck_assert_uint_ge(semaphore_words(space)[semaphore_at(0, 0) - 1], 2); /* whoever waits goes on */
         ck_assert_uint_eq(space->ix->n_pending, 0);
         ck_assert(space->blocks[kvd_ref_id(there)].indexed && !space->blocks[kvd_ref_id(never)].indexed &&
                   !space->blocks[kvd_ref_id(behind)].indexed);
