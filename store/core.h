@@ -17,6 +17,7 @@
 
 #include "ipc/base/key.h"
 #include "ipc/base/layout.h"
+#include "ipc/base/why.h"
 #include "store/store.h"
 
 #define NONE UINT32_MAX
@@ -39,7 +40,15 @@ struct ticket_queue {
         struct ticket *first, *last;
 };
 
-/* ---- pool --------------------------------------------------------------------------------------------------- */
+struct jobs {
+        struct ticket_queue waiting[2]; /* for a worker: urgent, others */
+        uint64_t n_waiting, last_id;
+        struct job *job;       /* owned; the one in flight */
+        void (*wanted)(void *data); /* tells whoever runs the worker that there is something for it */
+        void *data;
+};
+
+/* ---- pool -------------------------------------------------------------------------------------- */
 
 #define STORE_RANKS 65536u
 
@@ -55,18 +64,14 @@ struct store {
         struct space *deleted;  /* owned; their memory is being freed */
         const struct memory_ops *memory;
         const struct hooks *const *hooks; /* of all parts; NULL ends it */
-        struct segment *stale;  /* host memory: whose is being freed; NULL: none */
+        struct segment *stale;  /* host memory: the one whose memory is being freed; or NULL */
         struct device_pool *device_pool; /* owned; a GPU's memory, or NULL */
         bool exporter_gone;      /* legacy handles: memory is gone that clients have mapped */
 
-        struct ticket_queue waiting[2]; /* for a worker: urgent, others */
-        uint64_t n_waiting, last_job;
-        struct job *job;       /* owned; the one in flight */
+        struct jobs jobs;
         uint32_t *ranks;       /* owned; scratch, a count for each 16-bit value */
-        bool wakes;            /* somebody writes order slots by a stream when we ask (semaphore.c) */
-        void (*on_job)(void *data);
-        void *on_job_data;
-        char why[256];
+        bool wakes;            /* somebody writes semaphores by a stream when we ask (semaphore.c) */
+        struct kvd_why why;
 };
 
 struct domain {
@@ -77,8 +82,8 @@ struct domain {
         struct space *spaces;  /* owned */
 };
 
-/* refuse.c: returns error, and keeps the words for store_why */
-_printf_(3, 4) int store_refuse(struct store *store, int error, const char *format, ...);
+/* Returns the error, and keeps the words for store_why. */
+#define store_refuse(store, error, ...) kvd_refuse(&(store)->why, error, __VA_ARGS__)
 
 /* -EOPNOTSUPP, with what there is not, if the space has opaque blocks. */
 int space_refuse_opaque(const struct space *space, const char *what);

@@ -15,7 +15,7 @@ int jobs_new(struct store *store) {
 
         if (!job)
                 return -ENOMEM;
-        store->job = job;
+        store->jobs.job = job;
         job->store = store;
         job->items = sys->calloc(KVD_JOB_ITEMS, sizeof *job->items);
         job->steps = sys->calloc(KVD_JOB_ITEMS, sizeof *job->steps);
@@ -23,12 +23,12 @@ int jobs_new(struct store *store) {
 }
 
 void jobs_free(struct store *store) {
-        if (!store->job)
+        if (!store->jobs.job)
                 return;
-        free(store->job->items);
-        free(store->job->steps);
-        free(store->job);
-        store->job = NULL;
+        free(store->jobs.job->items);
+        free(store->jobs.job->steps);
+        free(store->jobs.job);
+        store->jobs.job = NULL;
 }
 
 uint32_t job_blocks(const struct job *job) {
@@ -40,7 +40,7 @@ uint32_t job_blocks(const struct job *job) {
 /* ---- queue ------------------------------------------------------------------------------------------------------ */
 
 static struct ticket_queue *queue_of(const struct ticket *t) {
-        return &space_store(t->space)->waiting[t->kind->urgent ? 0 : 1];
+        return &space_store(t->space)->jobs.waiting[t->kind->urgent ? 0 : 1];
 }
 
 static void enqueue(struct ticket *t, bool first) {
@@ -51,7 +51,7 @@ static void enqueue(struct ticket *t, bool first) {
         t->next = first ? q->first : NULL;
         *(t->prev ? &t->prev->next : &q->first) = t;
         *(t->next ? &t->next->prev : &q->last) = t;
-        space_store(t->space)->n_waiting++;
+        space_store(t->space)->jobs.n_waiting++;
 }
 
 static void dequeue(struct ticket *t) {
@@ -61,7 +61,7 @@ static void dequeue(struct ticket *t) {
         *(t->next ? &t->next->prev : &q->last) = t->prev;
         t->prev = t->next = NULL;
         t->waiting = false;
-        space_store(t->space)->n_waiting--;
+        space_store(t->space)->jobs.n_waiting--;
 }
 
 void job_ask(struct ticket *t) {
@@ -71,28 +71,33 @@ void job_ask(struct ticket *t) {
                 return;
         enqueue(t, false);
         /* While a job is written or settled, its caller looks for the next one himself. */
-        if (store->n_waiting == 1 && store->on_job && !store->job->at_work)
-                store->on_job(store->on_job_data);
+        if (store->jobs.n_waiting == 1 && !store->jobs.job->at_work)
+                jobs_want_worker(store);
 }
 
 bool job_pending(const struct ticket *t) {
-        return t->waiting || space_store(t->space)->job->ticket == t;
+        return t->waiting || space_store(t->space)->jobs.job->ticket == t;
 }
 
 void job_withdraw(struct ticket *t) {
         if (t->waiting)
                 dequeue(t);
-        if (t->space && space_store(t->space)->job->ticket == t)
-                space_store(t->space)->job->ticket = NULL;
+        if (t->space && space_store(t->space)->jobs.job->ticket == t)
+                space_store(t->space)->jobs.job->ticket = NULL;
 }
 
 uint64_t store_jobs_waiting(const struct store *store) {
-        return store->n_waiting;
+        return store->jobs.n_waiting;
 }
 
 void store_on_job(struct store *store, void (*called)(void *), void *data) {
-        store->on_job = called;
-        store->on_job_data = data;
+        store->jobs.wanted = called;
+        store->jobs.data = data;
+}
+
+void jobs_want_worker(struct store *store) {
+        if (store->jobs.wanted)
+                store->jobs.wanted(store->jobs.data);
 }
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
@@ -166,7 +171,7 @@ static void begin(struct job *job, struct ticket *t, void *arguments) {
 static void finish(struct job *job, struct store_job *ret) {
         if (job->n_results == NONE)
                 job->n_results = job->n_items;
-        job->id = ++job->store->last_job;
+        job->id = ++job->store->jobs.last_id;
         job->to->kind = job->kind->number;
         job->to->space = job->space->number;
         job->to->id = job->id;
@@ -186,14 +191,14 @@ static void end_holds(struct job *job) {
 }
 
 static struct ticket *first_waiting(struct store *store) {
-        return store->waiting[0].first ? store->waiting[0].first : store->waiting[1].first;
+        return store->jobs.waiting[0].first ? store->jobs.waiting[0].first : store->jobs.waiting[1].first;
 }
 
 #define EFFORT 4096u   /* of one call, in items: that there is nothing to do for a ticket takes time to find out */
 #define EFFORT_TICKET 256u
 
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret) {
-        struct job *job = store->job;
+        struct job *job = store->jobs.job;
         struct ticket *t;
 
         if (job->id)
@@ -212,8 +217,8 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
                 job_news(job->space);
         }
         job->at_work = false;
-        if (!job->id && store->n_waiting && store->on_job)
-                store->on_job(store->on_job_data); /* later: others want to be served, too */
+        if (!job->id && store->jobs.n_waiting)
+                jobs_want_worker(store); /* later: others want to be served, too */
         return job->id != 0;
 }
 
@@ -251,7 +256,7 @@ static bool right_size(const struct job *job, size_t bytes, uint32_t *ret_n) {
 }
 
 void store_job_done(struct store *store, uint64_t id, int error, const void *result, size_t bytes) {
-        struct job *job = store->job;
+        struct job *job = store->jobs.job;
         uint32_t n = 0;
 
         if (!id || job->id != id)
@@ -263,7 +268,7 @@ void store_job_done(struct store *store, uint64_t id, int error, const void *res
 }
 
 void store_job_lost(struct store *store, uint64_t id) {
-        struct job *job = store->job;
+        struct job *job = store->jobs.job;
 
         if (!id || job->id != id)
                 return;
@@ -273,7 +278,7 @@ void store_job_lost(struct store *store, uint64_t id) {
 }
 
 void jobs_forget_space(struct space *space) {
-        struct job *job = space_store(space)->job;
+        struct job *job = space_store(space)->jobs.job;
 
         if (job->space != space)
                 return;

@@ -98,6 +98,7 @@ uint32_t job_blocks(const struct job *job);
 
 int jobs_new(struct store *store);
 void jobs_free(struct store *store);
+void jobs_want_worker(struct store *store); /* there is something for it: a job, or memory to clear */
 void jobs_forget_space(struct space *space); /* it is being deleted: what is in flight is nobody's */
 
 #endif

@@ -1,24 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Refusals in words: one line, kept until the next one. */
+/*
+ * Refusals in words. The store keeps the line of the last one until the next; requests that many files refuse for the
+ * same reason have their line here.
+ */
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 
 #include "store/cache/cache.h"
 
-int store_refuse(struct store *store, int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(store->why, sizeof store->why, format, args);
-        va_end(args);
-        return error;
-}
-
 const char *store_why(const struct store *store) {
-        return store->why;
+        return store->why.line;
 }
 
 int space_refuse_opaque(const struct space *space, const char *what) {

@@ -26,7 +26,7 @@ static bool names_private(const struct space *s, const struct entry *e) {
 
 /* The job in flight, if it is this space's. */
 static const struct job *job_of(const struct space *s) {
-        const struct job *job = space_store(s)->job;
+        const struct job *job = space_store(s)->jobs.job;
 
         return job->id && job->space == s ? job : NULL;
 }

@@ -18,12 +18,6 @@ void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_s
 
 /* ---- chunks ------------------------------------------------------------------------------------------------------ */
 
-/* Tells who runs the worker that there is something for it. */
-void chunks_want_worker(struct store *store) {
-        if (store->on_job)
-                store->on_job(store->on_job_data);
-}
-
 static int make(struct store *store, struct chunk *chunk) {
         struct device_pool *pool = pool_of(store);
         cu_result error = CU_OK;
@@ -52,7 +46,7 @@ void chunk_unmake(struct device_pool *pool, struct chunk *chunk) {
 void chunk_remake(struct store *store, struct chunk *chunk) {
         chunk_unmake(pool_of(store), chunk);
         if (make(store, chunk) == 0)
-                chunks_want_worker(store);
+                jobs_want_worker(store);
 }
 
 uint32_t store_make_missing(struct store *store) {
@@ -70,7 +64,7 @@ uint32_t store_make_missing(struct store *store) {
                 made = true;
         }
         if (made || pool->count[DIRTY])
-                chunks_want_worker(store);
+                jobs_want_worker(store);
         return pool->count[MISSING];
 }
 

@@ -21,6 +21,7 @@
 #include "ipc/base/device.h"
 #include "store/cache/cache.h"
 #include "store/device/device.h"
+#include "store/job.h"
 
 enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_STATES };
 
@@ -53,7 +54,6 @@ void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_s
 void chunk_remake(struct store *store, struct chunk *chunk); /* gives it up, and makes another in its place */
 int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, the chunk's */
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
-void chunks_want_worker(struct store *store);                /* there is something for it */
 
 /* memory.c */
 void device_undrain(struct space *space, struct segment *segment); /* frees its chunk if nobody has it mapped */

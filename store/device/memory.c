@@ -71,7 +71,7 @@ void device_undrain(struct space *space, struct segment *segment) {
         if (!device_draining(segment) || drain_mapped(space, segment->number))
                 return;
         if (segment->worker) { /* it is next to unmap it: store_next_unmap */
-                chunks_want_worker(store);
+                jobs_want_worker(store);
                 return;
         }
         leave(chunk);

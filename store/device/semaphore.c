@@ -43,6 +43,7 @@
 #include "store/cache/cache.h"
 #include "store/device/device.h"
 #include "store/hooks.h"
+#include "store/job.h"
 
 /*
  * One attachment's promises: a list of blocks for each slot, as they were sealed. That is by growing value but where
@@ -260,8 +261,7 @@ static void release_slot(struct attachment *a, uint32_t slot) {
         if (!store->wakes)
                 return;
         p->wakes |= UINT64_C(1) << slot;
-        if (store->on_job)
-                store->on_job(store->on_job_data);
+        jobs_want_worker(store);
 }
 
 /* Its GPU work is over, or its space: what has not been reached by now never will be. */

@@ -14,7 +14,13 @@ LAYERS='
 ipc/base
 kernels         ipc/base
 ipc             ipc/base
-store           ipc/base kernels
+store           ipc/base kernels store/cache store/tier store/sequence store/methods store/device store/check
+store/cache     ipc/base store
+store/tier      ipc/base store store/cache
+store/sequence  ipc/base store store/cache store/tier
+store/methods   ipc/base kernels store store/cache store/tier store/sequence
+store/device    ipc/base store store/cache
+store/check     ipc/base store store/cache store/tier store/sequence store/methods store/device
 client          ipc/base ipc kernels
 daemon          ipc/base ipc store kernels daemon/worker
 daemon/worker   ipc/base ipc kernels daemon
@@ -68,6 +74,13 @@ check_includes() {
                                 best = name
                 return best
         }
+        # in a folder or in one above it
+        function is_forbidden(from, what,   name) {
+                for (name in never)
+                        if (index(from "/", name "/") == 1 && index(never[name], " " what " "))
+                                return 1
+                return 0
+        }
         function exists(path,   line, r) {
                 if (!(path in known)) {
                         r = (getline line < path)
@@ -93,7 +106,7 @@ check_includes() {
                 gsub(/^[^<"]*[<"]|[>"]$/, "", what)
                 from = layer_of(FILENAME)
                 if (!quoted) {
-                        if (index(never[from], " " what " "))
+                        if (is_forbidden(from, what))
                                 bad(from " must not include <" what ">")
                         next
                 }

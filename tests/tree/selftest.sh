@@ -56,6 +56,12 @@ expect 'store must not include <sys/socket.h>'
 echo '#include "ipc/base/util.h"' >>"$copy/tree/client/kvd.h"
 expect 'client/kvd.h: includes "ipc/base/util.h"'
 
+echo '#include "store/methods/methods.h"' >>"$copy/tree/store/cache/cache.h"
+expect 'store/cache must not include "store/methods/methods.h" (store/methods)'
+
+echo '#include <sys/socket.h>' >>"$copy/tree/store/tier/tier.c"
+expect 'store/tier must not include <sys/socket.h>'
+
 echo '#include <stdbool.h>' >>"$copy/tree/client/kvd.h"
 expect 'client/kvd.h: includes <stdbool.h>'
 
