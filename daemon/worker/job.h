@@ -15,7 +15,7 @@
  */
 
 #include "daemon/worker/spaces.h"
-#include "daemon/worker/team.h"
+#include "ipc/base/threads.h"
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
 
@@ -43,7 +43,7 @@ struct task {
         struct worker_device *device;
         uint8_t **staged;             /* [item]: its block in host memory; NULL: none, or blocks are where they are */
         const struct kvd_ops *ops;
-        struct team *team;
+        struct threads *threads;
         struct room *rooms;           /* owned: task_room */
         uint8_t *result;              /* RESULT_BYTES */
         uint32_t result_size;

@@ -123,7 +123,7 @@ static int make_rooms(struct packing *p) {
         p->from = task_room(task, p->n_from, sizeof *p->from);
         p->to = task_room(task, p->n_to, sizeof *p->to);
         p->place = task_room(task, p->n_tokens, sizeof *p->place);
-        p->rooms = task_room(task, team_threads(task->team), p->room);
+        p->rooms = task_room(task, threads_count(task->threads), p->room);
         p->anchors = task_anchors(task);
         return p->from && p->to && p->place && p->rooms && p->anchors ? 0 : -ENOMEM;
 }
@@ -142,6 +142,6 @@ int task_compact(struct task *task) {
                 return r;
         if (!task_results(task, 1, sizeof(uint32_t)))
                 return -E2BIG;
-        team_run(task->team, task->shape.layers, pack_layer, &p);
+        threads_share(task->threads, task->shape.layers, pack_layer, &p);
         return 0;
 }

@@ -154,7 +154,7 @@ static void find_nearest(void *data, uint32_t i, uint32_t thread) {
 static int prepare_rotation(struct compare *c) {
         const struct task *task = c->task;
         uint32_t dims = (uint32_t)task_setting(task, KVD_model_rope_dims) ?: task->shape.dim;
-        uint32_t threads = team_threads(task->team);
+        uint32_t threads = threads_count(task->threads);
 
         if (!task_setting(task, KVD_memshare_align) || task->space->ix->geometry.rope != KVD_ROPE_POST)
                 return 0;
@@ -194,8 +194,8 @@ static int find_blocks(struct compare *c) {
                 return r;
         if (r < 0)
                 return r;
-        team_run(task->team, task->job->n_items, prepare, c);
-        team_run(task->team, n, find_nearest, c);
+        threads_share(task->threads, task->job->n_items, prepare, c);
+        threads_share(task->threads, n, find_nearest, c);
         return 0;
 }
 
@@ -275,7 +275,7 @@ int task_calibrate(struct task *task) {
         r = make_rooms(&all.c);
         if (r < 0)
                 return r;
-        team_run(task->team, task->job->n_items, prepare, &all.c);
-        team_run(task->team, task->job->n_items / 2, measure, &all);
+        threads_share(task->threads, task->job->n_items, prepare, &all.c);
+        threads_share(task->threads, task->job->n_items / 2, measure, &all);
         return 0;
 }

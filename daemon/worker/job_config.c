@@ -82,7 +82,7 @@ static int copy_bits(struct config *c) {
 
 static int make_room(struct config *c) {
         struct task *task = c->task;
-        uint32_t threads = team_threads(task->team);
+        uint32_t threads = threads_count(task->threads);
         size_t n = c->layers - c->dense;
 
         c->counts = task_room(task, row_of(c, c->layers, 0), sizeof *c->counts);
@@ -165,9 +165,9 @@ int task_config(struct task *task) {
                 r = copy_bits(&c);
         if (r < 0)
                 return r;
-        team_run(task->team, c.layers, count_layer, &c);
-        team_run(task->team, c.layers, plan_heads, &c);
-        team_run(task->team, c.layers - c.dense, compare_layer, &c);
+        threads_share(task->threads, c.layers, count_layer, &c);
+        threads_share(task->threads, c.layers, plan_heads, &c);
+        threads_share(task->threads, c.layers - c.dense, compare_layer, &c);
         plan_layers(&c);
         return 0;
 }

@@ -69,7 +69,7 @@ int task_profile(struct task *task) {
                                   p.groups);
         p.blocks = task_room(task, task->job->n_items, sizeof *p.blocks);
         p.result = task_results(task, (size_t)p.groups * task->shape.layers, sizeof *p.result);
-        p.rooms = task_room(task, (size_t)team_threads(task->team) * 2 * p.n_tokens, sizeof *p.rooms);
+        p.rooms = task_room(task, (size_t)threads_count(task->threads) * 2 * p.n_tokens, sizeof *p.rooms);
         if (!p.blocks || !p.result || !p.rooms)
                 return -ENOMEM;
         for (uint32_t i = 0; i < task->job->n_items; i++) {
@@ -77,6 +77,6 @@ int task_profile(struct task *task) {
                 if (!p.blocks[i])
                         return task_refuse(task, -ESTALE, "a block of the sample is gone");
         }
-        team_run(task->team, p.groups * task->shape.layers, compare_layer, &p);
+        threads_share(task->threads, p.groups * task->shape.layers, compare_layer, &p);
         return 0;
 }

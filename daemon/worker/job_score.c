@@ -129,9 +129,9 @@ int task_score(struct task *task) {
         if (!all.result)
                 return -E2BIG;
         all.anchors = task_anchors(task);
-        all.rooms = task_room(task, team_threads(task->team) * all.room, sizeof(float));
+        all.rooms = task_room(task, threads_count(task->threads) * all.room, sizeof(float));
         if (!all.anchors || !all.rooms)
                 return -ENOMEM;
-        team_run(task->team, task->job->n_items, score, &all);
+        threads_share(task->threads, task->job->n_items, score, &all);
         return 0;
 }

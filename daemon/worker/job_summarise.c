@@ -73,7 +73,7 @@ static void choose(void *data, uint32_t i, uint32_t thread) {
 
 int summary_choose_channels(struct task *task) {
         const struct shape *s = &task->shape;
-        uint32_t threads = team_threads(task->team);
+        uint32_t threads = threads_count(task->threads);
         struct choice choice = {.task = task};
 
         choice.weights = task_room(task, (size_t)threads * s->dim, sizeof(float));
@@ -83,7 +83,7 @@ int summary_choose_channels(struct task *task) {
                 return -ENOMEM;
         for (uint32_t d = 0; d < s->dim; d++)
                 choice.ones[d] = 1.0f;
-        team_run(task->team, s->layers * s->heads, choose, &choice);
+        threads_share(task->threads, s->layers * s->heads, choose, &choice);
         return 0;
 }
 
@@ -189,9 +189,9 @@ int task_summarise(struct task *task) {
                 r = summary_choose_channels(task);
         if (r < 0)
                 return r;
-        all.rooms = task_room(task, team_threads(task->team), all.room_bytes);
+        all.rooms = task_room(task, threads_count(task->threads), all.room_bytes);
         if (!all.rooms)
                 return -ENOMEM;
-        team_run(task->team, task->job->n_items, summarise, &all);
+        threads_share(task->threads, task->job->n_items, summarise, &all);
         return 0;
 }

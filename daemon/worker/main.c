@@ -64,14 +64,16 @@ static struct worker *worker; /* lives as long as the process */
 
 static int worker_new(int socket, uint32_t threads, struct worker **ret) {
         struct worker *w = sys->calloc(1, sizeof *w);
+        int r;
 
         if (!w)
                 return -ENOMEM;
         w->socket = socket;
-        w->task = (struct task){.ops = kvd_ops_pick(NULL), .team = team_new(threads), .result = w->result, .why = w->why,
-                              .why_size = sizeof w->why};
+        w->task = (struct task){.ops = kvd_ops_pick(NULL), .result = w->result, .why = w->why,
+                                .why_size = sizeof w->why};
         *ret = w;
-        return w->task.team ? kvd_decoder_new(&w->decoder) : -ENOMEM;
+        r = threads_new(threads, &w->task.threads);
+        return r < 0 ? r : kvd_decoder_new(&w->decoder);
 }
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */

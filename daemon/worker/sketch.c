@@ -113,8 +113,8 @@ static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *co
                 .type = s->type};
 }
 
-static void on_all_parts(struct sketch_use *use, team_piece *piece, void *data) {
-        team_run(use->task->team, use->task->shape.layers * use->task->shape.heads, piece, data);
+static void on_all_parts(struct sketch_use *use, threads_piece *piece, void *data) {
+        threads_share(use->task->threads, use->task->shape.layers * use->task->shape.heads, piece, data);
 }
 
 /* ---- in ---------------------------------------------------------------------------------------------------------- */
@@ -180,7 +180,7 @@ static int freeze_mean(struct sketch_use *use) {
 
         if (use->header->key_mode != 1 + KEYS_CENTRED || use->header->has_mean || !sketch_tokens(use))
                 return 0;
-        change.rooms = task_room(task, (size_t)team_threads(task->team) * task->shape.dim, sizeof(float));
+        change.rooms = task_room(task, (size_t)threads_count(task->threads) * task->shape.dim, sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
         on_all_parts(use, mean_part, &change);
@@ -234,7 +234,7 @@ int sketch_remove_estimates(struct sketch_use *use) {
         struct task *task = use->task;
         struct change change = {.use = use};
 
-        change.rooms = task_room(task, (size_t)team_threads(task->team) * task->shape.tokens * task->shape.dim,
+        change.rooms = task_room(task, (size_t)threads_count(task->threads) * task->shape.tokens * task->shape.dim,
                                 sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;

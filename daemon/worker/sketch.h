@@ -4,7 +4,7 @@
 
 /*
  * A job's sketch, with its tokens' places. Whole blocks go in and out: their tokens have ordinals one after the other,
- * each layer's keys and values of each head are a part of the cells, and the parts are shared out to the team.
+ * each layer's keys and values of each head are a part of the cells, and the parts are shared out to the threads.
  */
 
 #include "daemon/worker/job.h"

@@ -161,6 +161,6 @@ int task_summarise_on_device(struct task *task) {
         if (r == 0 && d.n)
                 r = make_rows(&d, gpu);
         if (r == 0)
-                team_run(task->team, d.n, put_row, &d);
+                threads_share(task->threads, d.n, put_row, &d);
         return r;
 }

@@ -68,4 +68,8 @@ extern const struct kvd_sys *sys; /* &kvd_sys_real, until a test says otherwise 
 
 uint64_t sys_now_ns(void); /* CLOCK_MONOTONIC */
 
+static inline double sys_now_ms(void) {
+        return (double)sys_now_ns() / 1e6;
+}
+
 #endif

@@ -10,9 +10,9 @@
 
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "client/kvd_methods.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/diffuse_pick.h"
 #include "tools/kvlm/refuse.h"
@@ -36,13 +36,6 @@ struct run { /* of one request */
         uint32_t n_masks;
         double started;
 };
-
-static double now_ms(void) {
-        struct timespec ts;
-
-        clock_gettime(CLOCK_MONOTONIC, &ts);
-        return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
-}
 
 /* ---- the prefix ---- */
 
@@ -335,12 +328,12 @@ static int write_text(struct run *run) {
 static int serve(struct run *run) {
         int r = open_entry(run);
 
-        run->result->entry_ms = now_ms() - run->started;
+        run->result->entry_ms = sys_now_ms() - run->started;
         if (r == 0)
                 r = prepare(run);
         if (r == 0)
                 r = denoise(run);
-        run->result->total_ms = now_ms() - run->started;
+        run->result->total_ms = sys_now_ms() - run->started;
         if (r == 0)
                 r = write_text(run);
         return r == 0 && run->diffuser->verify ? verify(run) : r;
@@ -372,7 +365,7 @@ int diffuse(const struct diffuser *d, const struct diffuse_request *q, struct di
                 .request = q,
                 .result = &result,
                 .maker = {&d->model->config, &d->shape, d->pass, d->cache},
-                .started = now_ms(),
+                .started = sys_now_ms(),
         };
         int r = diffuse_check(d, q);
 

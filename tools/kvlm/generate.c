@@ -3,8 +3,8 @@
 
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
 
@@ -18,13 +18,6 @@ struct run { /* of one request */
         double started;
         size_t room; /* of the text */
 };
-
-static double now_ms(void) {
-        struct timespec ts;
-
-        clock_gettime(CLOCK_MONOTONIC, &ts);
-        return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
-}
 
 static void show_progress(const struct run *run, uint32_t done, uint32_t n) {
         if (run->engine->progress)
@@ -210,7 +203,7 @@ static int decode(struct run *run) {
                 int r;
 
                 if (run->result->generated_tokens++ == 0)
-                        run->result->ttft_ms = now_ms() - run->started;
+                        run->result->ttft_ms = sys_now_ms() - run->started;
                 if (id == TOKEN_EOS)
                         return 0;
                 r = append_text(run, bytes, size);
@@ -224,7 +217,7 @@ static int decode(struct run *run) {
                 if (r < 0)
                         return r;
         }
-        run->result->ttft_ms = now_ms() - run->started; /* nothing was asked for: the prompt's end */
+        run->result->ttft_ms = sys_now_ms() - run->started; /* nothing was asked for: the prompt's end */
         return 0;
 }
 
@@ -276,7 +269,7 @@ static void account(const struct run *run) {
         const struct sequence *s = run->sequence;
         struct result *result = run->result;
 
-        result->total_ms = now_ms() - run->started;
+        result->total_ms = sys_now_ms() - run->started;
         result->reused_tokens = s->n_reused;
         result->shared_blocks = sequence_shared_blocks(s);
         result->private_blocks = s->n_blocks - result->shared_blocks;
@@ -348,7 +341,7 @@ int generate(const struct engine *e, const struct request *request, struct resul
         size_t rows = request->logits ? e->chunk : 1;
         uint32_t capacity = (uint32_t)MIN((uint64_t)request->n_tokens + e->max_tokens, c->max_positions);
         struct result result = {.prompt_tokens = request->n_tokens};
-        struct run run = {.engine = e, .result = &result, .started = now_ms()};
+        struct run run = {.engine = e, .result = &result, .started = sys_now_ms()};
         int r;
 
         if (request->n_tokens == 0)

@@ -13,11 +13,11 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
+#include "ipc/base/threads.h"
 #include "ipc/base/util.h"
 #include "kernels/attend.h"
 #include "tools/kvlm/refuse.h"
 #include "tools/kvlm/pooled.h"
-#include "tools/kvlm/team.h"
 
 enum { TILE = 32 };
 
@@ -32,7 +32,7 @@ struct pass {
         const struct model *model;
         const struct kvd_ops *ops;
         struct block_shape shape;
-        struct team *team;
+        struct threads *threads;
         struct bench *benches;
         uint32_t n_benches;
         float *frequencies; /* [head_dim / 2] */
@@ -190,7 +190,7 @@ static struct kvd_attention attention(const struct pass *p, uint32_t layer, uint
 
 static void meet(const struct pass *p) {
         if (!p->alone)
-                team_meet(p->team);
+                threads_meet(p->threads);
 }
 
 static void norm(const struct pass *p, float *to, const float *weights, uint32_t row, uint32_t n) {
@@ -217,7 +217,7 @@ static void project(struct pass *p, uint32_t layer, struct range rows, struct be
 
 /* What the queries want of what, and what of it must be fetched first. */
 static void look(struct pass *p, uint32_t layer, uint32_t member) {
-        uint32_t members = p->alone ? 1 : team_size(p->team);
+        uint32_t members = p->alone ? 1 : threads_count(p->threads);
 
         for (uint32_t h = member; h < p->model->config.kv_heads; h += members) {
                 struct kvd_attention a = attention(p, layer, h, (struct range){p->from, p->to});
@@ -282,7 +282,7 @@ static void keep_states(struct pass *p, uint32_t layer, struct range rows) {
 /* ---- one run ---- */
 
 static struct range share(const struct pass *p, uint32_t member) {
-        uint64_t n = p->to - p->from, members = p->alone ? 1 : team_size(p->team);
+        uint64_t n = p->to - p->from, members = p->alone ? 1 : threads_count(p->threads);
 
         return (struct range){p->from + (uint32_t)(n * member / members),
                               p->from + (uint32_t)(n * (member + 1) / members)};
@@ -307,13 +307,13 @@ static void run(void *data, uint32_t member) {
 }
 
 static void start(struct pass *p, void (*work)(void *, uint32_t)) {
-        uint32_t members = team_size(p->team);
+        uint32_t members = threads_count(p->threads);
 
         p->alone = members == 1 || p->to - p->from < 4 * members;
         if (p->alone)
                 work(p, 0);
         else
-                team_run(p->team, work, p);
+                threads_all(p->threads, work, p);
 }
 
 /* Every bench suffices for all rows; it grows by half at least. */
@@ -321,7 +321,7 @@ static int make_room(struct pass *p) {
         struct kvd_attention a = attention(p, p->layer, 0, (struct range){p->from, p->to});
         size_t need = kvd_attend_scratch(&a);
 
-        for (uint32_t i = 0; i < team_size(p->team); i++) {
+        for (uint32_t i = 0; i < threads_count(p->threads); i++) {
                 struct bench *b = p->benches + i;
 
                 if (need <= b->room)
@@ -479,6 +479,8 @@ static int allocate(struct pass *p, uint32_t threads) {
                 b->change = b->normed + normed;
                 b->gate_up = b->change + normed;
         }
+        if (threads_new(threads, &p->threads) < 0)
+                return refuse(-ENOMEM, "out of memory for %u threads", threads);
         return 0;
 }
 
@@ -491,8 +493,6 @@ int pass_new(const struct model *model, const struct kvd_ops *ops, const struct 
                 return refuse(-ENOMEM, "out of memory");
         *p = (struct pass){.model = model, .ops = ops, .shape = *shape};
         r = allocate(p, threads);
-        if (r == 0)
-                r = team_new(threads, &p->team);
         if (r < 0) {
                 pass_free(p);
                 return r;
@@ -508,8 +508,7 @@ struct pass *pass_free(struct pass *p) {
                 free(p->benches[i].attention);
                 free(p->benches[i].tile);
         }
-        if (p->team)
-                team_free(p->team);
+        threads_free(p->threads);
         free(p->benches);
         free(p->frequencies);
         free(p->rows);

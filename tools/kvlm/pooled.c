@@ -5,6 +5,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
 
@@ -15,13 +16,6 @@ enum {
         USE_EVERY = 4,   /* decoded tokens between reports of attention mass */
 };
 #define ROOM_NS 2000000L
-
-double pooled_now_ms(void) {
-        struct timespec ts;
-
-        clock_gettime(CLOCK_MONOTONIC, &ts);
-        return (double)ts.tv_sec * 1e3 + (double)ts.tv_nsec / 1e6;
-}
 
 /* ---- what the space says ----------------------------------------------------------------------------------------- */
 
@@ -131,7 +125,7 @@ static void took(struct pooled *p, int changes) {
 }
 
 void pooled_wait(struct pooled *p) {
-        double started = pooled_now_ms();
+        double started = sys_now_ms();
         int r;
 
         if (!p->table)
@@ -143,7 +137,7 @@ void pooled_wait(struct pooled *p) {
         }
         /* Changes may have been taken over before it was too late. */
         took(p, r == -ETIMEDOUT ? 1 : r);
-        p->stats.wait_ms += pooled_now_ms() - started;
+        p->stats.wait_ms += sys_now_ms() - started;
 }
 
 static void take_proposals(struct pooled *p) {

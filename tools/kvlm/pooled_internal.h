@@ -44,7 +44,6 @@ struct pooled {
         struct pooled_stats stats;
 };
 
-double pooled_now_ms(void);
 double pooled_setting(const struct pooled *, const char *name);
 
 /* Waits until what was asked for is there; attention does not run now. */

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
 #include "tools/kvlm/pooled_internal.h"
@@ -158,7 +159,7 @@ static void count_resident(struct pooled *p) {
 }
 
 void residency_fetch(struct pooled *p) {
-        double started = pooled_now_ms();
+        double started = sys_now_ms();
         uint32_t n, fit, coming;
 
         if (misses(p) && !p->late) {
@@ -170,7 +171,7 @@ void residency_fetch(struct pooled *p) {
                 count_resident(p);
         }
         memset(p->residency->wanted, 0, p->room * sizeof *p->residency->wanted);
-        p->stats.fetch_ms += pooled_now_ms() - started;
+        p->stats.fetch_ms += sys_now_ms() - started;
 }
 
 void residency_settle(struct pooled *p) {

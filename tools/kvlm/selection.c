@@ -18,6 +18,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "kernels/attend_inner.h"
 #include "kernels/hshare.h"
@@ -406,7 +407,7 @@ void pooled_look(struct pooled *p, uint32_t layer, uint32_t head, const struct k
         }
         if (a->n != 1 || s->labelled == 0)
                 return;
-        started = pooled_now_ms();
+        started = sys_now_ms();
         if (is_due(p, layer, head))
                 select_tokens(p, layer, head, a->q);
         if (p->residency && !d->looked && !choice_of(p, layer, head)) {
@@ -414,7 +415,7 @@ void pooled_look(struct pooled *p, uint32_t layer, uint32_t head, const struct k
                 find_shares(p, d);
                 d->looked = true;
         }
-        d->ms += pooled_now_ms() - started;
+        d->ms += sys_now_ms() - started;
 }
 
 void pooled_fetch(struct pooled *p, uint32_t layer) {
