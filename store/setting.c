@@ -12,23 +12,25 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ipc/base/enums.h"
 #include "store/cache/cache.h"
 #include "store/hooks.h"
 
-static const char *const policies[] = {[KVD_LRU] = "lru", [KVD_FIFO] = "fifo", [KVD_PRIORITY] = "priority"};
-
 static int set_policy(struct space *space, const char *value) {
-        for (uint32_t i = KVD_LRU; i < ARRAY_SIZE(policies); i++)
-                if (strcmp(policies[i], value) == 0) {
-                        int r = policy_goes_by_worth(i) ? space_refuse_opaque(space, "policy priority") : 0;
+        uint32_t policy = kvd_enum_number(KVD_ENUM_policy, value);
+        char what[32];
+        int r;
 
-                        if (r < 0)
-                                return r;
-                        space->ix->policy = i;
-                        evict_policy_changed(space);
-                        return 0;
-                }
-        return store_refuse(space_store(space), -EINVAL, "policy is lru, fifo or priority, not '%s'", value);
+        if (!policy)
+                return store_refuse(space_store(space), -EINVAL, "policy is one of " KVD_LIST(policy) ", not '%s'",
+                                    value);
+        snprintf(what, sizeof what, "policy %s", value);
+        r = policy_goes_by_worth(policy) ? space_refuse_opaque(space, what) : 0;
+        if (r < 0)
+                return r;
+        space->ix->policy = policy;
+        evict_policy_changed(space);
+        return 0;
 }
 
 static int set_max_blocks(struct space *space, const char *value) {

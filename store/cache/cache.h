@@ -271,7 +271,6 @@ bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run
 
 /* ---- eviction ---------------------------------------------------------------------------------- */
 
-bool policy_is_known(uint32_t policy);
 bool policy_goes_by_worth(uint32_t policy); /* what the methods think of a block decides */
 void evict_policy_changed(struct space *space);
 void block_restamp(struct space *space, uint32_t id); /* a leaf's place in its heap, by now */

@@ -24,6 +24,7 @@
 
 #include <errno.h>
 
+#include "ipc/base/enums.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
@@ -102,24 +103,21 @@ static uint64_t priority_refresh(const struct space *space, uint32_t id) {
         return priority_stamp(space, id, block_last_use(space, id));
 }
 
+/* One row for each word of ipc/base/enums.h. */
 static const struct policy {
         uint64_t (*first)(struct space *);                   /* stamp of a block just sealed */
         uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now */
         uint64_t (*stamp)(const struct space *, uint32_t, uint64_t clock); /* when the policy changes to this one */
         bool pinned_is_used; /* a pinned leaf is as warm as one used now */
         bool by_worth;       /* asks the methods what a block is worth: not for blocks that they cannot look into */
-} policies[] = {
-        [KVD_LRU] = {lru_first, lru_refresh, clock_alone, true, false},
-        [KVD_FIFO] = {fifo_first, fifo_refresh, clock_alone, false, false},
-        [KVD_PRIORITY] = {priority_first, priority_refresh, priority_stamp, false, true},
+} policies[KVD_policy_end] = {
+        [KVD_policy_lru] = {lru_first, lru_refresh, clock_alone, true, false},
+        [KVD_policy_fifo] = {fifo_first, fifo_refresh, clock_alone, false, false},
+        [KVD_policy_priority] = {priority_first, priority_refresh, priority_stamp, false, true},
 };
 
 static const struct policy *policy_of(const struct space *space) {
         return &policies[space->ix->policy];
-}
-
-bool policy_is_known(uint32_t policy) {
-        return policy < ARRAY_SIZE(policies) && policies[policy].first;
 }
 
 bool policy_goes_by_worth(uint32_t policy) {
@@ -241,7 +239,7 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
 
 /* A bidirectional prefix is found whole or not at all: what is left of one that lost its end goes first. */
 static bool useless_alone(const struct space *space) {
-        return space->ix->kind == KVD_BIDIRECTIONAL;
+        return space->ix->kind == KVD_kind_bidirectional;
 }
 
 static void block_unlink(struct space *space, uint32_t id) {

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "ipc/base/enums.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
@@ -27,7 +28,7 @@ static int refuse(struct attachment *a, int error, const char *what) {
 static int check_counts(struct attachment *a, const struct seal_request *q) {
         const struct kvd_geometry *g = &a->space->ix->geometry;
         uint64_t room = (uint64_t)q->n_blocks * g->block_tokens;
-        bool bidirectional = a->space->ix->kind == KVD_BIDIRECTIONAL;
+        bool bidirectional = a->space->ix->kind == KVD_kind_bidirectional;
 
         if (!q->n_blocks || q->n_tokens > room || q->n_tokens + g->block_tokens <= room)
                 return refuse(a, -EINVAL, "the number of tokens does not fit the number of blocks");
@@ -76,7 +77,7 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
         uint64_t end = (uint64_t)depth * ix->geometry.block_tokens + q->n_tokens;
         bool partial = q->n_tokens % ix->geometry.block_tokens != 0;
 
-        if (ix->kind == KVD_BIDIRECTIONAL && (end > q->root || (partial && end != q->root)))
+        if (ix->kind == KVD_kind_bidirectional && (end > q->root || (partial && end != q->root)))
                 return refuse(a, -EINVAL, "more tokens than the prefix has, or a part-filled block before its end");
         return 0;
 }
@@ -84,7 +85,7 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
 /* ---- where the chain stands ----------------------------------------------------------------------------------- */
 
 static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_request *q) {
-        return ix->kind == KVD_BIDIRECTIONAL ? kvd_key_prefix_root(ix, q->prefix_key, q->group) :
+        return ix->kind == KVD_kind_bidirectional ? kvd_key_prefix_root(ix, q->prefix_key, q->group) :
                                                kvd_key_root(ix, q->group, q->root);
 }
 
@@ -122,7 +123,7 @@ static void step(struct space *space, struct growth *g, uint32_t id) {
  * tokens that this block does not show.
  */
 static uint32_t find_duplicate(struct space *space, const struct growth *g, const uint32_t *tokens) {
-        return space->ix->kind == KVD_CAUSAL ? index_find(space, &g->fields, tokens) : NONE;
+        return space->ix->kind == KVD_kind_causal ? index_find(space, &g->fields, tokens) : NONE;
 }
 
 static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, struct kvd_key key,

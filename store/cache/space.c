@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "ipc/base/device.h"
+#include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/text.h"
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
@@ -22,31 +24,26 @@ struct space *space_by_name(struct domain *domain, const char *name) {
         return NULL;
 }
 
-static bool name_is_valid(const char *name) {
-        static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-
-        return name[0] && name[strspn(name, allowed)] == 0;
-}
-
 static int normalise(struct store *store, struct space_spec *spec) {
         const char *why;
 
-        if (!name_is_valid(spec->name))
-                return store_refuse(store, -EINVAL, "a space's name is 1 to 63 of A-Z a-z 0-9 . _ -");
+        if (!kvd_is_name(spec->name, KVD_NAME_MAX))
+                return store_refuse(store, -EINVAL, "a space's name is 1 to %u of " KVD_NAME_LETTERS, KVD_NAME_MAX);
         if (kvd_geometry_normalise(&spec->geometry, &why) < 0)
                 return store_refuse(store, -EINVAL, "space '%s': %s", spec->name, why);
         if (!spec->options.kind)
-                spec->options.kind = KVD_CAUSAL;
+                spec->options.kind = KVD_kind_causal;
         if (!spec->options.keys)
-                spec->options.keys = KVD_KEYS_SERVE;
+                spec->options.keys = KVD_keys_serve;
         if (!spec->options.policy)
-                spec->options.policy = KVD_LRU;
-        if (spec->options.kind > KVD_BIDIRECTIONAL || spec->options.keys > KVD_KEYS_PAPER ||
-            !policy_is_known(spec->options.policy) || spec->options.flags)
+                spec->options.policy = KVD_policy_lru;
+        if (spec->options.kind > KVD_kind_max || spec->options.keys > KVD_keys_max ||
+            spec->options.policy > KVD_policy_max || spec->options.flags)
                 return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys, policy or flags", spec->name);
         if (policy_goes_by_worth(spec->options.policy) && kvd_geometry_is_opaque(&spec->geometry))
-                return store_refuse(store, -EOPNOTSUPP, "space '%s': policy priority goes by what the methods think of "
-                                    "a block, and they cannot look into opaque ones", spec->name);
+                return store_refuse(store, -EOPNOTSUPP, "space '%s': policy %s goes by what the methods think of a "
+                                    "block, and they cannot look into opaque ones", spec->name,
+                                    kvd_enum_word(KVD_ENUM_policy, spec->options.policy));
         return 0;
 }
 

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 
+#include "ipc/base/enums.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
@@ -31,9 +32,9 @@ static int check_space(struct attachment *a) {
 
         if (!kvd_setting_on(ix->settings, KVD_keydiff_on))
                 return refuse(a, -EOPNOTSUPP, "keydiff is off");
-        if (ix->geometry.rope == KVD_ROPE_PRE)
+        if (ix->geometry.rope == KVD_rope_pre)
                 return refuse(a, -EOPNOTSUPP, "keys are stored before rotation, and a packed block has no positions");
-        if (ix->geometry.dtype == KVD_I8)
+        if (ix->geometry.dtype == KVD_dtype_i8)
                 return refuse(a, -EOPNOTSUPP, "numbers of 8 bits without a scale cannot be compared");
         return 0;
 }
