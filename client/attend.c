@@ -76,8 +76,8 @@ static struct view *find_view(struct kvd_space *space, const void *view) {
 static int check_space(const struct kvd_space *space, uint32_t layer) {
         const struct kvd_geometry *g = &space->geometry;
 
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (kvd_geometry_is_opaque(g))
                 return client_fail(-EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                                    space->name, g->layout);

@@ -6,7 +6,8 @@
  * What a view of a pool on a GPU has besides: the device, and the streams of this process that write and read there.
  *
  *      memory_device.c   segments
- *      semaphore.c       our row of the semaphore page, and what is let go of when a stream has passed
+ *      semaphore.c       our row of the semaphore page
+ *      deferred.c        what is let go of when a stream has passed
  *      stream.c          the calls of kvd_cuda.h
  */
 
@@ -64,12 +65,14 @@ bool semaphore_quiet(struct view *view); /* waits for what our streams still pro
 void semaphore_close(struct view *view); /* waits likewise */
 /* Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for instead. */
 int semaphore_promise(struct view *view, void *stream, struct promise *ret);
-void semaphore_finish(struct view *view, void *stream); /* waits for it; if its context has failed, it is over as well */
+void semaphore_finish(struct view *view, void *stream); /* waits for it; if its context has failed, it is over, too */
 int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value);
 uint64_t semaphore_reached(const struct view *view, uint32_t semaphore); /* of any row, as in descriptors */
 bool semaphore_passed(const struct view *view, struct promise until);
-void semaphore_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
-uint32_t semaphore_settle(struct view *view); /* lets go of what can be; how much still waits */
+
+/* deferred.c */
+void deferred_add(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
+uint32_t deferred_settle(struct view *view); /* lets go of what can be; how much still waits */
 
 /* stream.c */
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret);

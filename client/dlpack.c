@@ -36,8 +36,8 @@ static void let_go(struct owner *o) {
         if (o->pinned == KVD_ROOT)
                 return;
         if (view->device && semaphore_promise(view, o->stream, &until) == 0) {
-                semaphore_settle(view);
-                semaphore_defer(view, until, o->pinned, true);
+                deferred_settle(view);
+                deferred_add(view, until, o->pinned, true);
         } else {
                 unpin_block(view, kvd_ref_id(o->pinned));
         }
@@ -193,12 +193,6 @@ static int make(struct kvd_space *space, struct view *view, void *data, bool las
 
 /* ---- the calls ------------------------------------------------------------------------------------------------- */
 
-static int check_not_forked(const struct kvd_space *space) {
-        if (!forked(space->handle))
-                return 0;
-        return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
-}
-
 /* The block's incarnation in the chain; KVD_ROOT: it is not in it. Fixed while the chain is held. */
 static kvd_ref find_in_chain(const struct kvd_pin *pin, uint32_t block) {
         const struct view *view = pin->view;
@@ -219,7 +213,7 @@ int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_
         struct view *view = pin->view;
         struct owner *o;
         kvd_ref ref;
-        int r = check_not_forked(space);
+        int r = space_check(space);
 
         if (r < 0)
                 return r;
@@ -238,7 +232,7 @@ int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_
 
 int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block, struct DLManagedTensor **ret) {
         struct owner *o;
-        int r = check_not_forked(space);
+        int r = space_check(space);
 
         if (r < 0)
                 return r;
@@ -272,7 +266,7 @@ int kvd_dlpack_layer(struct kvd_space *space, uint32_t layer, uint32_t values, s
         struct kvd_layer_view at;
         struct view *view = NULL;
         struct owner *o;
-        int r = check_not_forked(space);
+        int r = space_check(space);
 
         if (r == 0)
                 r = view_of_layer(space, layer, &at, &view);
@@ -291,7 +285,7 @@ int kvd_dlpack_memory(struct kvd_space *space, struct DLManagedTensor **ret) {
         struct kvd_space_memory memory;
         struct view *view;
         struct owner *o;
-        int r = check_not_forked(space);
+        int r = space_check(space);
 
         if (r < 0)
                 return r;

@@ -55,9 +55,8 @@ int handle_connect(struct kvd *handle) {
 int kvd_join(struct kvd *handle, const uint8_t team[16]) {
         int r;
 
-        if (forked(handle))
-                return client_fail(-ECHILD, "this process was forked from the one that connected; open a connection of "
-                                   "its own");
+        if (handle_check(handle) < 0)
+                return -ECHILD;
         pthread_mutex_lock(&handle->lock);
         r = handle_connect(handle);
         if (r == 0)

@@ -14,6 +14,7 @@
  * kvd.lock is taken inside magazine.lock, never the other way round. Lookups take neither.
  */
 
+#include <errno.h>
 #include <pthread.h>
 
 #include "client/conn.h"
@@ -108,13 +109,22 @@ struct kvd_space {
         _Atomic uint32_t users; /* the caller, until kvd_space_close, and tensors that are not deleted yet */
 };
 
-enum counter { /* places in struct kvd_counters that libkvd counts itself */
-        COUNT_ALLOCATED = offsetof(struct kvd_counters, blocks_allocated) / sizeof(uint64_t),
-        COUNT_SEALED = offsetof(struct kvd_counters, blocks_sealed) / sizeof(uint64_t),
-        COUNT_DUPLICATE = offsetof(struct kvd_counters, blocks_duplicate) / sizeof(uint64_t),
-        COUNT_REFUSED = offsetof(struct kvd_counters, refused) / sizeof(uint64_t),
-        COUNT_RECONNECTS = offsetof(struct kvd_counters, reconnects) / sizeof(uint64_t),
+/* Places in struct kvd_counters: what libkvd counts, and what the pin page of a view has counted for it. */
+enum counter {
+#define COUNTER(member) (offsetof(struct kvd_counters, member) / sizeof(uint64_t))
+        COUNT_LOOKUPS = COUNTER(lookups),
+        COUNT_HITS = COUNTER(lookup_hits),
+        COUNT_TOKENS_ASKED = COUNTER(tokens_asked),
+        COUNT_TOKENS_FOUND = COUNTER(tokens_found),
+        COUNT_RETRIES = COUNTER(retries),
+        COUNT_ALLOCATED = COUNTER(blocks_allocated),
+        COUNT_SEALED = COUNTER(blocks_sealed),
+        COUNT_DUPLICATE = COUNTER(blocks_duplicate),
+        COUNT_REFUSED = COUNTER(refused),
+        COUNT_RECONNECTS = COUNTER(reconnects),
+#undef COUNTER
 };
+#define COUNTERS (sizeof(struct kvd_counters) / sizeof(uint64_t))
 
 static inline void count(struct kvd_space *space, enum counter which, uint64_t n) {
         atomic_fetch_add_explicit(&space->counters[which], n, memory_order_relaxed);
@@ -128,29 +138,49 @@ static inline bool forked(const struct kvd *handle) {
         return unlikely(*handle->not_forked == 0);
 }
 
+/* 0; in a child of the process that opened it, -ECHILD, with the words said. */
+static inline int handle_check(const struct kvd *handle) {
+        return forked(handle) ? client_fail(-ECHILD, "this process was forked from the one that connected; open a "
+                                            "connection of its own") : 0;
+}
+
+static inline int space_check(const struct kvd_space *space) {
+        return forked(space->handle) ? client_fail(-ECHILD, "this process was forked from the one that opened the "
+                                                   "space; open it anew") : 0;
+}
+
 /* handle.c; all under kvd.lock */
 int handle_connect(struct kvd *handle); /* 0 if there is a connection now */
 int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply, struct kvd_fds *fds);
 
-/* view.c */
+/* view.c: mappings of one attachment, and who still uses them */
 struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
 void view_put(struct view *view);
-int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
-int view_map_segments(struct view *view, uint32_t at_least); /* under kvd.lock: those below it that have memory */
-int view_map_block(struct view *view, uint32_t id, bool write); /* under kvd.lock */
-int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n); /* segments of blocks that others sealed */
-bool view_has(const struct view *view, uint32_t segment);
-bool view_may_write(const struct view *view, uint32_t segment);
-void view_lose_segment(struct view *view, uint32_t segment); /* it is about to be unmapped */
-bool view_has_any(const struct view *view);
+bool view_is_current(const struct view *view);
 bool view_is_last(struct view *view); /* under kvd.lock: those before it are unmapped, or that is done now */
-int view_map_file(int fd, uint64_t bytes, int prot, void **ret); /* refuses one that is shorter */
+struct view *view_new(struct kvd_space *space);
+void view_free(struct view *view);
+void view_unmap(struct view *view); /* under kvd.lock */
+void view_count(const struct view *view, uint64_t counters[COUNTERS]); /* adds what its page says */
 void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);
-bool view_is_current(const struct view *view);
+int view_map_file(int fd, uint64_t bytes, int prot, void **ret); /* refuses one that is shorter */
+bool view_has(const struct view *view, uint32_t segment);
+bool view_has_any(const struct view *view);
+bool view_may_write(const struct view *view, uint32_t segment);
+void view_set_segment(struct view *view, uint32_t segment, bool mapped, bool writable);
+void view_lose_segment(struct view *view, uint32_t segment); /* it is about to be unmapped */
+
+/* segments.c: under kvd.lock, but for view_map_blocks */
+int view_map_segments(struct view *view, uint32_t at_least); /* those below it that have memory */
+int view_map_block(struct view *view, uint32_t id, bool write);
+int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n); /* segments of blocks that others sealed */
+
+/* attach.c */
+int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
+void space_revive(struct kvd_space *space); /* the index says that its daemon is gone: attaches, but not at every call */
 
 /* space.c */
-void space_revive(struct kvd_space *space);
 void view_memory(struct view *view, struct kvd_space_memory *ret);
 void space_put(struct kvd_space *space); /* a tensor is gone, or the caller: the last one closes */
 
@@ -164,7 +194,9 @@ void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct 
 int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
                      struct kvd_pin *pin);
 bool pin_block(struct view *view, kvd_ref ref); /* true: it is sealed in this incarnation, and pinned */
-void unpin_block(struct view *view, uint32_t id);
+static inline void unpin_block(struct view *view, uint32_t id) {
+        atomic_fetch_sub_explicit(&view->pins[id], 1, memory_order_release);
+}
 
 /* sequence.c */
 
@@ -191,7 +223,7 @@ struct kvd_sequence {
 int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                  void (*take)(const void *reply, void *to), void *to);
 
-/* sync.c */
+/* use.c */
 void use_begin(struct kvd_sequence *sequence, uint32_t block, struct kvd_use use); /* whatever was said of it before */
 
 /* copy.c */
@@ -200,7 +232,12 @@ const struct kvd_ops *client_ops(void);
 /* attend.c */
 void attend_free_scratch(struct kvd_space *space);
 
-/* magazine.c: blocks that nobody wants any more; what it has no room for goes back to the daemon */
-void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n);
+/* magazine.c */
+#define MAGAZINE_REPLACED (-ERESTART) /* another daemon's view has taken the place of this one: look at that */
+
+int magazine_take(struct view *view, uint32_t n, kvd_ref *to); /* how many, n at most */
+int magazine_keep(struct view *view); /* what kvd_reserve asked for, no less and not much more; how many it holds */
+void magazine_put(struct view *view, const kvd_ref *refs, uint32_t n); /* nobody wants them; some go to the daemon */
+void magazine_send_back(struct view *view, const kvd_ref *refs, uint32_t n); /* all go to the daemon */
 
 #endif

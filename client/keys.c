@@ -22,9 +22,8 @@ struct key_tokens {
 static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
         const struct kvd_geometry *g = &space->geometry;
 
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it "
-                                   "anew");
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (space->options.kind == KVD_BIDIRECTIONAL || g->vocab || g->block_tokens < KEY_TOKENS / 2 ||
             g->block_tokens > KEY_TOKENS)
                 return client_fail(-EINVAL, "keys of 16 to 32 bytes are for causal spaces of opaque blocks with vocab 0 "

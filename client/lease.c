@@ -49,7 +49,7 @@ static bool wait_for_end(struct kvd_space *space, uint32_t seen, uint64_t deadli
         bool moved = false;
 
         for (uint64_t now; (now = sys_now_ns()) < deadline_ns;) {
-                moved = atomic_load((shm_u32 *)epoch) != seen || !atomic_load((shm_u32 *)&view->ix->alive);
+                moved = atomic_load(epoch) != seen || !atomic_load(&view->ix->alive);
                 if (moved)
                         break;
                 sleep_on(epoch, seen, MIN(deadline_ns - now, LOOK_AGAIN_NS));
@@ -59,8 +59,8 @@ static bool wait_for_end(struct kvd_space *space, uint32_t seen, uint64_t deadli
 }
 
 static int check(const struct kvd_space *space, uint32_t n_tokens) {
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (space->options.kind != KVD_BIDIRECTIONAL || n_tokens == 0)
                 return client_fail(-EINVAL, "leases are for prefixes of bidirectional spaces, of one token at least");
         return 0;

@@ -322,12 +322,8 @@ bool pin_block(struct view *view, kvd_ref ref) {
         return false;
 }
 
-void unpin_block(struct view *view, uint32_t id) {
-        atomic_fetch_sub_explicit(&view->pins[id], 1, memory_order_release);
-}
-
 static void touch(struct view *view, uint32_t id) {
-        uint32_t now = atomic_load_explicit(&((struct kvd_index *)view->ix)->clock, memory_order_relaxed);
+        uint32_t now = atomic_load_explicit(&view->ix->clock, memory_order_relaxed);
 
         atomic_store_explicit(&view->touch[id], now, memory_order_relaxed);
 }
@@ -368,7 +364,7 @@ static bool map_found(struct view *view, const struct search *s) {
         struct kvd *handle = view->space->handle;
         int r;
 
-        if (likely(mapped >= atomic_load_explicit(&((struct kvd_index *)view->ix)->n_segments, memory_order_acquire)))
+        if (likely(mapped >= atomic_load_explicit(&view->ix->n_segments, memory_order_acquire)))
                 return true;
         need = top_segment(view, s) + 1;
         if (need <= mapped || all_mapped(view, s))
@@ -409,8 +405,8 @@ static void fill_pin(struct kvd_pin *pin, struct view *view, const struct search
 
 static int check_arguments(const struct kvd_space *space, uint32_t group, uint64_t salt,
                            const struct kvd_pin *pin) {
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (group >= space->geometry.layer_groups)
                 return client_fail(-EINVAL, "layer group %u of %u", group, space->geometry.layer_groups);
         if (pin && pin->view)
@@ -425,7 +421,7 @@ static int check_arguments(const struct kvd_space *space, uint32_t group, uint64
 static struct view *view_for_lookup(struct kvd_space *space) {
         struct view *view = view_get(space);
 
-        if (likely(atomic_load_explicit(&((struct kvd_index *)view->ix)->alive, memory_order_relaxed)))
+        if (likely(atomic_load_explicit(&view->ix->alive, memory_order_relaxed)))
                 return view;
         view_put(view);
         space_revive(space);

@@ -9,13 +9,11 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/device.h"
+#include "client/internal.h"
 #include "ipc/base/sys.h"
 
 #define BATCH 128u
 #define FETCH_MAX 4096u /* as in message allocate */
-#define PIECE 256u
-#define REPLACED (-ERESTART)     /* another daemon's view has taken the place of this one: look at that */
 
 /* Blocks fetched ahead: 128, but a 64th of the space at most (of arenas, a quarter of the ids is in use). */
 static uint32_t batch(const struct view *view) {
@@ -65,7 +63,7 @@ static int fetch(struct view *view, uint32_t n, kvd_ref *to) {
         return (int)got;
 }
 
-static void send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
+void magazine_send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
         pthread_mutex_lock(&view->space->handle->lock);
         for (uint32_t i = 0; i < n; i += FETCH_MAX)
                 release(view, blocks + i, MIN(n - i, FETCH_MAX));
@@ -133,7 +131,7 @@ static int fetch_more(struct view *view, uint32_t n) {
         pthread_mutex_lock(&space->handle->lock);
         r = view_attach(space, &now);
         if (r == 0)
-                r = now == view ? fetch(view, n, view->magazine.refs + view->magazine.n) : REPLACED;
+                r = now == view ? fetch(view, n, view->magazine.refs + view->magazine.n) : MAGAZINE_REPLACED;
         pthread_mutex_unlock(&space->handle->lock);
         if (r > 0)
                 put_in_order(view, (uint32_t)r);
@@ -159,7 +157,7 @@ static void shrink(struct view *view, uint32_t to) {
 
         if (!n)
                 return;
-        send_back(view, view->magazine.refs, n);
+        magazine_send_back(view, view->magazine.refs, n);
         view->magazine.n -= n;
         memmove(view->magazine.refs, view->magazine.refs + n, view->magazine.n * sizeof *view->magazine.refs);
 }
@@ -167,15 +165,13 @@ static void shrink(struct view *view, uint32_t to) {
 /* ---- in and out ------------------------------------------------------------------------------------------------- */
 
 /* n blocks at most from magazine or daemon. */
-static int take(struct view *view, uint32_t n, kvd_ref *to) {
+int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
         uint32_t got = 0;
         int r;
 
-        if (unlikely(view->device))
-                semaphore_settle(view);
         pthread_mutex_lock(&view->magazine.lock);
         r = refill(view, n);
-        if (r != REPLACED)
+        if (r != MAGAZINE_REPLACED)
                 got = pop(view, n, to);
         pthread_mutex_unlock(&view->magazine.lock);
         return got ? (int)got : r;
@@ -196,11 +192,11 @@ void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
                 pthread_mutex_unlock(&view->magazine.lock);
         }
         if (kept < n)
-                send_back(view, blocks + kept, n - kept);
+                magazine_send_back(view, blocks + kept, n - kept);
 }
 
 /* Fills it to the floor, or brings it down to it. How many it holds, or an error. */
-static int keep(struct view *view) {
+int magazine_keep(struct view *view) {
         uint32_t n = floor_of(view);
         int r = 1;
 
@@ -212,122 +208,4 @@ static int keep(struct view *view) {
                 r = (int)view->magazine.n;
         pthread_mutex_unlock(&view->magazine.lock);
         return r;
-}
-
-/* ---- the calls ---------------------------------------------------------------------------------------------- */
-
-static int refuse_fork(void) {
-        return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
-}
-
-static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct kvd_block *blocks) {
-        for (uint32_t i = 0; i < n; i++) {
-                uint32_t id = kvd_ref_id(refs[i]);
-
-                blocks[i] = (struct kvd_block){view->base + id * view->ix->block_bytes, view, id,
-                                               kvd_ref_generation(refs[i])};
-        }
-        atomic_fetch_add(&view->refs, n);
-        count(view->space, COUNT_ALLOCATED, n);
-}
-
-static int alloc_piece(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
-        kvd_ref refs[PIECE];
-        struct view *view;
-        int r;
-
-        do {
-                view = view_get(space);
-                r = take(view, n, refs);
-                if (r > 0)
-                        hand_out(view, refs, (uint32_t)r, blocks);
-                view_put(view);
-        } while (r == REPLACED);
-        return r;
-}
-
-int kvd_alloc(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
-        uint32_t got = 0, want;
-        int r;
-
-        if (forked(space->handle))
-                return refuse_fork();
-        if (n == 0)
-                return client_fail(-EINVAL, "0 blocks asked for");
-        do {
-                want = MIN(n - got, PIECE);
-                r = alloc_piece(space, want, blocks + got);
-                got += r > 0 ? (uint32_t)r : 0;
-        } while (r == (int)want && got < n);
-        if (r == -ENOBUFS || r == -EDQUOT)
-                count(space, COUNT_REFUSED, 1);
-        return got ? (int)got : r;
-}
-
-int kvd_reserve(struct kvd_space *space, uint32_t n) {
-        struct view *view;
-        int r;
-
-        if (forked(space->handle))
-                return refuse_fork();
-        atomic_store(&space->reserve, n);
-        do {
-                view = view_get(space);
-                r = keep(view);
-                view_put(view);
-        } while (r == REPLACED);
-        return r;
-}
-
-/* What the daemon wrote into our page, and what our pins became since. */
-static uint64_t from_daemon(const struct kvd_pinpage *page) {
-        uint64_t held = atomic_load(&page->held), seen = atomic_load(&page->held_seen);
-        uint64_t available = atomic_load(&page->available), own = atomic_load(&page->held_alone);
-
-        if (held > seen)
-                return available - MIN(available, held - seen);
-        if (seen)
-                available += own * (seen - held) / seen;
-        return MIN(available, atomic_load(&page->may_fill));
-}
-
-int64_t kvd_available(struct kvd_space *space) {
-        struct view *view;
-        int64_t n;
-
-        if (forked(space->handle))
-                return refuse_fork();
-        view = view_get(space);
-        n = (int64_t)(from_daemon(view->page) + atomic_load(&view->magazine.n));
-        view_put(view);
-        return n;
-}
-
-/* As many as can go back with one message: of one view, and all or none of them perhaps sealed. */
-static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
-        struct view *view = blocks[0].view;
-        bool in_doubt = !blocks[0].data;
-        kvd_ref refs[PIECE];
-        uint32_t k = 0;
-
-        for (; k < MIN(n, PIECE) && blocks[k].view == view && !blocks[k].data == in_doubt; k++) {
-                refs[k] = kvd_ref_make(blocks[k].id, blocks[k].generation);
-                blocks[k] = (struct kvd_block){0};
-        }
-        if (!view)
-                return k;
-        if (in_doubt)
-                send_back(view, refs, k); /* see seal.c: the daemon knows what they are */
-        else
-                magazine_put(view, refs, k);
-        for (uint32_t i = 0; i < k; i++)
-                view_put(view);
-        return k;
-}
-
-void kvd_free(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
-        if (forked(space->handle))
-                return;
-        for (uint32_t i = 0; i < n;)
-                i += free_some(n - i, blocks + i);
 }

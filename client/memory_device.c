@@ -80,7 +80,7 @@ static int map_legacy(struct view *view, uint32_t number, const struct segment_s
         if (view->base)
                 return 0;
         if (number != 0 || !from->handle)
-                return client_fail(-EPROTO, "what the daemon sent cannot be used: a pool of legacy handles has one");
+                return daemon_fail(-EPROTO, "a pool of legacy handles has one");
         memcpy(handle.bytes, from->handle, sizeof handle.bytes);
         r = kvd_device_open_handle(&view->device->gpu, &handle, &at);
         if (r < 0)
@@ -166,11 +166,11 @@ static void let_go(struct view *view, uint32_t number) {
 
 bool device_drain_wanted(const struct view *view) {
         return view->ix->backend == KVD_BACKEND_VMM &&
-               atomic_load((shm_u32 *)&view->ix->drain_epoch) != atomic_load(&view->device->drained);
+               atomic_load(&view->ix->drain_epoch) != atomic_load(&view->device->drained);
 }
 
 void device_drain(struct view *view) {
-        uint32_t epoch = atomic_load((shm_u32 *)&view->ix->drain_epoch), segments[DRAIN_MAX], n = 0;
+        uint32_t epoch = atomic_load(&view->ix->drain_epoch), segments[DRAIN_MAX], n = 0;
 
         if (likely(!device_drain_wanted(view)))
                 return;

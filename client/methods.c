@@ -16,14 +16,8 @@
 
 /* ---- settings -------------------------------------------------------------------------------------------------- */
 
-static int refuse_forked(const struct kvd_space *space) {
-        return forked(space->handle) ?
-                       client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew") :
-                       0;
-}
-
 int kvd_space_setting(struct kvd_space *space, const char *name, double *ret) {
-        int which = kvd_setting_by_name(name), r = refuse_forked(space);
+        int which = kvd_setting_by_name(name), r = space_check(space);
         struct view *view;
 
         if (r < 0)
@@ -37,7 +31,7 @@ int kvd_space_setting(struct kvd_space *space, const char *name, double *ret) {
 }
 
 int kvd_space_set(struct kvd_space *space, const char *name, double value) {
-        int which = kvd_setting_by_name(name), r = refuse_forked(space);
+        int which = kvd_setting_by_name(name), r = space_check(space);
         struct kvd_msg_space_set request = {.space = kvd_slice_of(space->name), .key = kvd_slice_of(name)};
         struct view *view;
         char text[64];
@@ -174,16 +168,16 @@ int kvd_prefix_depth(struct kvd_space *space, uint32_t prefix_tokens, uint32_t p
         uint64_t n = (uint64_t)prefix_tokens + prompt_tokens;
         struct view *view;
         uint32_t def, b;
-        int r = refuse_forked(space);
+        int r = space_check(space);
 
         if (r < 0)
                 return r;
         if (prefix_tokens == 0)
                 return client_fail(-EINVAL, "an empty prefix cannot be cached");
         view = view_get(space);
-        def = atomic_load_explicit((shm_u32 *)&view->ix->depth_def, memory_order_acquire);
+        def = atomic_load_explicit(&view->ix->depth_def, memory_order_acquire);
         n += def == 1 ? generated_tokens : 0;
-        b = atomic_load_explicit((shm_u32 *)&view->ix->depth[percent(prefix_tokens, n)], memory_order_relaxed);
+        b = atomic_load_explicit(&view->ix->depth[percent(prefix_tokens, n)], memory_order_relaxed);
         view_put(view);
         return def == 0 ? 0 : (int)MAX(b, 1);
 }
@@ -222,7 +216,7 @@ static int wait_for_sample(struct kvd_space *space, struct view *view, uint64_t 
         const struct timespec pause = {0, LOOK_AGAIN_NS};
 
         do {
-                uint32_t epoch = atomic_load((shm_u32 *)&view->ix->sync_epoch);
+                uint32_t epoch = atomic_load(&view->ix->sync_epoch);
                 int r = sample_call(space, view, KVD_MSG_sample_done, &request, &reply);
 
                 if (r < 0 || reply.done)
@@ -261,7 +255,7 @@ static int take_sample(struct kvd_space *space, struct view *view, uint32_t r, u
 int kvd_prefix_sample(struct kvd_space *space, uint32_t r, uint32_t n, const struct kvd_block *blocks,
                       uint32_t n_tokens) {
         struct view *view;
-        int result = refuse_forked(space);
+        int result = space_check(space);
 
         if (result < 0)
                 return result;

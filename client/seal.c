@@ -97,7 +97,7 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
 /* Our own copies of duplicates: a stream may be writing them still. */
 static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_t n) {
         for (uint32_t i = 0; p->until && i < n; i++)
-                semaphore_defer(p->view, *p->until, spare[i], false);
+                deferred_add(p->view, *p->until, spare[i], false);
         if (!p->until && n)
                 magazine_put(p->view, spare, n);
 }
@@ -195,8 +195,8 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
                uint32_t n_tokens) {
         uint32_t bt = space->geometry.block_tokens;
 
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (n == 0 || DIV_UP((uint64_t)n_tokens, bt) != n)
                 return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n, bt);
         if (pin->n_tokens % bt != 0)

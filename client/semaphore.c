@@ -4,9 +4,6 @@
  * This process' row of the semaphore page (ipc/base/semaphore.h): which stream writes which semaphore, how far it has
  * come, and what waits for it. A stream gets a semaphore of its own, and keeps it until there are no more for others
  * and nothing is outstanding on it: the values of a semaphore come from one stream at a time, so they only grow.
- *
- * What is let go of behind a stream (deferred) stays pinned, or being filled, as far as the daemon knows; it is let go
- * of by whichever call finds that the semaphore has reached its value.
  */
 
 #include <errno.h>
@@ -105,7 +102,7 @@ int semaphore_open(struct view *view, int fd, uint32_t row) {
         int r;
 
         if (row >= view->ix->semaphore_rows)
-                return client_fail(-EPROTO, "what the daemon sent cannot be used: row %u of a semaphore page of %u", row,
+                return daemon_fail(-EPROTO, "row %u of a semaphore page of %u", row,
                                    view->ix->semaphore_rows);
         r = view_map_file(fd, bytes, PROT_READ | PROT_WRITE, &at);
         if (r < 0)
@@ -136,7 +133,7 @@ static bool outstanding(const struct view *view) {
 }
 
 /* What our streams have been given to do is done afterwards. False: their context has failed. */
-static bool wait_for_all(struct view *view) {
+bool semaphore_quiet(struct view *view) {
         struct device *d = view->device;
         cu_result error;
 
@@ -149,16 +146,12 @@ static bool wait_for_all(struct view *view) {
         return error == CU_OK;
 }
 
-bool semaphore_quiet(struct view *view) {
-        return wait_for_all(view);
-}
-
 void semaphore_close(struct view *view) {
         struct device *d = view->device;
 
         if (!d->page)
                 return;
-        wait_for_all(view);
+        semaphore_quiet(view);
         if (d->streams)
                 kvd_device_unregister(&d->gpu, (void *)d->page);
         for (uint32_t i = 0; i < atomic_load(&d->n_deferred); i++)
@@ -261,11 +254,6 @@ static bool is_own(struct view *view, cu_stream stream, uint32_t semaphore) {
         return own;
 }
 
-/* Once another daemon has taken over, nobody would ever release a stream that waits for who has died since. */
-static bool released_by_nobody(const struct view *view) {
-        return !view_is_current(view);
-}
-
 int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value) {
         struct device *d = view->device;
         cu_result error = CU_OK;
@@ -273,7 +261,8 @@ int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t
 
         if (semaphore_reached(view, semaphore) >= value)
                 return 0;
-        if (!d->streams || released_by_nobody(view))
+        /* Once another daemon has taken over, nobody would release a stream that waits for a producer who died since. */
+        if (!d->streams || !view_is_current(view))
                 return wait_here(view, semaphore, value);
         r = enter(d);
         if (r < 0)
@@ -282,85 +271,4 @@ int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t
                 error = d->gpu.cuda->cuStreamWaitValue64(stream, semaphore_address(d, semaphore), value, CU_WAIT_GEQ);
         kvd_device_leave(&d->gpu);
         return error ? stream_fail(d, error, "the stream cannot wait") : 0;
-}
-
-/* ---- letting go when a stream has passed ------------------------------------------------------------------------ */
-
-static void let_go(struct view *view, const struct deferred *deferred, uint32_t n) {
-        for (uint32_t i = 0; i < n; i++) {
-                if (deferred[i].is_pin)
-                        unpin_block(view, kvd_ref_id(deferred[i].ref));
-                else
-                        magazine_put(view, &deferred[i].ref, 1);
-                view_put(view);
-        }
-}
-
-/* Under d->lock. */
-static bool make_room(struct device *d) {
-        uint32_t n = atomic_load(&d->n_deferred), room = d->room ? 2 * d->room : 64;
-        struct deferred *more;
-
-        if (n < d->room)
-                return true;
-        more = sys->calloc(room, sizeof *more);
-        if (!more)
-                return false;
-        if (n)
-                memcpy(more, d->deferred, n * sizeof *more);
-        free(d->deferred);
-        d->deferred = more;
-        d->room = room;
-        return true;
-}
-
-/* Without memory for a list, everything is waited for. */
-void semaphore_defer(struct view *view, struct promise until, kvd_ref ref, bool is_pin) {
-        struct deferred deferred = {until, ref, is_pin};
-        struct device *d = view->device;
-        bool listed;
-
-        atomic_fetch_add(&view->refs, 1);
-        pthread_mutex_lock(&d->lock);
-        listed = make_room(d);
-        if (listed) {
-                d->deferred[atomic_load(&d->n_deferred)] = deferred;
-                atomic_fetch_add(&d->n_deferred, 1);
-        }
-        pthread_mutex_unlock(&d->lock);
-        if (listed)
-                return;
-        wait_for_all(view);
-        let_go(view, &deferred, 1);
-}
-
-#define SETTLE_PIECE 64u
-
-/* Takes out what can be let go of, up to a piece. */
-static uint32_t take_passed(struct view *view, struct deferred *ret) {
-        struct device *d = view->device;
-        uint32_t taken = 0, kept = 0, n;
-
-        pthread_mutex_lock(&d->lock);
-        n = atomic_load(&d->n_deferred);
-        for (uint32_t i = 0; i < n; i++) {
-                if (taken < SETTLE_PIECE && semaphore_passed(view, d->deferred[i].until))
-                        ret[taken++] = d->deferred[i];
-                else
-                        d->deferred[kept++] = d->deferred[i];
-        }
-        atomic_store(&d->n_deferred, kept);
-        pthread_mutex_unlock(&d->lock);
-        return taken;
-}
-
-uint32_t semaphore_settle(struct view *view) {
-        struct deferred passed[SETTLE_PIECE];
-        uint32_t n = SETTLE_PIECE;
-
-        while (n == SETTLE_PIECE && atomic_load(&view->device->n_deferred)) {
-                n = take_passed(view, passed);
-                let_go(view, passed, n);
-        }
-        return view->unmapped ? 0 : atomic_load(&view->device->n_deferred);
 }

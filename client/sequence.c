@@ -24,8 +24,8 @@ int sequence_ask(struct kvd_sequence *s, uint32_t number, const void *request, v
         struct view *now;
         int r;
 
-        if (forked(handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the sequence");
+        if (space_check(s->space) < 0)
+                return -ECHILD;
         pthread_mutex_lock(&handle->lock);
         r = s->lost ? -ESTALE : view_attach(s->space, &now);
         if (r == -ESTALE || (r == 0 && now != s->view)) {
@@ -51,8 +51,8 @@ static void free_memory(struct kvd_sequence *s) {
 }
 
 static int check_open(const struct kvd_space *space, uint32_t max_blocks) {
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (space->options.kind == KVD_BIDIRECTIONAL)
                 return client_fail(-EINVAL, "sequences are for causal spaces");
         if (max_blocks == 0)

@@ -8,8 +8,6 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
 
-#define REVIVE_PAUSE_NS UINT64_C(100000000)
-
 #define AGREES(name, number, word, constant) static_assert((int)constant == number, "kvd.h and ipc/base/enums.h differ");
 #define ALL_AGREE(name) KVD_WORDS_##name(AGREES, AGREES)
 KVD_ENUMS(ALL_AGREE)
@@ -50,9 +48,8 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         const char *why;
         int r;
 
-        if (forked(handle))
-                return client_fail(-ECHILD, "this process was forked from the one that connected; open a connection of "
-                                   "its own");
+        if (handle_check(handle) < 0)
+                return -ECHILD;
         r = check_request(name, geometry, options);
         if (r < 0)
                 return r;
@@ -118,21 +115,6 @@ struct kvd_space *kvd_space_close(struct kvd_space *space) {
         return NULL;
 }
 
-/* The index says that its daemon is gone or the space deleted: attaches anew, but not at every lookup. */
-void space_revive(struct kvd_space *space) {
-        struct kvd *handle = space->handle;
-        uint64_t now = sys_now_ns();
-        struct view *view;
-
-        if (pthread_mutex_trylock(&handle->lock) != 0)
-                return;
-        if (now >= handle->retry_ns) {
-                handle->retry_ns = now + REVIVE_PAUSE_NS;
-                view_attach(space, &view);
-        }
-        pthread_mutex_unlock(&handle->lock);
-}
-
 void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
         uint64_t *out = (uint64_t *)ret;
         struct view *view;
@@ -140,14 +122,10 @@ void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
         *ret = (struct kvd_counters){0};
         if (forked(space->handle))
                 return;
-        for (uint32_t i = 0; i < ARRAY_SIZE(space->counters); i++)
+        for (uint32_t i = 0; i < COUNTERS; i++)
                 out[i] = atomic_load_explicit(&space->counters[i], memory_order_relaxed);
         view = view_get(space);
-        ret->lookups += atomic_load_explicit(&view->page->counters[KVD_CLIENT_LOOKUPS], memory_order_relaxed);
-        ret->lookup_hits += atomic_load_explicit(&view->page->counters[KVD_CLIENT_HITS], memory_order_relaxed);
-        ret->tokens_asked += atomic_load_explicit(&view->page->counters[KVD_CLIENT_TOKENS_ASKED], memory_order_relaxed);
-        ret->tokens_found += atomic_load_explicit(&view->page->counters[KVD_CLIENT_TOKENS_FOUND], memory_order_relaxed);
-        ret->retries += atomic_load_explicit(&view->page->counters[KVD_CLIENT_RETRIES], memory_order_relaxed);
+        view_count(view, out);
         view_put(view);
 }
 
@@ -156,7 +134,7 @@ void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
 /* Segments that came into being since. A daemon that is gone has none to give, and what is mapped is what there is. */
 static void map_new_segments(struct view *view) {
         struct kvd *handle = view->space->handle;
-        uint32_t n = atomic_load((shm_u32 *)&view->ix->n_segments);
+        uint32_t n = atomic_load(&view->ix->n_segments);
 
         if (likely(atomic_load(&view->n_mapped) >= n))
                 return;
@@ -179,8 +157,8 @@ void view_memory(struct view *view, struct kvd_space_memory *ret) {
 int kvd_space_memory(struct kvd_space *space, struct kvd_space_memory *ret) {
         struct view *view;
 
-        if (forked(space->handle))
-                return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
+        if (space_check(space) < 0)
+                return -ECHILD;
         view = view_get(space);
         view_memory(view, ret);
         view_put(view);

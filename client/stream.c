@@ -11,16 +11,12 @@
 
 #include "client/device.h"
 
-static int refuse_fork(void) {
-        return client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew");
-}
-
 int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
         struct view *view;
 
         *ret = (struct kvd_place){.memory = KVD_MEMORY_HOST, .device = -1};
-        if (forked(space->handle))
-                return refuse_fork();
+        if (space_check(space) < 0)
+                return -ECHILD;
         view = view_get(space);
         if (view->device) {
                 ret->memory = KVD_MEMORY_CUDA;
@@ -89,7 +85,7 @@ static struct need need_of(const struct kvd_desc *desc) {
 }
 
 static bool nothing_pending(const struct view *view) {
-        return !view->device || shm_get32((const uint32_t *)&view->ix->n_pending) == 0;
+        return !view->device || atomic_load_explicit(&view->ix->n_pending, memory_order_relaxed) == 0;
 }
 
 int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream) {
@@ -99,8 +95,8 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
         const struct kvd_desc *desc;
         int n = 0;
 
-        if (forked(space->handle))
-                return refuse_fork();
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (!view || nothing_pending(view))
                 return 0;
         while (n >= 0 && (desc = next_block(view, &at))) {
@@ -128,8 +124,8 @@ int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
         bool waits = false;
         int r;
 
-        if (forked(space->handle))
-                return refuse_fork();
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (!view || !view->device)
                 return 0;
         while ((desc = next_block(view, &at))) {
@@ -158,7 +154,7 @@ static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, str
         if (r < 0 && r != -ENOTSUP)
                 return r;
         r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, r == 0 ? &until : NULL);
-        semaphore_settle(view);
+        deferred_settle(view);
         return r;
 }
 
@@ -189,9 +185,9 @@ void kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
         if (!view || forked(space->handle))
                 return;
         if (view->device && promise_or_wait(view, stream, &until)) {
-                semaphore_settle(view);
+                deferred_settle(view);
                 atomic_fetch_add(&view->pins[pin->leaf], 1); /* the deferred one's; kvd_unpin takes the caller's */
-                semaphore_defer(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
+                deferred_add(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
         }
         kvd_unpin(space, pin);
 }
@@ -218,7 +214,7 @@ void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, 
                 if (view != blocks[i].view && !promise_or_wait(blocks[i].view, stream, &until))
                         continue; /* the stream was waited for */
                 view = blocks[i].view;
-                semaphore_defer(view, until, kvd_ref_make(blocks[i].id, blocks[i].generation), false);
+                deferred_add(view, until, kvd_ref_make(blocks[i].id, blocks[i].generation), false);
                 blocks[i] = (struct kvd_block){0};
                 view_put(view); /* the deferred one's reference holds on */
         }
@@ -248,7 +244,7 @@ int kvd_settle(struct kvd_space *space) {
         for (struct view *view = atomic_load(&space->view); view; view = view->older)
                 if (view->device) {
                         atomic_fetch_add(&view->refs, 1);
-                        waiting += semaphore_settle(view);
+                        waiting += deferred_settle(view);
                         view_put(view);
                 }
         give_back_memory(space);
@@ -278,8 +274,8 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
         struct view *view;
         int r;
 
-        if (forked(space->handle))
-                return refuse_fork();
+        if (space_check(space) < 0)
+                return -ECHILD;
         if (kvd_geometry_is_opaque(&space->geometry))
                 return client_fail(-EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                                    space->name, space->geometry.layout);
@@ -288,7 +284,7 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
         pthread_mutex_lock(&space->handle->lock);
         r = view_attach(space, &view);
         if (r == 0)
-                r = view_map_segments(view, atomic_load((shm_u32 *)&view->ix->n_segments));
+                r = view_map_segments(view, atomic_load(&view->ix->n_segments));
         if (r == 0) {
                 layer_lay_out(view->ix, view->base, layer, ret);
                 ret->blocks = kvd_segments_ids(view->ix, atomic_load(&view->n_mapped));
