@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Arrays lie unaligned in a frame, and as long as their sender likes. Here they are checked and copied to where the
+ * store can read them.
+ */
+
 #include "daemon/arrays.h"
 
 #include <errno.h>

@@ -1,29 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A client's life, and what it finds by handle or by name. The end of the connection is not the end of the process (and
+ * a child may hold the connection open beyond it): everything that the process can still touch is kept until the kernel
+ * says, through the pidfd, that the process is gone.
+ */
+
 #include "daemon/client.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
+#include <unistd.h>
 
 #include "daemon/log.h"
 #include "daemon/mates.h"
+#include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-/*
- * One message a turn: who sends many waits for everybody else in between. And a request is read only when its reply
- * is sure to fit into the socket, so there are no replies to keep: a client that does not read is not read from.
- *
- * The end of the connection is not the end of the process (and a child may hold the connection open beyond it). What
- * the process can still touch is kept until the kernel says, through the pidfd, that the process is gone.
- */
-
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
-static void socket_ready(struct loop_source *source, short revents);
 static void process_ended(struct loop_source *source, short revents);
 static void quarantine_over(struct loop_timer *timer);
 
@@ -33,10 +30,10 @@ static void close_socket(struct client *c) {
         c->socket.fd = -1;
 }
 
-int client_open(struct client *c, int fd) {
+int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, short)) {
         int r;
 
-        c->socket = (struct loop_source){.fd = fd, .events = POLLIN, .ready = socket_ready};
+        c->socket = (struct loop_source){.fd = fd, .events = POLLIN, .ready = ready};
         c->connected_ns = sys_now_ns();
         r = peer_get(fd, &c->peer);
         if (r >= 0 && c->server->config->own_user_only && c->peer.uid != getuid())
@@ -65,13 +62,14 @@ static void log_end(const struct client *c, bool died) {
 
 void client_end(struct client *c, bool died) {
         const struct client ended = *c;
+        struct client *mate;
 
         if (c->state >= CLIENT_ATTACHED) {
                 log_end(c, died);
-                c->server->n_attached--;
+                c->server->seats.n_attached--;
         }
         if (c->state == CLIENT_HALF_OPEN)
-                server_half_open_remove(c->server, c);
+                seats_remove_half_open(&c->server->seats, c);
         if (c->n_spaces)
                 loop_want_idle(c->server->loop);
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
@@ -82,9 +80,10 @@ void client_end(struct client *c, bool died) {
         loop_timer_stop(&c->quarantine);
         closep(&c->peer.pidfd);
         if (c->n_spaces)
-                server_watch_order(c->server);
-        server_client_unused(c->server, c);
-        mates_release(c->server, &ended);
+                shared_pages_watch_semaphores(&c->server->pages);
+        seats_leave(&c->server->seats, c);
+        while ((mate = mates_without_team(&ended)))
+                client_end(mate, true);
 }
 
 void client_disconnect(struct client *c) {
@@ -198,7 +197,7 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
         c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
         place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
         c->n_spaces++;
-        server_watch_pins(c->server);
+        shared_pages_watch_pins(&c->server->pages);
         *handle = place->handle;
         return 0;
 }
@@ -258,157 +257,14 @@ int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd
 
 /* ---- refusals -------------------------------------------------------------------------------------------------- */
 
-int client_refuse(struct client *c, int error, const char *format, ...) {
-        char *why = c->server->scratch->why;
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(why, sizeof c->server->scratch->why, format, args);
-        va_end(args);
-        return error;
-}
-
 int client_store_failed(struct client *c, int error) {
         return client_refuse(c, error, "%s", store_why(c->server->store));
 }
 
-/* A text that was cut in the middle of a character, or quotes something odd, must not spoil the reply. */
-static struct kvd_slice plain_text(char *text) {
-        for (char *p = text; *p; p++)
-                if (*p < 0x20 || *p > 0x7e)
-                        *p = '?';
-        return kvd_slice_of(text);
-}
-
-static void make_error(struct client *c, int error, struct reply *reply) {
-        reply->msg.number = KVD_MSG_error;
-        reply->msg.error.code = (uint32_t)-error;
-        reply->msg.error.text = plain_text(c->server->scratch->why);
-        reply->fds.n = 0;
-}
-
-/* How a list ends is no failure. */
-static bool is_end_of_list(uint32_t number, int error) {
-        return error == -ENOENT && (number == KVD_MSG_space_info || number == KVD_MSG_client_info ||
-                                    number == KVD_MSG_chain_info);
-}
-
-/* ---- messages -------------------------------------------------------------------------------------------------- */
-
-static int call_handler(struct client *c, const struct kvd_msg *request, struct reply *reply) {
-        const struct handler *handler = &handlers[request->number];
-
-        if (!handler->handle)
-                return client_refuse(c, -ENOSYS, "message '%s' is not a request", kvd_msg_info(request->number)->name);
-        if (c->state == CLIENT_HALF_OPEN && !handler->before_attach)
-                return client_refuse(c, -EPROTO, "the first message of a connection must be attach");
-        if (handler->wants_idle)
-                loop_want_idle(c->server->loop);
-        reply->msg.number = request->number + KVD_REPLY;
-        return handler->handle(c, request, reply);
-}
-
-static int send_reply(struct client *c, const struct reply *reply) {
-        ssize_t n;
-
-        n = kvd_msg_encode(&reply->msg, c->server->scratch->out, KVD_FRAME_MAX);
-        if (n < 0) {
-                log_error("a reply could not be encoded (message %u): %s", reply->msg.number, strerror((int)-n));
-                return (int)n;
-        }
-        c->room -= 2 * n + 2048; /* more than the kernel counts for it */
-        return kvd_frame_send(c->socket.fd, c->server->scratch->out, (size_t)n, &reply->fds, MSG_DONTWAIT);
-}
-
-/* size: of the frame that was received, or the error of receiving it. */
-static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
-        struct kvd_decoder *decoder = c->server->decoder;
-        int r = -EBADMSG;
-
-        *ret = (struct kvd_msg){0};
-        if (size < 0) {
-                client_refuse(c, r, "the frame is larger than %u bytes", KVD_FRAME_MAX);
-        } else {
-                r = kvd_msg_decode(decoder, c->server->scratch->in, (size_t)size, ret);
-                if (r >= 0)
-                        return 0;
-                client_refuse(c, r, "%s", kvd_decoder_why(decoder));
-        }
-        log_limited(LOG_WARNING, "process %d of user %u sent a bad frame: %s", c->peer.pid, c->peer.uid,
-                    c->server->scratch->why);
-        c->server->bad_frames++;
-        c->closing = r == -EBADMSG; /* nothing says where the peer is; otherwise it can go on */
-        return r;
-}
-
-static void answer(struct client *c, ssize_t size) {
-        struct kvd_msg request;
-        struct reply reply;
-        int r;
-
-        r = read_request(c, size, &request);
-        reply.msg = (struct kvd_msg){.serial = request.serial};
-        reply.fds.n = 0;
-        if (r >= 0)
-                r = call_handler(c, &request, &reply);
-        if (r < 0)
-                make_error(c, r, &reply);
-        c->server->request_errors += r < 0 && !is_end_of_list(request.number, r);
-        c->server->requests++;
-        c->requests++;
-        r = send_reply(c, &reply);
-        if (r < 0 || c->closing)
-                client_disconnect(c);
-}
-
-/* ---- socket ---------------------------------------------------------------------------------------------------- */
-
-/*
- * poll calls a Unix socket writable when at most a quarter of its buffer is in use, and sends are taken until all of
- * it is; in between there is room for replies that need not be asked for one by one. 1: there is; 0: not now.
- */
-static int has_room(struct client *c) {
-        struct pollfd p = {c->socket.fd, POLLOUT, 0};
-        unsigned n = sizeof(int);
-        int buffer, r;
-
-        if (c->room > 0)
-                return 1;
-        r = sys->poll(&p, 1, 0);
-        if (r < 0)
-                return errno == EINTR ? 0 : -errno;
-        if (!(p.revents & POLLOUT))
+/* A message that asks for what only a worker can do is refused, at once. Labels and scores are not asked for by one. */
+int client_needs_worker(struct client *c, const char *what) {
+        if (worker_is_on(c->server->worker))
                 return 0;
-        if (sys->getsockopt(c->socket.fd, SOL_SOCKET, SO_SNDBUF, &buffer, &n) < 0)
-                return -errno;
-        c->room = buffer / 2;
-        return 1;
-}
-
-static int read_and_answer(struct client *c) {
-        ssize_t n = kvd_frame_receive(c->socket.fd, c->server->scratch->in, NULL, MSG_DONTWAIT);
-
-        if (n == -EAGAIN)
-                return 0;
-        if (n == 0 || (n < 0 && n != -EMSGSIZE))
-                return -ECONNRESET;
-        answer(c, n);
-        return 0;
-}
-
-static void socket_ready(struct loop_source *source, short revents) {
-        struct client *c = container_of(source, struct client, socket);
-        int r;
-
-        if (source->events == POLLOUT) {
-                r = loop_change(source, POLLIN);
-        } else {
-                r = has_room(c);
-                if (r == 0)
-                        r = loop_change(source, POLLOUT);
-                else if (r > 0)
-                        r = read_and_answer(c);
-        }
-        if (r < 0)
-                client_disconnect(c);
+        return client_refuse(c, -EOPNOTSUPP, "%s needs a worker, and this daemon runs none; see worker in kvd.conf",
+                             what);
 }

@@ -29,7 +29,7 @@ struct client_space {
 
 struct client {
         struct server *server;
-        struct client *next;         /* in server->unused or server->half_open */
+        struct client *next;         /* in the unused seats, or the half-open ones */
         enum client_state state;
         bool admin, closing;         /* closing: after the reply */
         bool gone;                   /* the process is; what it held waits for its team (mates.h) */
@@ -47,8 +47,8 @@ struct client {
         char name[64];
 };
 
-/* Takes the connection over; on failure it is closed, and the client unused. */
-int client_open(struct client *client, int fd);
+/* Takes the connection over; on failure it is closed, and the client unused. ready: called for the socket. */
+int client_open(struct client *client, int fd, void (*ready)(struct loop_source *, short));
 
 /* The connection is of no more use: closes it, and waits for the end of the process if it may still use memory. */
 void client_disconnect(struct client *client);
@@ -58,23 +58,12 @@ void client_end(struct client *client, bool died);
 
 /* ---- for handlers ---------------------------------------------------------------------------------------------- */
 
-struct reply {
-        struct kvd_msg msg;  /* number and sequence are filled in */
-        struct kvd_fds fds;  /* borrowed */
-};
-
-/* 0, or a negative errno after client_refuse or client_store_failed said why. */
-typedef int client_handler(struct client *client, const struct kvd_msg *request, struct reply *reply);
-
-struct handler {
-        client_handler *handle;
-        bool before_attach;
-        bool wants_idle; /* the store may have work to do ahead of need afterwards */
-};
-extern const struct handler handlers[256];
-
-_printf_(3, 4) int client_refuse(struct client *client, int error, const char *format, ...);
+/* Say in one line why a request is refused, and return the error. */
+#define client_refuse(client, error, ...) kvd_refuse(&(client)->server->scratch->why, error, __VA_ARGS__)
 int client_store_failed(struct client *client, int error);
+
+/* 0 if there is a worker; what: the request needs one for, in words. */
+int client_needs_worker(struct client *client, const char *what);
 
 /* Space of this connection by handle. -ESTALE: deleted; -EBADF: never was. */
 int client_find_space(struct client *client, uint32_t handle, struct attachment **ret);

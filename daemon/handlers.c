@@ -1,37 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The table that requests.c looks into. A row that says ATTACHMENT or SPACE for a message without such fields, or with
+ * fields of another type, does not compile.
+ */
+
 #include "daemon/handlers.h"
 
+#define FIELD(message, name, type_) \
+        __builtin_choose_expr(__builtin_types_compatible_p(typeof(((struct kvd_msg *)NULL)->message.name), type_), \
+                              offsetof(struct kvd_msg, message.name), (void)0)
+
+#define WITH_NOTHING(message) .needs = NEEDS_NOTHING
+#define WITH_ATTACHMENT(message) .needs = NEEDS_ATTACHMENT, .space = FIELD(message, space, uint32_t)
+#define WITH_SPACE(message) \
+        .needs = NEEDS_SPACE, .space = FIELD(message, space, struct kvd_slice), \
+        .domain = FIELD(message, domain, struct kvd_slice)
+
+enum { NONE, FIRST, IDLE };
+
 const struct handler handlers[256] = {
-        [KVD_MSG_attach] = {.handle = handle_attach, .before_attach = true},
-        [KVD_MSG_space] = {.handle = handle_space, .wants_idle = true},
-        [KVD_MSG_detach] = {.handle = handle_detach, .wants_idle = true},
-        [KVD_MSG_segments] = {.handle = handle_segments},
-        [KVD_MSG_allocate] = {.handle = handle_allocate, .wants_idle = true},
-        [KVD_MSG_release] = {.handle = handle_release},
-        [KVD_MSG_seal] = {.handle = handle_seal},
-        [KVD_MSG_lease] = {.handle = handle_lease},
-        [KVD_MSG_evict] = {.handle = handle_evict, .wants_idle = true},
-        [KVD_MSG_space_set] = {.handle = handle_space_set, .wants_idle = true},
-        [KVD_MSG_space_delete] = {.handle = handle_space_delete, .wants_idle = true},
-        [KVD_MSG_daemon_info] = {.handle = handle_daemon_info},
-        [KVD_MSG_space_info] = {.handle = handle_space_info},
-        [KVD_MSG_client_info] = {.handle = handle_client_info},
-        [KVD_MSG_block_map] = {.handle = handle_block_map},
-        [KVD_MSG_pins] = {.handle = handle_pins},
-        [KVD_MSG_chain_info] = {.handle = handle_chain_info},
-        [KVD_MSG_check] = {.handle = handle_check},
-        [KVD_MSG_table] = {.handle = handle_table, .wants_idle = true},
-        [KVD_MSG_append] = {.handle = handle_append, .wants_idle = true},
-        [KVD_MSG_share] = {.handle = handle_share},
-        [KVD_MSG_sync] = {.handle = handle_sync, .wants_idle = true},
-        [KVD_MSG_cool] = {.handle = handle_cool, .wants_idle = true},
-        [KVD_MSG_revive] = {.handle = handle_revive, .wants_idle = true},
-        [KVD_MSG_compact] = {.handle = handle_compact, .wants_idle = true},
-        [KVD_MSG_critical] = {.handle = handle_critical},
-        [KVD_MSG_sample] = {.handle = handle_sample},
-        [KVD_MSG_sample_done] = {.handle = handle_sample_done},
-        [KVD_MSG_profile] = {.handle = handle_profile},
-        [KVD_MSG_drain] = {.handle = handle_drain, .wants_idle = true},
-        [KVD_MSG_join] = {.handle = handle_join},
-        [KVD_MSG_summaries] = {.handle = handle_summaries},
+#define KVD_HANDLER(message, needs, flags, worker_for_) \
+        [KVD_MSG_##message] = {.handle = handle_##message, WITH_##needs(message), .before_attach = flags == FIRST, \
+                               .wants_idle = flags == IDLE, .worker_for = worker_for_},
+#include "daemon/handlers.def"
+#undef KVD_HANDLER
 };

@@ -2,54 +2,35 @@
 #ifndef KVD_DAEMON_HANDLERS_H
 #define KVD_DAEMON_HANDLERS_H
 
-/* One function per request of msg.def. They check what the store does not, call it, and fill in the reply. */
+/*
+ * One function per request of msg.def: it checks what the store does not, calls the store, and fills in the reply.
+ * handlers.def is the list of them.
+ */
 
 #include "daemon/client.h"
 
-/* handlers_session.c: who and where */
-client_handler handle_attach;
-client_handler handle_space;
-client_handler handle_detach;
-client_handler handle_segments;
-client_handler handle_drain;
+/* What a handler is given besides its request, and what it fills in. */
+struct call {
+        struct attachment *attachment; /* NEEDS_ATTACHMENT */
+        struct space *space;           /* NEEDS_ATTACHMENT, NEEDS_SPACE */
+        struct kvd_msg reply;          /* number and serial are filled in */
+        struct kvd_fds fds;            /* borrowed; sent with the reply */
+};
 
-/* mates.c */
-client_handler handle_join;
+/* 0, or a negative errno after client_refuse or client_store_failed said why. */
+typedef int client_handler(struct client *client, const struct kvd_msg *request, struct call *call);
 
-/* handlers_blocks.c: the cache */
-client_handler handle_allocate;
-client_handler handle_release;
-client_handler handle_seal;
-client_handler handle_lease;
-client_handler handle_evict;
+struct handler {
+        client_handler *handle; /* NULL: there is no such request */
+        enum { NEEDS_NOTHING, NEEDS_ATTACHMENT, NEEDS_SPACE } needs;
+        size_t space, domain;   /* where the fields are, in struct kvd_msg */
+        bool before_attach, wants_idle;
+        const char *worker_for; /* NULL: it can be met without a worker */
+};
+extern const struct handler handlers[256];
 
-/* handlers_admin.c: change and look inside */
-client_handler handle_space_set;
-client_handler handle_space_delete;
-client_handler handle_block_map;
-client_handler handle_pins;
-client_handler handle_chain_info;
-client_handler handle_check;
-
-/* handlers_sequence.c: requests' own tables */
-client_handler handle_table;
-client_handler handle_append;
-client_handler handle_share;
-client_handler handle_sync;
-client_handler handle_cool;
-client_handler handle_revive;
-client_handler handle_compact;
-
-/* handlers_method.c: HShare's and BiCache's configurations */
-client_handler handle_critical;
-client_handler handle_sample;
-client_handler handle_sample_done;
-client_handler handle_profile;
-client_handler handle_summaries;
-
-/* handlers_info.c: figures */
-client_handler handle_daemon_info;
-client_handler handle_space_info;
-client_handler handle_client_info;
+#define KVD_HANDLER(message, needs, flags, worker_for) client_handler handle_##message;
+#include "daemon/handlers.def"
+#undef KVD_HANDLER
 
 #endif

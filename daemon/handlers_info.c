@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Figures. A peer that is no administrator learns nothing about other domains: not from lists, where a cursor counts only
+ * what the peer may see, and not from sums.
+ */
+
 #include "daemon/handlers.h"
 
 #include <errno.h>
+#include <unistd.h>
 
 #include "daemon/backend.h"
 #include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
-#include "ipc/base/util.h"
-
-/*
- * A peer who is no administrator learns nothing about other domains: not from lists, where a cursor counts only what
- * the peer may see, and not from sums.
- */
 
 static uint64_t ms_since(uint64_t ns) {
         return (sys_now_ns() - ns) / 1000000;
@@ -28,7 +29,7 @@ static struct space *next_visible(const struct client *c, uint32_t cursor) {
 /* ---- daemon ---------------------------------------------------------------------------------------------------- */
 
 static void count_visible(const struct client *c, struct kvd_msg_daemon_info_reply *m) {
-        const struct server *server = c->server;
+        const struct seats *seats = &c->server->seats;
 
         for (struct space *s = next_visible(c, 0); s; s = next_visible(c, space_number(s) + 1)) {
                 struct space_usage usage;
@@ -37,8 +38,8 @@ static void count_visible(const struct client *c, struct kvd_msg_daemon_info_rep
                 m->spaces++;
                 m->pool_used += usage.segments * space_index(s)->segment_bytes;
         }
-        for (uint32_t i = 0; i < server->n_seats; i++)
-                m->clients += server->clients[i].state >= CLIENT_ATTACHED && client_sees(c, server->clients[i].domain);
+        for (uint32_t i = 0; i < seats->n; i++)
+                m->clients += seats->clients[i].state >= CLIENT_ATTACHED && client_sees(c, seats->clients[i].domain);
 }
 
 static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_info_reply *m) {
@@ -53,9 +54,9 @@ static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_i
         m->jobs_waiting = store_jobs_waiting(server->store);
 }
 
-int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct server *server = c->server;
-        struct kvd_msg_daemon_info_reply *m = &reply->msg.daemon_info_reply;
+        struct kvd_msg_daemon_info_reply *m = &call->reply.daemon_info_reply;
 
         m->version = kvd_slice_of(KVD_PROJECT_VERSION);
         m->backend = kvd_slice_of(backend_name(server->backend ? server->backend->backend : KVD_BACKEND_HOST));
@@ -102,7 +103,6 @@ static void put_shape(const struct kvd_index *ix, struct kvd_msg_space_info_repl
 
 static void put_usage(struct space *space, struct scratch *scratch, struct kvd_msg_space_info_reply *m) {
         struct space_usage usage;
-        uint64_t *sums = scratch->counters + KVD_N_SPACE_COUNTERS;
 
         space_usage(space, &usage);
         m->max_blocks = usage.max_blocks;
@@ -128,12 +128,12 @@ static void put_usage(struct space *space, struct scratch *scratch, struct kvd_m
         m->copy_bytes = usage.copy_bytes;
         m->sketch_bytes = usage.sketch_bytes;
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
-                sums[i] = usage.client_counters[i];
-        m->client_counters = (struct kvd_slice){sums, KVD_N_CLIENT_COUNTERS * sizeof *sums};
+                scratch->client_counters[i] = usage.client_counters[i];
+        m->client_counters = (struct kvd_slice){scratch->client_counters, sizeof scratch->client_counters};
 }
 
-int handle_space_info(struct client *c, const struct kvd_msg *request, struct reply *reply) {
-        struct kvd_msg_space_info_reply *m = &reply->msg.space_info_reply;
+int handle_space_info(struct client *c, const struct kvd_msg *request, struct call *call) {
+        struct kvd_msg_space_info_reply *m = &call->reply.space_info_reply;
         struct scratch *scratch = c->server->scratch;
         struct space *space = next_visible(c, 0);
 
@@ -154,10 +154,10 @@ int handle_space_info(struct client *c, const struct kvd_msg *request, struct re
 /* ---- clients --------------------------------------------------------------------------------------------------- */
 
 static const struct client *visible_client(const struct client *c, uint32_t cursor) {
-        const struct server *server = c->server;
+        const struct seats *seats = &c->server->seats;
 
-        for (uint32_t i = 0; i < server->n_seats; i++) {
-                const struct client *other = &server->clients[i];
+        for (uint32_t i = 0; i < seats->n; i++) {
+                const struct client *other = &seats->clients[i];
 
                 if (other->state >= CLIENT_ATTACHED && client_sees(c, other->domain) && cursor-- == 0)
                         return other;
@@ -185,9 +185,9 @@ static void put_spaces(const struct client *of, uint64_t *sums, struct kvd_msg_c
         m->counters = (struct kvd_slice){sums, KVD_N_CLIENT_COUNTERS * sizeof *sums};
 }
 
-int handle_client_info(struct client *c, const struct kvd_msg *request, struct reply *reply) {
+int handle_client_info(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct client *other = visible_client(c, request->client_info.cursor);
-        struct kvd_msg_client_info_reply *m = &reply->msg.client_info_reply;
+        struct kvd_msg_client_info_reply *m = &call->reply.client_info_reply;
 
         if (!other)
                 return client_refuse(c, -ENOENT, "there are no more clients");
@@ -201,50 +201,6 @@ int handle_client_info(struct client *c, const struct kvd_msg *request, struct r
         m->quarantined = other->quarantine.link != NULL;
         m->requests = other->requests;
         m->age_ms = ms_since(other->connected_ns);
-        put_spaces(other, c->server->scratch->counters, m);
-        return 0;
-}
-
-/* ---- pins ------------------------------------------------------------------------------------------------------ */
-
-static const struct client *find_client(const struct server *server, const struct domain *domain, uint32_t number) {
-        for (uint32_t i = 0; i < server->n_seats; i++) {
-                const struct client *c = &server->clients[i];
-
-                if (c->state >= CLIENT_ATTACHED && c->domain == domain && c->number == number)
-                        return c;
-        }
-        return NULL;
-}
-
-static const struct attachment *find_attachment(const struct client *c, const struct space *space) {
-        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
-                if (c->spaces[i].attachment && attachment_space(c->spaces[i].attachment) == space)
-                        return c->spaces[i].attachment;
-        return NULL;
-}
-
-/* Of a client that is gone, or does not use the space: none. */
-int handle_pins(struct client *c, const struct kvd_msg *request, struct reply *reply) {
-        const struct kvd_msg_pins *m = &request->pins;
-        const struct attachment *attachment = NULL;
-        uint32_t *ids = c->server->scratch->ids, n = 0, cursor = m->first;
-        const struct client *other;
-        struct domain *domain;
-        struct space *space;
-        int r;
-
-        r = client_find_named(c, m->domain, m->space, &space);
-        if (r == 0)
-                r = client_find_domain(c, m->client_domain, &domain);
-        if (r < 0)
-                return r;
-        other = find_client(c->server, domain, m->client);
-        if (other)
-                attachment = find_attachment(other, space);
-        if (attachment)
-                n = attachment_pins(attachment, &cursor, ids, ARRAY_SIZE(c->server->scratch->ids));
-        reply->msg.pins_reply.ids = (struct kvd_slice){ids, n * (uint32_t)sizeof *ids};
-        reply->msg.pins_reply.next = attachment ? cursor : 0;
+        put_spaces(other, c->server->scratch->client_counters, m);
         return 0;
 }

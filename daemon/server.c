@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Accepts connections and gives each a seat, and is built and torn down here as a whole. When there are no descriptors
+ * left, a connection is taken with a spare one and closed, so that its peer learns of it.
+ */
+
 #include "daemon/server.h"
 
 #include <errno.h>
@@ -8,8 +14,9 @@
 #include <sys/socket.h>
 
 #include "daemon/client.h"
-#include "daemon/log.h"
 #include "daemon/exporter.h"
+#include "daemon/log.h"
+#include "daemon/requests.h"
 #include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -18,13 +25,8 @@
 
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
-/* One more, for the connection that is taken before another makes room for it. */
-static uint32_t n_seats(const struct config *config) {
-        return config->max_clients + SERVER_HALF_OPEN + 1;
-}
-
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * n_seats(config) + 1 + 2 * CHILD_SOURCES;
+        return 2 * seats_needed(config) + 1 + 2 * CHILD_SOURCES;
 }
 
 static int make_instance(struct server *server) {
@@ -32,7 +34,7 @@ static int make_instance(struct server *server) {
 }
 
 static void accept_again(struct loop_timer *timer);
-static void deadline_passed(struct loop_timer *timer);
+static void too_late(struct loop_timer *timer);
 
 int server_new(const struct config *config, struct loop *loop, struct store *store, struct server **ret) {
         _cleanup_(server_freep) struct server *server = NULL;
@@ -44,14 +46,11 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         *server = (struct server){
                 .config = config, .loop = loop, .store = store, .started_ns = sys_now_ns(), .spare = -1};
         server->retry.fire = accept_again;
-        server->deadline.fire = deadline_passed;
+        server->seats.deadline.fire = too_late;
+        shared_pages_init(&server->pages, loop, store);
         server->scratch = sys->calloc(1, sizeof *server->scratch);
-        server->clients = sys->calloc(n_seats(config), sizeof *server->clients);
-        if (!server->scratch || !server->clients)
+        if (!server->scratch || seats_init(&server->seats, server, seats_needed(config)) < 0)
                 return -ENOMEM;
-        server->n_seats = n_seats(config);
-        for (uint32_t i = server->n_seats; i-- > 0;)
-                server_client_unused(server, &server->clients[i]);
         r = kvd_decoder_new(&server->decoder);
         if (r < 0)
                 return r;
@@ -71,13 +70,11 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
 }
 
 void server_shut(struct server *server) {
-        for (uint32_t i = 0; i < server->n_seats; i++)
-                if (server->clients[i].state != CLIENT_UNUSED)
-                        client_end(&server->clients[i], false);
+        for (uint32_t i = 0; i < server->seats.n; i++)
+                if (server->seats.clients[i].state != CLIENT_UNUSED)
+                        client_end(&server->seats.clients[i], false);
         loop_timer_stop(&server->retry);
-        loop_timer_stop(&server->deadline);
-        loop_timer_stop(&server->order);
-        loop_timer_stop(&server->pins);
+        shared_pages_stop(&server->pages);
         loop_remove(&server->listening);
         worker_stop(server->worker);
 }
@@ -91,7 +88,7 @@ struct server *server_free(struct server *server) {
         server->worker = worker_free(server->worker);
         kvd_decoder_free(server->decoder);
         free(server->scratch);
-        free(server->clients);
+        seats_clear(&server->seats);
         free(server);
         return NULL;
 }
@@ -104,149 +101,35 @@ void server_freep(struct server **server) {
         *server = server_free(*server);
 }
 
-/* ---- what streams have done -------------------------------------------------------------------------------------- */
+/* ---- clients --------------------------------------------------------------------------------- */
 
-#define ORDER_FIRST_NS UINT64_C(1000000)
-#define ORDER_MOST_NS UINT64_C(64000000)
+static void too_late(struct loop_timer *timer) {
+        struct server *server = container_of(timer, struct server, seats.deadline);
+        struct client *c;
 
-/*
- * No event tells that a stream has passed. Readers wait by themselves, in their streams; looking only spares them that
- * later on, and lets the blocks be evicted: so it is done rarely when little changes.
- */
-static void look_at_order(struct loop_timer *timer) {
-        struct server *server = container_of(timer, struct server, order);
-
-        if (!store_order_look(server->store))
-                return;
-        server->order_pause_ns = MIN(2 * server->order_pause_ns, ORDER_MOST_NS);
-        loop_timer_set(server->loop, timer, sys_now_ns() + server->order_pause_ns);
-}
-
-void server_watch_order(struct server *server) {
-        if (server->order.link && server->order_pause_ns == ORDER_FIRST_NS)
-                return; /* soon enough: who seals all the time must not put it off */
-        server->order.fire = look_at_order;
-        server->order_pause_ns = ORDER_FIRST_NS;
-        loop_timer_set(server->loop, &server->order, sys_now_ns() + ORDER_FIRST_NS);
-}
-
-/* ---- what clients may expect ------------------------------------------------------------------------------------ */
-
-#define PINS_NS UINT64_C(100000000)
-
-/* Clients pin and let go without a word to us, and want to know what others' pins leave them. */
-static void look_at_pins(struct loop_timer *timer) {
-        struct server *server = container_of(timer, struct server, pins);
-
-        if (!store_look_at_pins(server->store))
-                return;
-        loop_want_idle(server->loop);
-        loop_timer_set(server->loop, timer, sys_now_ns() + PINS_NS);
-}
-
-void server_watch_pins(struct server *server) {
-        if (server->pins.link)
-                return;
-        server->pins.fire = look_at_pins;
-        loop_timer_set(server->loop, &server->pins, sys_now_ns() + PINS_NS);
-}
-
-/* ---- half-open connections ------------------------------------------------------------------------------------- */
-
-/*
- * A connection that does not attach costs a slot and two descriptors, so there are few of them, each for a second.
- * When there are too many, the oldest makes room: whoever means to attach has done so long before 64 others came.
- */
-
-static void watch_deadline(struct server *server) {
-        if (server->half_open)
-                loop_timer_set(server->loop, &server->deadline, server->half_open->connected_ns + SERVER_ATTACH_NS);
-        else
-                loop_timer_stop(&server->deadline);
-}
-
-static void half_open_add(struct server *server, struct client *client) {
-        struct client **link = &server->half_open;
-
-        while (*link)
-                link = &(*link)->next;
-        client->next = NULL;
-        *link = client;
-        server->n_half_open++;
-        watch_deadline(server);
-}
-
-void server_half_open_remove(struct server *server, struct client *client) {
-        struct client **link = &server->half_open;
-
-        while (*link != client)
-                link = &(*link)->next;
-        *link = client->next;
-        server->n_half_open--;
-        watch_deadline(server);
-}
-
-static void deadline_passed(struct loop_timer *timer) {
-        struct server *server = container_of(timer, struct server, deadline);
-        uint64_t now = sys_now_ns();
-
-        while (server->half_open && server->half_open->connected_ns + SERVER_ATTACH_NS <= now) {
-                log_limited(LOG_INFO, "process %d of user %u connected and did not attach: dropped",
-                            server->half_open->peer.pid, server->half_open->peer.uid);
-                client_end(server->half_open, false);
+        while ((c = seats_late(&server->seats))) {
+                log_limited(LOG_INFO, "process %d of user %u connected and did not attach: dropped", c->peer.pid,
+                            c->peer.uid);
+                client_end(c, false);
         }
-        watch_deadline(server);
 }
 
-/* The oldest half-open connection that has to go before this user may have one more, or NULL. */
-static struct client *half_open_victim(const struct server *server, uint32_t uid) {
-        struct client *oldest = NULL;
-        uint32_t n = 0;
-
-        for (struct client *c = server->half_open; c; c = c->next) {
-                if (c->peer.uid != uid)
-                        continue;
-                oldest = oldest ?: c;
-                n++;
-        }
-        if (n >= SERVER_USER_HALF_OPEN)
-                return oldest;
-        return server->n_half_open >= SERVER_HALF_OPEN ? server->half_open : NULL;
-}
-
-/* ---- clients --------------------------------------------------------------------------------------------------- */
-
-uint32_t server_user_clients(const struct server *server, uint32_t uid) {
-        uint32_t n = 0;
-
-        for (uint32_t i = 0; i < server->n_seats; i++)
-                n += server->clients[i].state >= CLIENT_ATTACHED && server->clients[i].peer.uid == uid;
-        return n;
-}
-
-void server_client_unused(struct server *server, struct client *client) {
-        *client = (struct client){.server = server, .next = server->unused, .socket.fd = -1, .peer.pidfd = -1};
-        server->unused = client;
-}
-
-/* There is a slot: attached ones are limited when they attach, and half-open ones by half_open_victim. */
+/* There is a seat: attached clients are limited when they attach, and half-open ones by seats_too_many. */
 static void welcome(struct server *server, int fd) {
-        struct client *client = server->unused, *victim;
-        int r;
+        struct client *client = seats_take(&server->seats), *oldest;
+        int r = client_open(client, fd, request_came);
 
-        server->unused = client->next;
-        r = client_open(client, fd);
         if (r < 0) {
                 log_limited(LOG_WARNING, "a connection was dropped: %s", strerror(-r));
                 return;
         }
-        victim = half_open_victim(server, client->peer.uid);
-        if (victim) {
+        oldest = seats_too_many(&server->seats, client->peer.uid);
+        if (oldest) {
                 log_limited(LOG_WARNING, "user %u has too many connections that did not attach: the oldest is dropped",
-                            victim->peer.uid);
-                client_end(victim, false);
+                            oldest->peer.uid);
+                client_end(oldest, false);
         }
-        half_open_add(server, client);
+        seats_add_half_open(&server->seats, client);
 }
 
 /* ---- accept ---------------------------------------------------------------------------------------------------- */

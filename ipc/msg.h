@@ -40,6 +40,21 @@ enum kvd_msg_number {
 #undef KVD_MSG_END
 };
 
+/* The most bytes of each str and bin: KVD_MOST_seal_tokens. */
+#define KVD_MOST_OF_u32(message, name, limit)
+#define KVD_MOST_OF_u64(message, name, limit)
+#define KVD_MOST_OF_str(message, name, limit) KVD_MOST_##message##_##name = limit,
+#define KVD_MOST_OF_bin(message, name, limit) KVD_MOST_##message##_##name = limit,
+enum {
+#define KVD_MSG_BEGIN(number, name, text)
+#define KVD_FIELD(type, message, name, limit, text) KVD_MOST_OF_##type(message, name, limit)
+#define KVD_MSG_END(name)
+#include "ipc/msg.def"
+#undef KVD_MSG_BEGIN
+#undef KVD_FIELD
+#undef KVD_MSG_END
+};
+
 typedef uint32_t kvd_field_u32;
 typedef uint64_t kvd_field_u64;
 typedef struct kvd_slice kvd_field_str;

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Looking inside a space: what its blocks are doing, who pins them, which chains there are, and whether every invariant
+ * is true. Each answer is a piece of the whole, and the next request begins where it ends.
+ */
+
+#include "daemon/handlers.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "ipc/base/util.h"
+
+/* ---- blocks ------------------------------------------------------------------------------------ */
+
+int handle_block_map(struct client *c, const struct kvd_msg *request, struct call *call) {
+        const struct kvd_msg_block_map *m = &request->block_map;
+        struct scratch *s = c->server->scratch;
+        const struct kvd_index *ix = space_index(call->space);
+        uint64_t total = kvd_segments_ids(ix, atomic_load(&ix->n_segments));
+        uint32_t n;
+
+        call->reply.block_map_reply.total = (uint32_t)MIN(total, ix->capacity);
+        call->reply.block_map_reply.states.data = s->states;
+        call->reply.block_map_reply.parents.data = s->parents;
+        n = m->parents ? ARRAY_SIZE(s->parents) : ARRAY_SIZE(s->states);
+        n = space_map(call->space, m->first, n, s->states, m->parents ? s->parents : NULL);
+        call->reply.block_map_reply.states.size = n;
+        call->reply.block_map_reply.parents.size = m->parents ? n * (uint32_t)sizeof *s->parents : 0;
+        return 0;
+}
+
+int handle_chain_info(struct client *c, const struct kvd_msg *request, struct call *call) {
+        struct chain_info *chain = &c->server->scratch->chain;
+        uint32_t cursor = request->chain_info.cursor;
+        int r = space_next_chain(call->space, &cursor, chain);
+
+        if (r < 0)
+                return client_refuse(c, r, "there are no more chains");
+        call->reply.chain_info_reply = (struct kvd_msg_chain_info_reply){
+                .next = cursor,
+                .leaf = chain->leaf,
+                .group = chain->group,
+                .blocks = chain->blocks,
+                .shared_blocks = chain->shared_blocks,
+                .tokens = chain->tokens,
+                .pins = chain->pins,
+                .idle_ticks = chain->idle_ticks,
+                .head = {chain->head, chain->n_head * (uint32_t)sizeof chain->head[0]},
+        };
+        return 0;
+}
+
+int handle_check(struct client *c, const struct kvd_msg *request, struct call *call) {
+        struct check_report *report = &c->server->scratch->report;
+        uint32_t cursor = request->check.cursor;
+
+        memset(report, 0, sizeof *report);
+        space_check(call->space, &cursor, report);
+        call->reply.check_reply = (struct kvd_msg_check_reply){
+                .next = cursor,
+                .checked = report->checked,
+                .broken = report->broken,
+                .first = kvd_slice_of(report->first),
+        };
+        if (report->broken)
+                log_error("space '%s' is broken: %s", space_name(call->space), report->first);
+        return 0;
+}
+
+/* ---- pins -------------------------------------------------------------------------------------- */
+
+static const struct client *find_client(const struct seats *seats, const struct domain *domain, uint32_t number) {
+        for (uint32_t i = 0; i < seats->n; i++) {
+                const struct client *c = &seats->clients[i];
+
+                if (c->state >= CLIENT_ATTACHED && c->domain == domain && c->number == number)
+                        return c;
+        }
+        return NULL;
+}
+
+static const struct attachment *find_attachment(const struct client *c, const struct space *space) {
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment && attachment_space(c->spaces[i].attachment) == space)
+                        return c->spaces[i].attachment;
+        return NULL;
+}
+
+/* A client that is gone, or does not use the space, has none. */
+int handle_pins(struct client *c, const struct kvd_msg *request, struct call *call) {
+        const struct kvd_msg_pins *m = &request->pins;
+        const struct attachment *attachment = NULL;
+        uint32_t *ids = c->server->scratch->ids, n = 0, cursor = m->first;
+        const struct client *other;
+        struct domain *domain;
+        int r = client_find_domain(c, m->client_domain, &domain);
+
+        if (r < 0)
+                return r;
+        other = find_client(&c->server->seats, domain, m->client);
+        if (other)
+                attachment = find_attachment(other, call->space);
+        if (attachment)
+                n = attachment_pins(attachment, &cursor, ids, ARRAY_SIZE(c->server->scratch->ids));
+        call->reply.pins_reply.ids = (struct kvd_slice){ids, n * (uint32_t)sizeof *ids};
+        call->reply.pins_reply.next = attachment ? cursor : 0;
+        return 0;
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One message a turn, so that a client that sends many waits for everybody else in between. A request is read only when
+ * its reply is sure to fit into the socket, so there are no replies to keep: a client that does not read is not read
+ * from. What every request of a kind needs is in its row of the table of handlers, and is looked for here.
+ */
+
+#include "daemon/requests.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/handlers.h"
+#include "daemon/log.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+/* ---- what a handler needs -------------------------------------------------------------------- */
+
+static const void *field(const struct kvd_msg *request, size_t offset) {
+        return (const uint8_t *)request + offset;
+}
+
+static int find_attachment(struct client *c, const struct handler *h, const struct kvd_msg *request,
+                           struct call *call) {
+        int r = client_find_space(c, *(const uint32_t *)field(request, h->space), &call->attachment);
+
+        if (r == 0)
+                call->space = attachment_space(call->attachment);
+        return r;
+}
+
+static int find_space(struct client *c, const struct handler *h, const struct kvd_msg *request, struct call *call) {
+        const struct kvd_slice *domain = field(request, h->domain), *name = field(request, h->space);
+
+        return client_find_named(c, *domain, *name, &call->space);
+}
+
+static int find_needs(struct client *c, const struct handler *h, const struct kvd_msg *request, struct call *call) {
+        int r = 0;
+
+        if (c->state == CLIENT_HALF_OPEN && !h->before_attach)
+                return client_refuse(c, -EPROTO, "the first message of a connection must be attach");
+        if (h->needs == NEEDS_ATTACHMENT)
+                r = find_attachment(c, h, request, call);
+        else if (h->needs == NEEDS_SPACE)
+                r = find_space(c, h, request, call);
+        return r == 0 && h->worker_for ? client_needs_worker(c, h->worker_for) : r;
+}
+
+static int call_handler(struct client *c, const struct kvd_msg *request, struct call *call) {
+        const struct handler *h = &handlers[request->number];
+        int r;
+
+        if (!h->handle)
+                return client_refuse(c, -ENOSYS, "message '%s' is not a request", kvd_msg_info(request->number)->name);
+        r = find_needs(c, h, request, call);
+        if (r < 0)
+                return r;
+        if (h->wants_idle)
+                loop_want_idle(c->server->loop);
+        call->reply.number = request->number + KVD_REPLY;
+        return h->handle(c, request, call);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+/* A text that was cut in the middle of a character, or quotes something odd, must not spoil the reply. */
+static struct kvd_slice plain_text(char *text) {
+        for (char *p = text; *p; p++)
+                if (*p < 0x20 || *p > 0x7e)
+                        *p = '?';
+        return (struct kvd_slice){text, (uint32_t)strnlen(text, KVD_MOST_error_text)};
+}
+
+static void make_error(struct client *c, int error, struct call *call) {
+        call->reply.number = KVD_MSG_error;
+        call->reply.error.code = (uint32_t)-error;
+        call->reply.error.text = plain_text(c->server->scratch->why.line);
+        call->fds.n = 0;
+}
+
+/* The end of a list is no failure. */
+static bool is_end_of_list(uint32_t number, int error) {
+        return error == -ENOENT && (number == KVD_MSG_space_info || number == KVD_MSG_client_info ||
+                                    number == KVD_MSG_chain_info);
+}
+
+static int send_reply(struct client *c, const struct call *call) {
+        ssize_t n = kvd_msg_encode(&call->reply, c->server->scratch->out, KVD_FRAME_MAX);
+
+        if (n < 0) {
+                log_error("a reply could not be encoded (message %u): %s", call->reply.number, strerror((int)-n));
+                return (int)n;
+        }
+        c->room -= 2 * n + 2048; /* more than the kernel counts for it */
+        return kvd_frame_send(c->socket.fd, c->server->scratch->out, (size_t)n, &call->fds, MSG_DONTWAIT);
+}
+
+/* size: of the frame that was received, or the error of receiving it. */
+static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
+        struct kvd_decoder *decoder = c->server->decoder;
+        int r = -EBADMSG;
+
+        *ret = (struct kvd_msg){0};
+        if (size < 0) {
+                client_refuse(c, r, "the frame is larger than %u bytes", KVD_FRAME_MAX);
+        } else {
+                r = kvd_msg_decode(decoder, c->server->scratch->in, (size_t)size, ret);
+                if (r >= 0)
+                        return 0;
+                client_refuse(c, r, "%s", kvd_decoder_why(decoder));
+        }
+        log_limited(LOG_WARNING, "process %d of user %u sent a bad frame: %s", c->peer.pid, c->peer.uid,
+                    c->server->scratch->why.line);
+        c->server->bad_frames++;
+        c->closing = r == -EBADMSG; /* nothing says where the peer is; otherwise it can go on */
+        return r;
+}
+
+static void answer(struct client *c, ssize_t size) {
+        struct kvd_msg request;
+        struct call call = {0};
+        int r;
+
+        r = read_request(c, size, &request);
+        call.reply.serial = request.serial;
+        if (r >= 0)
+                r = call_handler(c, &request, &call);
+        if (r < 0)
+                make_error(c, r, &call);
+        c->server->request_errors += r < 0 && !is_end_of_list(request.number, r);
+        c->server->requests++;
+        c->requests++;
+        r = send_reply(c, &call);
+        if (r < 0 || c->closing)
+                client_disconnect(c);
+}
+
+/* ---- socket ----------------------------------------------------------------------------------- */
+
+/*
+ * poll calls a Unix socket writable when at most a quarter of its buffer is in use, and sends are taken until all of
+ * it is; in between there is room for replies that need not be asked for one by one. 1: there is; 0: not now.
+ */
+static int has_room(struct client *c) {
+        struct pollfd p = {c->socket.fd, POLLOUT, 0};
+        unsigned n = sizeof(int);
+        int buffer, r;
+
+        if (c->room > 0)
+                return 1;
+        r = sys->poll(&p, 1, 0);
+        if (r < 0)
+                return errno == EINTR ? 0 : -errno;
+        if (!(p.revents & POLLOUT))
+                return 0;
+        if (sys->getsockopt(c->socket.fd, SOL_SOCKET, SO_SNDBUF, &buffer, &n) < 0)
+                return -errno;
+        c->room = buffer / 2;
+        return 1;
+}
+
+static int read_and_answer(struct client *c) {
+        ssize_t n = kvd_frame_receive(c->socket.fd, c->server->scratch->in, NULL, MSG_DONTWAIT);
+
+        if (n == -EAGAIN)
+                return 0;
+        if (n == 0 || (n < 0 && n != -EMSGSIZE))
+                return -ECONNRESET;
+        answer(c, n);
+        return 0;
+}
+
+void request_came(struct loop_source *source, short revents) {
+        struct client *c = container_of(source, struct client, socket);
+        int r;
+
+        if (source->events == POLLOUT) {
+                r = loop_change(source, POLLIN);
+        } else {
+                r = has_room(c);
+                if (r == 0)
+                        r = loop_change(source, POLLOUT);
+                else if (r > 0)
+                        r = read_and_answer(c);
+        }
+        if (r < 0)
+                client_disconnect(c);
+}

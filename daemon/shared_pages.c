@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * No event tells that a stream has passed, or that a client pinned a block. Readers wait by themselves, in their
+ * streams: looking only spares them that later on, and lets blocks be evicted, so it is done rarely when little changes.
+ */
+
+#include "daemon/shared_pages.h"
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define PINS_NS UINT64_C(100000000)
+#define SEMAPHORES_FIRST_NS UINT64_C(1000000)
+#define SEMAPHORES_MOST_NS UINT64_C(64000000)
+
+static void look_at_semaphores(struct loop_timer *timer) {
+        struct shared_pages *p = container_of(timer, struct shared_pages, semaphores);
+
+        if (!store_order_look(p->store))
+                return;
+        p->pause_ns = MIN(2 * p->pause_ns, SEMAPHORES_MOST_NS);
+        loop_timer_set(p->loop, timer, sys_now_ns() + p->pause_ns);
+}
+
+/* Clients want to know what others' pins leave them. */
+static void look_at_pins(struct loop_timer *timer) {
+        struct shared_pages *p = container_of(timer, struct shared_pages, pins);
+
+        if (!store_look_at_pins(p->store))
+                return;
+        loop_want_idle(p->loop);
+        loop_timer_set(p->loop, timer, sys_now_ns() + PINS_NS);
+}
+
+void shared_pages_init(struct shared_pages *p, struct loop *loop, struct store *store) {
+        *p = (struct shared_pages){.loop = loop, .store = store};
+        p->pins.fire = look_at_pins;
+        p->semaphores.fire = look_at_semaphores;
+}
+
+void shared_pages_stop(struct shared_pages *p) {
+        loop_timer_stop(&p->pins);
+        loop_timer_stop(&p->semaphores);
+}
+
+void shared_pages_watch_pins(struct shared_pages *p) {
+        if (!p->pins.link)
+                loop_timer_set(p->loop, &p->pins, sys_now_ns() + PINS_NS);
+}
+
+void shared_pages_watch_semaphores(struct shared_pages *p) {
+        if (p->semaphores.link && p->pause_ns == SEMAPHORES_FIRST_NS)
+                return; /* soon enough: a client that seals all the time must not put it off */
+        p->pause_ns = SEMAPHORES_FIRST_NS;
+        loop_timer_set(p->loop, &p->semaphores, sys_now_ns() + SEMAPHORES_FIRST_NS);
+}
