@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * BiCache's table of how many layers of a stored prefix to use. It is built from samples of how
+ * alike states with and without the rest are, and looked up by the prefix's share of the input.
+ */
+
 #include "kernels/btable.h"
 
 #include <errno.h>

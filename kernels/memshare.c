@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * MemShare's distances between blocks. Keys of one block are rotated to the other's positions while
+ * they are read, and nothing is written.
+ */
+
 #include "kernels/memshare.h"
 
 #include "ipc/base/util.h"

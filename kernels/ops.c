@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The tables of operations, and the choice among them. A table is offered only where the processor
+ * has all of its instructions.
+ */
+
 #include "kernels/ops.h"
 
 #include <string.h>

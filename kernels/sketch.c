@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A count sketch of keys and values. Tokens are added with a sign to one cell of each row, and a
+ * query takes the median of the rows.
+ */
+
 #include "kernels/sketch.h"
 
 #include "ipc/base/util.h"

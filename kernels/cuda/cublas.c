@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * cuBLAS, found at run time. A machine without it has no products of matrices on its GPU, and is
+ * told so when one is wanted.
+ */
+
 #include "kernels/cuda/cublas.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Launches of what a transformer needs besides matrices and attention. Each is one kernel over
+ * rows.
+ */
+
 #include "kernels/cuda/engine.h"
 
 #include "ipc/base/util.h"

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A GPU's context and our images in it. An image is loaded when one of its kernels is launched for
+ * the first time.
+ */
+
 #include "kernels/cuda/gpu.h"
 
 #include <errno.h>

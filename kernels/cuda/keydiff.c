@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Launches of KeyDiff's kernels. Tokens are cut into slices by the shape alone, so that sums do not
+ * depend on the GPU.
+ */
+
 #include "kernels/cuda/keydiff.h"
 
 #include <errno.h>

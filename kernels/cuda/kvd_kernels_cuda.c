@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The public calls for keys in a GPU's memory. They check what the caller says, enter the device's
+ * primary context, and launch.
+ */
+
 #include "kernels/cuda/kvd_kernels_cuda.h"
 
 #include <errno.h>

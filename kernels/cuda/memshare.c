@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Launches of MemShare's kernels. As many pairs are measured at once as there are groups of lanes
+ * for.
+ */
+
 #include "kernels/cuda/memshare.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Launches of the kernel that summarises blocks. What it needs of shared memory follows from the
+ * block's shape.
+ */
+
 #include "kernels/cuda/summarise.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * An answer is a list of parts, in the order in which they are printed. People see all of them,
+ * JSON has the tables.
+ */
+
 #include "tools/kvctl/answer.h"
 
 #include <errno.h>

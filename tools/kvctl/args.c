@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The command line, by the tables verbs.def and flags.def. A word that is not in them is answered
+ * with the nearest one that is.
+ */
+
 #include "tools/kvctl/args.h"
 
 #include <ctype.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What may hang or crash is tried in a process of its own. The process writes what it found into a
+ * pipe, and is killed if it takes too long.
+ */
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

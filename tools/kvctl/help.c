@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Help, from the tables that also parse the command line. A verb without help cannot be written.
+ */
+
 #include "tools/kvctl/args.h"
 
 #include <string.h>

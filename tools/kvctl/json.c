@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * JSON is written as it comes, without a tree. A name or a text that is not UTF-8 is made so.
+ */
+
 #include "tools/kvctl/json.h"
 
 #include <assert.h>

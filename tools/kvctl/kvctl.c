@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What all verbs share: the connection, requests with their replies, and the choice of spaces and
+ * clients by name. A verb that is asked again and again (--watch) connects again when the daemon
+ * was replaced.
+ */
+
 #include "tools/kvctl/kvctl.h"
 
 #include <endian.h>

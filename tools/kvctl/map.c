@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Who keeps each block of a space. The daemon tells pins and parents; which blocks a pin keeps is
+ * found here, by walking towards the beginnings of chains.
+ */
+
 #include "tools/kvctl/map.h"
 
 #include <errno.h>

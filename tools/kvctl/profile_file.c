@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * BiCache's table in a file, as kvlm --bicache-table reads it. Only the shares at which the depth
+ * grows are written, because the table is a step function.
+ */
+
 #include <ctype.h>
 #include <errno.h>
 #include <stdbool.h>

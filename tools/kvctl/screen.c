@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The terminal. While an answer is repeated, signals are taken in one place, so that the screen is
+ * always given back.
+ */
+
 #include "tools/kvctl/screen.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Cells, filled row by row. What they look like is decided when they are shown (table_show.c) or
+ * written (table_json.c).
+ */
+
 #include "tools/kvctl/table.h"
 
 #include <assert.h>

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A table as JSON. A column named a.b becomes member b of an object a.
+ */
+
 #include <errno.h>
 #include <string.h>
 

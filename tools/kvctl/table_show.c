@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A table on a terminal. It has columns if they fit, and one line for each column of a row if they
+ * do not.
+ */
+
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>

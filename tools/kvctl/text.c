@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Text of others on a terminal. What could move the cursor is shown as a question mark, and width
+ * is counted in characters, not in bytes.
+ */
+
 #include "tools/kvctl/text.h"
 
 #include <stdint.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Numbers with the unit that fits them. A number has about three digits: more are noise, and fewer
+ * hide a change.
+ */
+
 #include "tools/kvctl/units.h"
 
 #include <inttypes.h>

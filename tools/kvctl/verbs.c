@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The table of verbs, made of verbs.def. Each row names the function that answers it.
+ */
+
 #include "tools/kvctl/verbs.h"
 
 #include "ipc/base/enums.h"

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * BiCache's table out of a JSON file. Each entry is checked by itself, so that a refusal names the
+ * one that is wrong.
+ */
+
 #include "tools/kvlm/bicache_table.h"
 
 #include <errno.h>

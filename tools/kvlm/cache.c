@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * kvlm's side of the pool: the connection, the space, and blocks to fill. When the daemon goes
+ * away, blocks come from kvlm's own memory until it is back, and the user is told once.
+ */
+
 #include "tools/kvlm/cache_internal.h"
 
 #include <errno.h>

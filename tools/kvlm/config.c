@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * config.json of a model, read member by member. What kvlm does not implement is refused here by
+ * its name, because a model that is computed wrongly still answers.
+ */
+
 #include "tools/kvlm/config.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The positions of a diffusion request: a prefix that is stored, and the rest behind it. The rest
+ * begins a block of its own, so that stored blocks are never written.
+ */
+
 #include "tools/kvlm/context.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A GPU of kvlm's own. Everything is launched on one stream in the order of the calls, and a
+ * failure names the call that the driver refused.
+ */
+
 #include "tools/kvlm/device.h"
 
 #include <errno.h>

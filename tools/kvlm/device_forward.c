@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/*
+ * A chunk of a causal sequence through all layers on a GPU. It launches what pass.c computes, in
+ * the same order and with the same rounding of keys and values, and waits only for logits.
+ */
+
 #include "tools/kvlm/device_forward.h"
 
 #include <errno.h>

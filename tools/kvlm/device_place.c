@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Finds out on which GPU a daemon has its pool. The UUID in the daemon's status line is looked up
+ * among the GPUs that this process sees.
+ */
+
 #include "tools/kvlm/device_place.h"
 
 #include <ctype.h>

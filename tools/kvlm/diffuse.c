@@ -19,7 +19,7 @@
 
 enum { DEFAULT_REFRESH = 16 };
 
-struct run { /* of one request */
+struct diffusion { /* of one request */
         const struct diffuser *diffuser;
         const struct diffuse_request *request;
         struct diffuse_result *result;
@@ -45,7 +45,7 @@ static bool space_says(kvd_space *space, const char *setting) {
         return space && kvd_space_setting(space, setting, &value) == 0 && value != 0.0;
 }
 
-static enum bicache_mode choose_mode(const struct run *run) {
+static enum bicache_mode choose_mode(const struct diffusion *run) {
         enum bicache_mode mode = run->diffuser->options.bicache;
 
         if (mode == BICACHE_SPACE)
@@ -60,7 +60,7 @@ enum kvd_ratio diffuse_ratio(const struct diffuser *d, kvd_space *space) {
 }
 
 /* r, in percent. */
-static uint32_t ratio(const struct run *run) {
+static uint32_t ratio(const struct diffusion *run) {
         bool prompt_only = diffuse_ratio(run->diffuser, run->space) == KVD_RATIO_PROMPT_ONLY;
 
         return kvd_ratio_percent(run->request->n_prefix,
@@ -68,14 +68,14 @@ static uint32_t ratio(const struct run *run) {
 }
 
 /* The space's table at a ratio; 0: it has none. */
-static uint32_t space_depth(const struct run *run, uint32_t prefix, uint32_t prompt, uint32_t generated) {
+static uint32_t space_depth(const struct diffusion *run, uint32_t prefix, uint32_t prompt, uint32_t generated) {
         int depth = run->space ? kvd_prefix_depth(run->space, prefix, prompt, generated) : 0;
 
         return depth > 0 ? (uint32_t)depth : 0;
 }
 
 /* b: layers of the prefix that are used as they were stored. */
-static uint32_t depth(const struct run *run) {
+static uint32_t depth(const struct diffusion *run) {
         const struct diffuser *d = run->diffuser;
         const struct diffuse_request *q = run->request;
 
@@ -87,7 +87,7 @@ static uint32_t depth(const struct run *run) {
 }
 
 /* Layers that an entry gets: what any ratio may need (the largest is that of a prefix alone), or all of them. */
-static uint32_t entry_depth(const struct run *run) {
+static uint32_t entry_depth(const struct diffusion *run) {
         const struct diffuser *d = run->diffuser;
         uint32_t deepest = d->options.depth;
 
@@ -96,7 +96,7 @@ static uint32_t entry_depth(const struct run *run) {
         return deepest ? deepest : d->model->config.layers;
 }
 
-static void choose(struct run *run) {
+static void choose(struct diffusion *run) {
         uint32_t layers = run->diffuser->model->config.layers;
 
         run->space = cache_space(run->diffuser->cache);
@@ -110,7 +110,7 @@ static void choose(struct run *run) {
         run->entry_depth = MIN(entry_depth(run), layers);
 }
 
-static int open_entry(struct run *run) {
+static int open_entry(struct diffusion *run) {
         struct diffuse_result *result = run->result;
         int r;
 
@@ -132,7 +132,7 @@ static int open_entry(struct run *run) {
 /* ---- memory ---- */
 
 /* Blocks of the entry where there are some, and else memory of our own. */
-static int lay_out(struct run *run) {
+static int lay_out(struct diffusion *run) {
         const struct diffuser *d = run->diffuser;
         const struct config *c = &d->model->config;
         struct context *x = &run->context;
@@ -155,7 +155,7 @@ static int lay_out(struct run *run) {
         return 0;
 }
 
-static int prepare(struct run *run) {
+static int prepare(struct diffusion *run) {
         const struct diffuse_request *q = run->request;
         const struct config *c = &run->diffuser->model->config;
         uint32_t length = run->result->length, n = q->n_tokens + length;
@@ -177,7 +177,7 @@ static int prepare(struct run *run) {
         return r < 0 ? r : pass_rows(run->diffuser->pass, 0, n);
 }
 
-static void clean_up(struct run *run) {
+static void clean_up(struct diffusion *run) {
         entry_close(run->entry);
         context_release(&run->context);
         free(run->memory);
@@ -189,21 +189,21 @@ static void clean_up(struct run *run) {
 
 /* ---- one step ---- */
 
-static int pass(const struct run *run, uint32_t layer, uint32_t end_layer, uint32_t from) {
+static int pass(const struct diffusion *run, uint32_t layer, uint32_t end_layer, uint32_t from) {
         const struct view view = context_view(&run->context, false);
 
         return pass_run(run->diffuser->pass, &view, layer, end_layer, from, run->context.n_tokens);
 }
 
 /* t from 1, as the paper counts. */
-static bool is_refreshed(const struct run *run, uint32_t t) {
+static bool is_refreshed(const struct diffusion *run, uint32_t t) {
         uint32_t every = run->diffuser->options.refresh;
         int answer = every == 0 && run->space ? kvd_prefix_refresh(run->space, t) : -ENOENT;
 
         return answer < 0 ? kvd_refresh_due(t, every ? every : DEFAULT_REFRESH) : answer > 0;
 }
 
-static int compute(const struct run *run, uint32_t t) {
+static int compute(const struct diffusion *run, uint32_t t) {
         struct pass *p = run->diffuser->pass;
         uint32_t layers = run->diffuser->model->config.layers, b = run->result->depth;
         uint32_t from = b > 0 ? run->context.n_prefix : 0;
@@ -221,7 +221,7 @@ static int compute(const struct run *run, uint32_t t) {
         return pass(run, b, layers, 0);
 }
 
-static void list_masks(struct run *run) {
+static void list_masks(struct diffusion *run) {
         uint32_t first = run->request->n_tokens, n = 0;
 
         for (uint32_t i = 0; i < run->result->length; i++)
@@ -231,7 +231,7 @@ static void list_masks(struct run *run) {
 }
 
 /* Makes the step's share of the masks known. */
-static void fix_tokens(struct run *run, uint32_t t) {
+static void fix_tokens(struct diffusion *run, uint32_t t) {
         const struct config *c = &run->diffuser->model->config;
         uint32_t n = pick_count(run->result->length, run->result->steps, t);
 
@@ -245,7 +245,7 @@ static void fix_tokens(struct run *run, uint32_t t) {
                 run->tokens[run->guesses[i].position] = run->guesses[i].token;
 }
 
-static int dump_logits(struct run *run) {
+static int dump_logits(struct diffusion *run) {
         size_t n = (size_t)run->result->length * run->diffuser->model->config.vocab;
 
         for (uint32_t i = 0; i < run->result->length; i++)
@@ -256,7 +256,7 @@ static int dump_logits(struct run *run) {
         return 0;
 }
 
-static int denoise(struct run *run) {
+static int denoise(struct diffusion *run) {
         for (uint32_t t = 1; t <= run->result->steps; t++) {
                 int r = *run->diffuser->interrupted ? -EINTR : compute(run, t);
 
@@ -272,7 +272,7 @@ static int denoise(struct run *run) {
 /* ---- proof and text ---- */
 
 /* The layers that were found, computed anew in private memory and compared byte by byte. */
-static int verify(struct run *run) {
+static int verify(struct diffusion *run) {
         struct entry *again;
         int r;
 
@@ -294,7 +294,7 @@ static int verify(struct run *run) {
 }
 
 /* What stands before the first end of text. */
-static int write_text(struct run *run) {
+static int write_text(struct diffusion *run) {
         struct diffuse_result *result = run->result;
         const uint32_t *region = run->tokens + run->request->n_tokens;
         const char *stop = run->diffuser->stop;
@@ -325,7 +325,7 @@ static int write_text(struct run *run) {
 
 /* ---- request ---- */
 
-static int serve(struct run *run) {
+static int serve(struct diffusion *run) {
         int r = open_entry(run);
 
         run->result->entry_ms = sys_now_ms() - run->started;
@@ -360,7 +360,7 @@ int diffuse(const struct diffuser *d, const struct diffuse_request *q, struct di
                 .length = d->options.length,
                 .steps = d->options.steps ? d->options.steps : d->options.length,
         };
-        struct run run = {
+        struct diffusion run = {
                 .diffuser = d,
                 .request = q,
                 .result = &result,

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The main program of a bidirectional model: prompts are answered one after the other. With
+ * --profile-out they are samples for BiCache's table instead.
+ */
+
 #include "tools/kvlm/diffuse_main.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which masked tokens a denoising step makes known. Probabilities are compared as log odds, so that
+ * two very certain guesses do not round to the same number.
+ */
+
 #include "tools/kvlm/diffuse_pick.h"
 
 #include <math.h>

@@ -1,4 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Whole files. A file is mapped where it can be; a pipe is read until it ends.
+ */
+
 #include "tools/kvlm/file.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A chunk of a causal sequence on the processor. It is one pass (pass.h) over all layers, from
+ * embeddings to logits.
+ */
+
 #include "tools/kvlm/forward.h"
 
 int forward_step(struct pass *p, uint32_t layers, const struct step *step) {

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One request: its prompt in chunks, then a token at a time. With --verify it is computed again
+ * without the pool, and both must be equal to the last bit.
+ */
+
 #include "tools/kvlm/generate.h"
 
 #include <errno.h>
@@ -8,7 +14,7 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
 
-struct run { /* of one request */
+struct generation { /* of one request */
         const struct engine *engine;
         struct sequence *sequence;
         struct pooled *pooled; /* NULL: the pool has no table of this request */
@@ -19,18 +25,18 @@ struct run { /* of one request */
         size_t room; /* of the text */
 };
 
-static void show_progress(const struct run *run, uint32_t done, uint32_t n) {
-        if (run->engine->progress)
+static void show_progress(const struct generation *g, uint32_t done, uint32_t n) {
+        if (g->engine->progress)
                 fprintf(stderr, "\r\033[Kprompt: %u of %u tokens%s", done, n, done == n ? "\n" : "");
 }
 
 /* ---- computing ---- */
 
-static int compute(const struct run *run, const struct step *step) {
-        if (*run->engine->interrupted)
+static int compute(const struct generation *g, const struct step *step) {
+        if (*g->engine->interrupted)
                 return -EINTR;
-        return run->engine->device ? device_forward_step(run->engine->device_forward, step)
-                                   : forward_step(run->engine->pass, run->engine->model->config.layers, step);
+        return g->engine->device ? device_forward_step(g->engine->device_forward, step)
+                                   : forward_step(g->engine->pass, g->engine->model->config.layers, step);
 }
 
 static double attention_ms(const struct engine *e) {
@@ -43,70 +49,70 @@ static bool decodes_otherwise(const struct engine *e) {
 }
 
 /* Tokens of the prompt that are computed in chunks; what is behind them comes one by one. */
-static uint32_t chunked(const struct run *run) {
-        uint32_t prompt = run->result->prompt_tokens;
+static uint32_t chunked(const struct generation *g) {
+        uint32_t prompt = g->result->prompt_tokens;
 
-        return prompt - MIN(run->engine->decode_tail, prompt - 1);
+        return prompt - MIN(g->engine->decode_tail, prompt - 1);
 }
 
-static struct step next_step(const struct run *run, uint32_t first) {
-        const struct sequence *s = run->sequence;
-        uint32_t prompt = run->result->prompt_tokens;
+static struct step next_step(const struct generation *g, uint32_t first) {
+        const struct sequence *s = g->sequence;
+        uint32_t prompt = g->result->prompt_tokens;
         struct step step = {
                 .view = {.blocks = s->blocks},
                 .tokens = s->tokens + first,
                 .first = first,
-                .n = MIN(run->engine->chunk, s->n_tokens - first),
+                .n = MIN(g->engine->chunk, s->n_tokens - first),
                 .decoding = first >= prompt,
         };
 
-        if (decodes_otherwise(run->engine))
+        if (decodes_otherwise(g->engine))
                 step.n = step.decoding ? 1 : MIN(step.n, prompt - first);
         return step;
 }
 
-static struct step next_new_step(const struct run *run) {
-        struct step step = next_step(run, run->sequence->n_computed);
-        uint32_t end = chunked(run);
+static struct step next_new_step(const struct generation *g) {
+        struct step step = next_step(g, g->sequence->n_computed);
+        uint32_t end = chunked(g);
 
-        step.n = step.first >= end && step.first < run->result->prompt_tokens ? 1 : step.n;
+        step.n = step.first >= end && step.first < g->result->prompt_tokens ? 1 : step.n;
         if (step.first < end)
                 step.n = MIN(step.n, end - step.first);
-        if (run->pooled)
-                step.n = MIN(step.n, pooled_step_limit(run->pooled, step.first));
+        if (g->pooled)
+                step.n = MIN(step.n, pooled_step_limit(g->pooled, step.first));
         return step;
 }
 
-static int write_logits(const struct run *run, const struct step *step) {
-        size_t numbers = (size_t)step->n * run->engine->model->config.vocab;
+static int write_logits(const struct generation *g, const struct step *step) {
+        size_t numbers = (size_t)step->n * g->engine->model->config.vocab;
 
-        if (fwrite(run->logits, sizeof *run->logits, numbers, run->dump) != numbers)
+        if (fwrite(g->logits, sizeof *g->logits, numbers, g->dump) != numbers)
                 return refuse(-EIO, "cannot write the logits: %s", strerror(errno));
         return 0;
 }
 
 /* The step's tokens are in the blocks. */
-static int settle(const struct run *run, uint32_t end) {
-        if (!run->pooled || pooled_publishes(run->pooled, end))
-                sequence_publish(run->sequence, end);
-        return run->pooled ? pooled_settle(run->pooled, end) : 0;
+static int settle(const struct generation *g, uint32_t end) {
+        if (!g->pooled || pooled_publishes(g->pooled, end))
+                sequence_publish(g->sequence, end);
+        return g->pooled ? pooled_settle(g->pooled, end) : 0;
 }
 
 /* Time in attention is told apart: of a prompt's chunks, and of what was decoded. */
-static int compute_timed(const struct run *run, const struct step *step) {
-        struct result *result = run->result;
-        bool decoded = step->first >= chunked(run);
-        double before = attention_ms(run->engine);
-        int r = compute(run, step);
+static int compute_timed(const struct generation *g, const struct step *step) {
+        struct result *result = g->result;
+        bool decoded = step->first >= chunked(g);
+        double before = attention_ms(g->engine);
+        int r = compute(g, step);
 
-        *(decoded ? &result->attention_ms : &result->prompt_attention_ms) += attention_ms(run->engine) - before;
+        *(decoded ? &result->attention_ms : &result->prompt_attention_ms) += attention_ms(g->engine) - before;
         result->decoded_tokens += decoded ? step->n : 0;
         return r;
 }
 
 /* All tokens of the sequence that are not computed yet, in chunks, and the logits of the last one. */
-static int catch_up(const struct run *run) {
-        struct sequence *s = run->sequence;
+static int catch_up(const struct generation *g) {
+        struct sequence *s = g->sequence;
 
         while (s->n_computed < s->n_tokens) {
                 struct step step;
@@ -114,63 +120,63 @@ static int catch_up(const struct run *run) {
                 int r;
 
                 sequence_find(s);
-                step = next_new_step(run);
+                step = next_new_step(g);
                 end = step.first + step.n;
-                step.logits = end == s->n_tokens || run->dump ? run->logits : NULL;
-                step.all_logits = run->dump;
-                r = run->pooled ? pooled_prepare(run->pooled, &step) : sequence_extend(s, end);
+                step.logits = end == s->n_tokens || g->dump ? g->logits : NULL;
+                step.all_logits = g->dump;
+                r = g->pooled ? pooled_prepare(g->pooled, &step) : sequence_extend(s, end);
                 if (r > 0)
                         continue;
                 if (r == 0)
-                        r = compute_timed(run, &step);
+                        r = compute_timed(g, &step);
                 if (r == 0 && step.logits && !sequence_check(s))
                         continue;
-                if (r == 0 && run->dump)
-                        r = write_logits(run, &step);
+                if (r == 0 && g->dump)
+                        r = write_logits(g, &step);
                 if (r == 0)
-                        r = settle(run, end);
+                        r = settle(g, end);
                 if (r < 0)
                         return r;
-                if (end <= run->result->prompt_tokens)
-                        show_progress(run, end, run->result->prompt_tokens);
+                if (end <= g->result->prompt_tokens)
+                        show_progress(g, end, g->result->prompt_tokens);
         }
         return 0;
 }
 
 /* The logits of every token, once more from the first: keys and values are only read, from wherever they are. */
-static int dump_logits(const struct run *run) {
-        const struct sequence *s = run->sequence;
+static int dump_logits(const struct generation *g) {
+        const struct sequence *s = g->sequence;
 
         for (uint32_t first = 0; first < s->n_tokens;) {
-                struct step step = next_step(run, first);
+                struct step step = next_step(g, first);
                 int r;
 
                 step.view.stored = s->n_tokens;
-                step.logits = run->logits;
+                step.logits = g->logits;
                 step.all_logits = true;
-                r = compute(run, &step);
+                r = compute(g, &step);
                 if (r == 0)
-                        r = write_logits(run, &step);
+                        r = write_logits(g, &step);
                 if (r < 0)
                         return r;
                 first += step.n;
         }
-        return sequence_check(run->sequence) ? 0 : refuse(-EIO, "what was read from the cache was never written");
+        return sequence_check(g->sequence) ? 0 : refuse(-EIO, "what was read from the cache was never written");
 }
 
 /* ---- text ---- */
 
-static int append_text(struct run *run, const char *bytes, size_t size) {
-        struct result *result = run->result;
+static int append_text(struct generation *g, const char *bytes, size_t size) {
+        struct result *result = g->result;
 
-        if (result->text_size + size + 1 > run->room) {
+        if (result->text_size + size + 1 > g->room) {
                 size_t room = 2 * (result->text_size + size + 1);
                 char *text = realloc(result->text, room);
 
                 if (!text)
                         return refuse(-ENOMEM, "out of memory for the answer");
                 result->text = text;
-                run->room = room;
+                g->room = room;
         }
         memcpy(result->text + result->text_size, bytes, size);
         result->text_size += size;
@@ -179,13 +185,13 @@ static int append_text(struct run *run, const char *bytes, size_t size) {
 }
 
 /* Cuts the text at the stop string, looking only where the last bytes may have completed it. */
-static bool stopped(const struct run *run, size_t last) {
-        struct result *result = run->result;
-        size_t length = strlen(run->engine->stop), from = result->text_size - MIN(result->text_size, last + length);
+static bool stopped(const struct generation *g, size_t last) {
+        struct result *result = g->result;
+        size_t length = strlen(g->engine->stop), from = result->text_size - MIN(result->text_size, last + length);
         char *found = NULL;
 
         if (length > 0)
-                found = memmem(result->text + from, result->text_size - from, run->engine->stop, length);
+                found = memmem(result->text + from, result->text_size - from, g->engine->stop, length);
         if (!found)
                 return false;
         result->text_size = (size_t)(found - result->text);
@@ -193,38 +199,38 @@ static bool stopped(const struct run *run, size_t last) {
         return true;
 }
 
-static int decode(struct run *run) {
-        const struct engine *e = run->engine;
+static int decode(struct generation *g) {
+        const struct engine *e = g->engine;
 
-        while (run->result->generated_tokens < e->max_tokens) {
-                uint32_t id = sampler_pick(e->sampler, run->logits);
+        while (g->result->generated_tokens < e->max_tokens) {
+                uint32_t id = sampler_pick(e->sampler, g->logits);
                 size_t size;
                 const char *bytes = tokenizer_decode(e->tokenizer, id, &size);
                 int r;
 
-                if (run->result->generated_tokens++ == 0)
-                        run->result->ttft_ms = sys_now_ms() - run->started;
+                if (g->result->generated_tokens++ == 0)
+                        g->result->ttft_ms = sys_now_ms() - g->started;
                 if (id == TOKEN_EOS)
                         return 0;
-                r = append_text(run, bytes, size);
+                r = append_text(g, bytes, size);
                 if (r < 0)
                         return r;
-                if (stopped(run, size) || run->result->generated_tokens == e->max_tokens ||
-                    run->sequence->n_tokens == run->sequence->capacity)
+                if (stopped(g, size) || g->result->generated_tokens == e->max_tokens ||
+                    g->sequence->n_tokens == g->sequence->capacity)
                         return 0;
-                run->sequence->tokens[run->sequence->n_tokens++] = id;
-                r = catch_up(run);
+                g->sequence->tokens[g->sequence->n_tokens++] = id;
+                r = catch_up(g);
                 if (r < 0)
                         return r;
         }
-        run->result->ttft_ms = sys_now_ms() - run->started; /* nothing was asked for: the prompt's end */
+        g->result->ttft_ms = sys_now_ms() - g->started; /* nothing was asked for: the prompt's end */
         return 0;
 }
 
 /* ---- proof ---- */
 
-static int compare(const struct run *run, const uint8_t *a, const uint8_t *b) {
-        const struct engine *e = run->engine;
+static int compare(const struct generation *g, const uint8_t *a, const uint8_t *b) {
+        const struct engine *e = g->engine;
         uint64_t differ = 0;
         int r = 0;
 
@@ -232,20 +238,20 @@ static int compare(const struct run *run, const uint8_t *a, const uint8_t *b) {
                 r = device_compare(e->device, (uintptr_t)a, (uintptr_t)b, e->shape.block_bytes, &differ);
         for (size_t i = 0; !e->device && i < e->shape.block_bytes; i++)
                 differ += a[i] != b[i];
-        run->result->wrong_bytes += differ;
+        g->result->wrong_bytes += differ;
         return r;
 }
 
 /* The prompt's reused part computed anew in private memory, and compared with what was reused, byte by byte. */
-static int verify(const struct run *run) {
-        const struct engine *e = run->engine;
-        const struct sequence *s = run->sequence;
-        struct run again = {.engine = run->engine, .result = run->result};
+static int verify(const struct generation *g) {
+        const struct engine *e = g->engine;
+        const struct sequence *s = g->sequence;
+        struct generation again = {.engine = g->engine, .result = g->result};
         size_t bytes = e->shape.block_bytes;
         uint32_t n = 0;
         int r;
 
-        for (uint32_t i = 0; i < MIN(s->n_blocks, run->result->prompt_tokens / e->shape.tokens); i++)
+        for (uint32_t i = 0; i < MIN(s->n_blocks, g->result->prompt_tokens / e->shape.tokens); i++)
                 n = s->kinds[i] == BLOCK_REUSED ? i + 1 : n;
         if (n == 0)
                 return 0;
@@ -256,8 +262,8 @@ static int verify(const struct run *run) {
         for (uint32_t i = 0; r == 0 && i < n; i++) {
                 if (s->kinds[i] != BLOCK_REUSED)
                         continue;
-                run->result->verified_bytes += bytes;
-                r = compare(run, s->blocks[i], again.sequence->blocks[i]);
+                g->result->verified_bytes += bytes;
+                r = compare(g, s->blocks[i], again.sequence->blocks[i]);
         }
         sequence_free(again.sequence);
         return r;
@@ -265,40 +271,40 @@ static int verify(const struct run *run) {
 
 /* ---- request ---- */
 
-static void account(const struct run *run) {
-        const struct sequence *s = run->sequence;
-        struct result *result = run->result;
+static void account(const struct generation *g) {
+        const struct sequence *s = g->sequence;
+        struct result *result = g->result;
 
-        result->total_ms = sys_now_ms() - run->started;
+        result->total_ms = sys_now_ms() - g->started;
         result->reused_tokens = s->n_reused;
         result->shared_blocks = sequence_shared_blocks(s);
         result->private_blocks = s->n_blocks - result->shared_blocks;
         result->refused = s->n_refused;
-        if (run->pooled)
-                result->pooled = pooled_stats(run->pooled);
+        if (g->pooled)
+                result->pooled = pooled_stats(g->pooled);
 }
 
-static int serve(struct run *run, const struct request *request) {
-        const struct engine *e = run->engine;
+static int serve(struct generation *g, const struct request *request) {
+        const struct engine *e = g->engine;
         int r;
 
         sampler_restart(e->sampler);
-        r = append_text(run, "", 0);
-        run->dump = run->pooled ? request->logits : NULL;
+        r = append_text(g, "", 0);
+        g->dump = g->pooled ? request->logits : NULL;
         if (r == 0)
-                r = catch_up(run);
-        run->dump = request->logits;
+                r = catch_up(g);
+        g->dump = request->logits;
         if (r == 0 && !request->logits)
-                r = decode(run);
-        else if (r == 0 && !run->pooled)
-                r = dump_logits(run);
-        account(run);
-        return r == 0 && e->verify ? verify(run) : r;
+                r = decode(g);
+        else if (r == 0 && !g->pooled)
+                r = dump_logits(g);
+        account(g);
+        return r == 0 && e->verify ? verify(g) : r;
 }
 
 /* Slots may be more than tokens. */
-static int prepare_pooled(struct run *run, const struct request *request, uint32_t capacity) {
-        const struct engine *e = run->engine;
+static int prepare_pooled(struct generation *g, const struct request *request, uint32_t capacity) {
+        const struct engine *e = g->engine;
         const struct config *c = &e->model->config;
         const struct pooled_setup setup = {
                 .options = e->pooled,
@@ -309,30 +315,30 @@ static int prepare_pooled(struct run *run, const struct request *request, uint32
                 .kv_heads = c->kv_heads,
                 .group = c->heads / c->kv_heads,
                 .prompt = request->n_tokens,
-                .tail = request->n_tokens - chunked(run),
+                .tail = request->n_tokens - chunked(g),
         };
         uint32_t slots = pooled_capacity(capacity, e->shape.tokens);
-        int r = sequence_new(e->cache, request->tokens, request->n_tokens, slots, &run->sequence);
+        int r = sequence_new(e->cache, request->tokens, request->n_tokens, slots, &g->sequence);
 
         if (r < 0)
                 return r;
-        run->sequence->capacity = capacity;
-        run->sequence->not_found = pooled_not_found(e->pooled, e->cache, setup.tail);
-        return pooled_new(&setup, run->sequence, slots, &run->pooled);
+        g->sequence->capacity = capacity;
+        g->sequence->not_found = pooled_not_found(e->pooled, e->cache, setup.tail);
+        return pooled_new(&setup, g->sequence, slots, &g->pooled);
 }
 
-static int prepare(struct run *run, const struct request *request, uint32_t capacity) {
-        const struct engine *e = run->engine;
+static int prepare(struct generation *g, const struct request *request, uint32_t capacity) {
+        const struct engine *e = g->engine;
         bool pooled = pooled_wanted(e->pooled, e->cache);
         int r;
 
         if (e->device && pooled)
                 return refuse(-ENOTSUP, "methods run on the processor: --device cpu, or turn the space's off");
         if (pooled)
-                return prepare_pooled(run, request, capacity);
-        r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &run->sequence);
+                return prepare_pooled(g, request, capacity);
+        r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &g->sequence);
         if (r == 0 && decodes_otherwise(e))
-                run->sequence->n_public = request->n_tokens;
+                g->sequence->n_public = request->n_tokens;
         return r;
 }
 
@@ -341,7 +347,7 @@ int generate(const struct engine *e, const struct request *request, struct resul
         size_t rows = request->logits ? e->chunk : 1;
         uint32_t capacity = (uint32_t)MIN((uint64_t)request->n_tokens + e->max_tokens, c->max_positions);
         struct result result = {.prompt_tokens = request->n_tokens};
-        struct run run = {.engine = e, .result = &result, .started = sys_now_ms()};
+        struct generation g = {.engine = e, .result = &result, .started = sys_now_ms()};
         int r;
 
         if (request->n_tokens == 0)
@@ -349,15 +355,15 @@ int generate(const struct engine *e, const struct request *request, struct resul
         if (request->n_tokens > c->max_positions)
                 return refuse(-E2BIG, "the prompt has %u tokens, the model takes %u", request->n_tokens,
                               c->max_positions);
-        run.logits = malloc(rows * c->vocab * sizeof *run.logits);
-        if (!run.logits)
+        g.logits = malloc(rows * c->vocab * sizeof *g.logits);
+        if (!g.logits)
                 return refuse(-ENOMEM, "out of memory for logits");
-        r = prepare(&run, request, capacity);
+        r = prepare(&g, request, capacity);
         if (r == 0)
-                r = serve(&run, request);
-        pooled_free(run.pooled);
-        sequence_free(run.sequence);
-        free(run.logits);
+                r = serve(&g, request);
+        pooled_free(g.pooled);
+        sequence_free(g.sequence);
+        free(g.logits);
         if (r < 0)
                 result_release(&result);
         else

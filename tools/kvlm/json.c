@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What kvlm asks of jansson besides: a member of the type that it must have. Everything else about
+ * JSON is the library's.
+ */
+
 #include "tools/kvlm/json.h"
 
 #include <errno.h>

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A request whose blocks the daemon's methods work on. Before each step it takes over what the
+ * daemon offers, and turns the sequence's table into what attention reads: addresses, rotations,
+ * holes.
+ */
+
 #include "tools/kvlm/pooled_internal.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Prompts as they come: lines of JSON, text, or token ids. A line that is no prompt is refused, and
+ * the next one is read.
+ */
+
 #include "tools/kvlm/prompts.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What is printed of a request, for people or as one line of JSON. Both are made of the same struct
+ * result, so that they cannot differ.
+ */
+
 #include "tools/kvlm/report.h"
 
 #include <errno.h>

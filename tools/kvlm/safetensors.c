@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Tensors out of a safetensors file. Nothing that the header says is believed before it is compared
+ * with the file's size and the shape that is asked for.
+ */
+
 #include "tools/kvlm/safetensors.h"
 
 #include <endian.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The next token out of logits: the most likely one, or one by chance. A seed fixes what chance
+ * does, for every request anew.
+ */
+
 #include "tools/kvlm/sample.h"
 
 #include <errno.h>

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The tokens of a request, and their blocks. A stored prefix is borrowed, the rest is filled and
+ * published; when blocks run out or the daemon is replaced, the request goes on in kvlm's own
+ * memory.
+ */
+
 #include <errno.h>
 #include <string.h>
 
