@@ -102,7 +102,7 @@ void client_disconnect(struct client *c) {
 
 static bool used_gpu(const struct client *c) {
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
-                if (c->spaces[i].attachment && space_order_fd(attachment_space(c->spaces[i].attachment)) >= 0)
+                if (c->spaces[i].attachment && space_semaphore_fd(attachment_space(c->spaces[i].attachment)) >= 0)
                         return true;
         return false;
 }

@@ -78,9 +78,9 @@ static int attach_space(struct client *c, struct space *space, struct call *call
         call->fds.fd[0] = space_index_fd(space);
         call->fds.fd[1] = attachment_pin_fd(attachment);
         call->fds.n = 2;
-        if (space_order_fd(space) >= 0) {
-                m->semaphore_row = attachment_order_row(attachment);
-                call->fds.fd[call->fds.n++] = space_order_fd(space);
+        if (space_semaphore_fd(space) >= 0) {
+                m->semaphore_row = attachment_semaphore_row(attachment);
+                call->fds.fd[call->fds.n++] = space_semaphore_fd(space);
         }
         return 0;
 }

@@ -17,7 +17,7 @@
 static void look_at_semaphores(struct loop_timer *timer) {
         struct shared_pages *p = container_of(timer, struct shared_pages, semaphores);
 
-        if (!store_order_look(p->store))
+        if (!store_look_at_semaphores(p->store))
                 return;
         p->pause_ns = MIN(2 * p->pause_ns, SEMAPHORES_MOST_NS);
         loop_timer_set(p->loop, timer, sys_now_ns() + p->pause_ns);

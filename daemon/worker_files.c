@@ -132,7 +132,7 @@ static int send_space(struct worker_files *f, struct child *child, struct space 
 /* The first segment from there on whose memory the worker does not have mapped; n: there is none. */
 static uint32_t stale_segment(const struct known_space *k, const struct space *space, uint32_t from, uint32_t n) {
         for (; from < n; from++) {
-                uint32_t version = space_segment_turn(space, from);
+                uint32_t version = space_memory_version(space, from);
 
                 if (version && version != k->versions[from])
                         break;
@@ -148,7 +148,7 @@ static int send_handle(struct known_space *k, struct child *child, struct space 
 
         if (!handle)
                 return -ENODATA;
-        k->versions[0] = space_segment_turn(space, 0);
+        k->versions[0] = space_memory_version(space, 0);
         return child_ask(child, &msg, NULL);
 }
 
@@ -164,7 +164,7 @@ static int send_segments(struct known_space *k, struct child *child, struct spac
 
                 if (fd < 0)
                         return fd;
-                k->versions[i] = space_segment_turn(space, i);
+                k->versions[i] = space_memory_version(space, i);
                 fds.fd[fds.n++] = fd;
         }
         msg.work_segments.count = fds.n;

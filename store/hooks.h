@@ -49,8 +49,8 @@ struct hooks {
 
         /* A change of this kind that was offered to a client, when the client has taken it or not. */
         enum kvd_change_kind change;
-        void (*taken)(struct sequence *q, uint32_t slot);
-        void (*not_taken)(struct sequence *q, uint32_t slot);
+        void (*taken)(struct sequence *q, uint32_t at);
+        void (*not_taken)(struct sequence *q, uint32_t at);
 };
 
 extern const struct hooks *const store_hooks[]; /* hooks.c; NULL ends it */

@@ -109,7 +109,7 @@ static bool reserve(struct job *job, uint64_t bytes) {
         return true;
 }
 
-struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t slot) {
+struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t at) {
         struct kvd_job_item *item = (struct kvd_job_item *)((uint8_t *)job->to + job->bytes);
 
         if (job->n_items == KVD_JOB_ITEMS || !reserve(job, sizeof *item))
@@ -117,9 +117,9 @@ struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t slot) {
         if (block)
                 block_hold(job->space, kvd_ref_id(block));
         job->items[job->n_items++] = (struct job_item){
-                .held = block, .slot = slot, .place = KVD_NOWHERE, .ordinal = KVD_NO_ORDINAL};
+                .held = block, .at = at, .place = KVD_NOWHERE, .ordinal = KVD_NO_ORDINAL};
         *item = (struct kvd_job_item){.ref = block, .row = kvd_ref_id(block), .to_row = NONE, .place = KVD_NOWHERE,
-                                      .ordinal = KVD_NO_ORDINAL, .slot = slot};
+                                      .ordinal = KVD_NO_ORDINAL, .slot = at};
         return item;
 }
 

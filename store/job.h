@@ -42,7 +42,7 @@ struct job_kind {
 /* What the store knows of an item while the worker has it. */
 struct job_item {
         kvd_ref held;     /* block that stays in its place; 0: none */
-        uint32_t slot;    /* the kind's: an entry of the sequence */
+        uint32_t at;    /* the kind's: an entry of the sequence */
         uint32_t place;   /* of a copy, which belongs to the job; KVD_NOWHERE */
         uint32_t ordinal; /* the kind's */
         uint32_t flags;   /* the kind's */
@@ -81,7 +81,7 @@ void job_withdraw(struct ticket *ticket); /* before its owner goes; one that nev
  * One more item, and the block (0: none) held while the worker has it. Row is the block's, sets place, to_row to none
  * and ordinal to KVD_NO_ORDINAL. NULL: no more room. The record beside it is job->items[job->n_items - 1].
  */
-struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t slot);
+struct kvd_job_item *job_add(struct job *job, kvd_ref block, uint32_t at);
 
 /* After all items: steps; after them: tokens, piece by piece. False: no more room. */
 bool job_steps(struct job *job, const struct kvd_job_step *steps, uint32_t n);

@@ -192,20 +192,21 @@ struct seal_request {
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
 
-/* ---- order: spaces on a GPU, see semaphore.c ---------------------------------------------------------------------- */
+/* ---- semaphores of spaces on a GPU, see device/semaphore.c ------------------------------------- */
 
-int space_order_fd(const struct space *space); /* the order page; -1 in host memory */
-uint32_t attachment_order_row(const struct attachment *attachment);
+int space_semaphore_fd(const struct space *space); /* their page; -1 in host memory */
+uint32_t attachment_semaphore_row(const struct attachment *attachment);
 
 /* Blocks that it sealed and whose data is not known to be there. */
 uint64_t attachment_pending(const struct attachment *attachment);
 
 /* Finds out whose data has come, and frees what is poisoned and no longer pinned. True: look again in a while. */
-bool store_order_look(struct store *store);
+bool store_look_at_semaphores(struct store *store);
 
 /*
- * Slots whose waiters are to be woken by a stream's write of words[2 * i + 1] to slot words[2 * i] of the order page,
- * after a client died. Only if somebody does that: store_set_wakes. One at a time; done: false, it will be asked again.
+ * Semaphores whose waiters are to be woken by a stream's write of words[2 * i + 1] to semaphore words[2 * i] of the
+ * page, after a client died. Only if somebody does that: store_set_wakes. One at a time; done: false, it will be asked
+ * again.
  */
 struct store_wake {
         int fd;          /* the space's */
@@ -262,10 +263,10 @@ struct sequence_report {
 void sequence_report(struct attachment *attachment, uint32_t number, struct sequence_report *ret);
 
 /* how: enum kvd_cool. Returns how many entries will leave. */
-int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n);
+int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n);
 
 /* how: enum kvd_revive. -ENODATA: approximately was all that was asked for, and it cannot be had. */
-int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n,
+int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n,
                     uint32_t *exact, uint32_t *approx);
 
 /*
@@ -335,7 +336,7 @@ int space_summary_fd(struct space *space, bool writable);
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes); /* of enum kvd_tier */
 int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
 int space_worker_segment_fd(struct space *space, uint32_t segment); /* writable; -ENOENT, -ENODATA */
-uint32_t space_segment_turn(const struct space *space, uint32_t segment); /* moves with its memory; 0: it has none */
+uint32_t space_memory_version(const struct space *space, uint32_t segment); /* moves with its memory; 0: it has none */
 
 /* ---- GPU memory: what a worker does for it, and what takes time -------------------------------------------------- */
 

@@ -96,14 +96,14 @@ void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_C
 /* ---- life --------------------------------------------------------------------------------------------------- */
 
 static void bury(struct attachment *a) {
-        a->space->attachments[a->slot] = NULL;
+        a->space->attachments[a->seat] = NULL;
         shared_file_close(&a->pin_file);
         hooks_attachment_buried(a);
         free(a);
 }
 
-/* Slots of ended clients whose times of use were not taken over yet are free as well, if need be. */
-static uint32_t free_slot(struct space *space) {
+/* Seats of clients that ended are free as well, if need be, before their times of use were taken over. */
+static uint32_t free_seat(struct space *space) {
         uint32_t max = space_store(space)->config.max_attachments;
 
         for (uint32_t i = 0; i < max; i++)
@@ -120,23 +120,23 @@ static uint32_t free_slot(struct space *space) {
 static void enter(struct attachment *a) {
         struct space *space = a->space;
 
-        space->attachments[a->slot] = a;
-        space->n_attachments = MAX(space->n_attachments, a->slot + 1);
+        space->attachments[a->seat] = a;
+        space->n_attachments = MAX(space->n_attachments, a->seat + 1);
 }
 
 int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *), struct attachment **ret) {
-        uint32_t slot = free_slot(space);
+        uint32_t seat = free_seat(space);
         struct attachment *a;
         int r;
 
-        if (slot == NONE)
+        if (seat == NONE)
                 return store_refuse(space_store(space), -EUSERS, "space '%s' has %u clients already, the most there "
                                     "can be; end some", space->name, space_store(space)->config.max_attachments);
         a = sys->calloc(1, sizeof *a);
         if (!a)
                 return store_refuse(space_store(space), -ENOMEM, "out of memory for a client of space '%s'",
                                     space->name);
-        *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .slot = slot, .pin_file = SHARED_FILE_NONE};
+        *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .seat = seat, .pin_file = SHARED_FILE_NONE};
         r = make_page(a);
         if (r == 0)
                 r = hooks_attachment_begins(a);

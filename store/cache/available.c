@@ -55,8 +55,8 @@ void available_tell(struct attachment *a) {
                               memory_order_relaxed);
 }
 
-static struct attachment *live(const struct space *space, uint32_t slot) {
-        struct attachment *a = space->attachments[slot];
+static struct attachment *live(const struct space *space, uint32_t seat) {
+        struct attachment *a = space->attachments[seat];
 
         return a && a->state != FOLDING ? a : NULL;
 }
@@ -80,16 +80,16 @@ static void mark_chain(struct space *space, struct attachment *a, uint32_t id) {
                         return;
                 if (b->round != look->round) {
                         b->round = look->round;
-                        b->holder = a->slot;
+                        b->seat = a->seat;
                         a->look.alone++;
                         look->found++;
                         continue;
                 }
-                if (b->holder == a->slot || b->holder == NONE)
+                if (b->seat == a->seat || b->seat == NONE)
                         return;
-                if (space->attachments[b->holder])
-                        space->attachments[b->holder]->look.alone -= 1;
-                b->holder = NONE;
+                if (space->attachments[b->seat])
+                        space->attachments[b->seat]->look.alone -= 1;
+                b->seat = NONE;
         }
 }
 
@@ -146,14 +146,14 @@ bool available_look(struct space *space) {
 
         if (!look->under_way)
                 return false;
-        if (look->slot == space->n_attachments) {
+        if (look->seat == space->n_attachments) {
                 end(space);
                 return false;
         }
-        a = live(space, look->slot);
+        a = live(space, look->seat);
         look->pieces++;
         if (!a || look_through(space, a)) {
-                look->slot++;
+                look->seat++;
                 look->id = 0;
         }
         return true;

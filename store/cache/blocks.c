@@ -115,7 +115,7 @@ uint32_t block_pop_free(struct space *space, struct arena *arena) {
 /* ---- filling lists ------------------------------------------------------------------------------ */
 
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a) {
-        space->blocks[id].owner = a->slot;
+        space->blocks[id].owner = a->seat;
         block_list_push(space, &a->filling, id);
         block_set_state(space, id, KVD_FILLING, block_generation(space, id));
 }
@@ -133,5 +133,5 @@ bool block_filled_by(const struct attachment *a, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref);
 
         return id < space->ix->capacity && space->blocks[id].state == KVD_FILLING &&
-               space->blocks[id].owner == a->slot && block_generation(space, id) == kvd_ref_generation(ref);
+               space->blocks[id].owner == a->seat && block_generation(space, id) == kvd_ref_generation(ref);
 }

@@ -29,7 +29,7 @@ struct segment {
         struct shared_file file; /* host memory: owned; none until first used */
         struct chunk *chunk;   /* a GPU's: what it has; or NULL */
         bool worker;           /* ... and a worker has mapped that */
-        uint32_t turn;         /* moves when it gets other memory than before; 0: it never had any */
+        uint32_t memory_version; /* moves when it gets other memory than before; 0: it never had any */
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
         uint64_t stale;        /* host memory: bytes from the first on that have no blocks any more: to be freed */
@@ -59,8 +59,8 @@ struct block {
         uint32_t heap;         /* place in its arena's heap plus 1; 0: not a candidate */
         uint32_t run;          /* run that ends with it plus 1; 0: none */
         uint64_t stamp;        /* eviction order: see evict.c */
-        uint32_t owner;        /* attachment slot that fills it; NONE */
-        uint32_t round, holder; /* available.c: when it was last found to be held, and by which slot; NONE: several */
+        uint32_t owner;        /* seat of the attachment that fills it; NONE */
+        uint32_t round, seat;  /* available.c: when it was last found to be held, and by whom; NONE: by several */
         uint32_t refs;         /* private: entries of sequences that name it */
         uint32_t holds;        /* jobs in flight and changes offered that name it: it stays what it is, where it is */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
@@ -88,7 +88,7 @@ struct attachment {
         struct space *space;
         void *owner;
         void (*gone)(struct attachment *);
-        uint32_t slot;         /* in space->attachments */
+        uint32_t seat;         /* in space->attachments */
         enum attachment_state state;
         struct shared_file pin_file; /* owned */
         struct kvd_pinpage *page; /* its mapping */
@@ -111,7 +111,7 @@ struct attachment {
 struct lease {
         struct kvd_key prefix;
         uint32_t prefix_tokens;
-        uint32_t holder;       /* attachment slot; NONE: this entry is unused */
+        uint32_t holder;       /* an attachment's seat; NONE: this entry is unused */
 };
 
 /* ---- space -------------------------------------------------------------------------------------------------- */
@@ -120,7 +120,7 @@ struct lease {
 struct look {
         bool under_way;
         uint32_t round;        /* its number */
-        uint32_t slot, id;     /* where it stands */
+        uint32_t seat, id;     /* where it stands */
         uint32_t pieces, rest; /* calls that it took; times to pass over before the next one */
         uint64_t state;        /* of all pins when it began */
         uint64_t found;        /* blocks that are held */
@@ -198,7 +198,7 @@ struct space {
         struct unready unready;
         struct pressure pressure;
 
-        struct attachment **attachments; /* owned; by slot */
+        struct attachment **attachments; /* owned; by seat */
         uint32_t n_attachments;
         struct look look;
         uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */

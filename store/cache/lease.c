@@ -32,12 +32,12 @@ int space_lease(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tok
         struct lease *l = find(space, prefix, prefix_tokens);
 
         if (l)
-                return l->holder == a->slot;
+                return l->holder == a->seat;
         l = unused(space);
         if (!l)
                 return store_refuse(space_store(space), -ENOBUFS, "%u prefixes of space '%s' are being computed, the "
                                     "most at once; compute privately", STORE_MAX_LEASES, space->name);
-        *l = (struct lease){prefix, prefix_tokens, a->slot};
+        *l = (struct lease){prefix, prefix_tokens, a->seat};
         space->leases.n++;
         a->n_leases++;
         space_count(space, KVD_SPACE_LEASES, 1);
@@ -53,7 +53,7 @@ static void end(struct attachment *a, struct lease *l) {
 void space_lease_end(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tokens) {
         struct lease *l = find(a->space, prefix, prefix_tokens);
 
-        if (!l || l->holder != a->slot)
+        if (!l || l->holder != a->seat)
                 return;
         end(a, l);
         epoch_move(&a->space->ix->lease_epoch);
@@ -63,7 +63,7 @@ void leases_drop(struct attachment *a, bool died) {
         uint32_t n = a->n_leases;
 
         for (uint32_t i = 0; a->n_leases && i < STORE_MAX_LEASES; i++)
-                if (a->space->leases.at[i].holder == a->slot)
+                if (a->space->leases.at[i].holder == a->seat)
                         end(a, &a->space->leases.at[i]);
         if (!n)
                 return;

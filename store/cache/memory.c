@@ -20,7 +20,7 @@ static int make_memfd(struct space *space, struct segment *segment) {
         int r = shared_file_new("kvd-pool", space->ix->segment_bytes, SHARED_TWIN | huge, &segment->file);
 
         if (r == 0)
-                segment->turn = 1;
+                segment->memory_version = 1;
         return r;
 }
 

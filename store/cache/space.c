@@ -288,8 +288,8 @@ int space_worker_segment_fd(struct space *space, uint32_t segment) {
         return fd;
 }
 
-uint32_t space_segment_turn(const struct space *space, uint32_t segment) {
+uint32_t space_memory_version(const struct space *space, uint32_t segment) {
         const struct segment *s = &space->memory.segments[segment];
 
-        return s->file.fd >= 0 || s->n_ready ? s->turn : 0;
+        return s->file.fd >= 0 || s->n_ready ? s->memory_version : 0;
 }

@@ -77,7 +77,7 @@ static void check_lists(struct walk *w) {
                         expect(w, s->blocks[id].owner == i, "S11 block %u is in the wrong filling list", id);
                         id = s->blocks[id].next;
                 }
-                expect(w, n == s->attachments[i]->filling.n, "S12 filling list of client slot %u is broken", i);
+                expect(w, n == s->attachments[i]->filling.n, "S12 filling list of client seat %u is broken", i);
                 filling += n;
         }
         for (const struct arena *arena = s->memory.arenas; arena; arena = arena->next) {

@@ -145,40 +145,40 @@ static bool has_tokens_of(const struct sequence *q, const struct entry *e, const
                memcmp(desc->tokens, q->tokens + e->position, e->n_tokens * sizeof *q->tokens) == 0;
 }
 
-static void check_block_of(struct walk *w, const struct sequence *q, uint32_t slot) {
+static void check_block_of(struct walk *w, const struct sequence *q, uint32_t at) {
         const struct space *s = w->space;
-        const struct entry *e = &q->entries[slot];
+        const struct entry *e = &q->entries[at];
         const struct kvd_desc *desc = kvd_index_desc(s->ix, kvd_ref_id(e->ref));
 
         if (!entry_is_own(e))
                 return;
-        expect(w, names_private(s, e), "Q9 entry %u of sequence %u names a block that is gone, or everybody's", slot,
+        expect(w, names_private(s, e), "Q9 entry %u of sequence %u names a block that is gone, or everybody's", at,
                q->number);
         expect(w, !(desc->flags & KVD_DESC_COMPACT) == !(e->flags & KVD_ENTRY_COMPACT) && desc->n_tokens == e->slots,
-               "Q23 entry %u of sequence %u has a packed block and does not know, or the other way round", slot,
+               "Q23 entry %u of sequence %u has a packed block and does not know, or the other way round", at,
                q->number);
         expect(w, desc->depth == e->position && (e->flags & KVD_ENTRY_COMPACT || has_tokens_of(q, e, desc)),
-               "Q10 entry %u of sequence %u has other tokens than its block", slot, q->number);
+               "Q10 entry %u of sequence %u has other tokens than its block", at, q->number);
         expect(w, !(desc->flags & KVD_DESC_APPROX) == !(e->flags & KVD_ENTRY_APPROX),
-               "Q11 entry %u of sequence %u passes an approximation for exact", slot, q->number);
+               "Q11 entry %u of sequence %u passes an approximation for exact", at, q->number);
 }
 
-static void check_state_of(struct walk *w, struct sequence *q, uint32_t slot) {
-        const struct entry *e = &q->entries[slot];
+static void check_state_of(struct walk *w, struct sequence *q, uint32_t at) {
+        const struct entry *e = &q->entries[at];
         const struct sketch *k = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
 
         expect(w, !e->ref == !!(e->flags & GONE), "Q12 entry %u of sequence %u is neither here nor gone, or both",
-               slot, q->number);
+               at, q->number);
         expect(w, !(e->flags & KVD_ENTRY_DROPPED) == !!(e->ref || (e->flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE))),
-               "Q12 entry %u of sequence %u is dropped and has a copy, or is lost without a word", slot, q->number);
+               "Q12 entry %u of sequence %u is dropped and has a copy, or is lost without a word", at, q->number);
         expect(w, !(e->flags & KVD_ENTRY_SPILLED) || e->place != KVD_NOWHERE,
-               "Q13 entry %u of sequence %u is spilled to nowhere", slot, q->number);
+               "Q13 entry %u of sequence %u is spilled to nowhere", at, q->number);
         expect(w, !(e->flags & KVD_ENTRY_VAGUE) || e->ordinal != KVD_NO_ORDINAL,
-               "Q14 entry %u of sequence %u is vague and in no sketch", slot, q->number);
+               "Q14 entry %u of sequence %u is vague and in no sketch", at, q->number);
         expect(w, !(e->flags & KVD_ENTRY_COMPACT) || (e->ordinal == KVD_NO_ORDINAL && !(e->flags & KVD_ENTRY_DROPPED)),
-               "Q14 entry %u of sequence %u is packed, and in a sketch or dropped", slot, q->number);
+               "Q14 entry %u of sequence %u is packed, and in a sketch or dropped", at, q->number);
         expect(w, e->ordinal == KVD_NO_ORDINAL || (k && (uint64_t)e->ordinal + e->n_tokens <= k->n_ordinals),
-               "Q14 entry %u of sequence %u has ordinals that its sketch did not give", slot, q->number);
+               "Q14 entry %u of sequence %u has ordinals that its sketch did not give", at, q->number);
 }
 
 static void check_entries(struct walk *w, struct sequence *q) {
@@ -206,8 +206,8 @@ static void check_entries(struct walk *w, struct sequence *q) {
 static void check_list(struct walk *w, const struct sequence *q, const struct list *list, enum entry_busy busy) {
         uint32_t n = 0, all = 0;
 
-        for (uint32_t slot = list->first; n < list->n && slot != NONE; slot = q->entries[slot].next, n++)
-                expect(w, q->entries[slot].busy == busy, "Q16 entry %u of sequence %u is in the wrong list", slot,
+        for (uint32_t at = list->first; n < list->n && at != NONE; at = q->entries[at].next, n++)
+                expect(w, q->entries[at].busy == busy, "Q16 entry %u of sequence %u is in the wrong list", at,
                        q->number);
         for (uint32_t i = 0; i < q->n_entries; i++)
                 all += q->entries[i].busy == busy;

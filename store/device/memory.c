@@ -46,7 +46,7 @@ static int begin(struct space *space, struct segment *segment) {
                 chunk->segment = segment;
                 chunk->domain = space->domain;
                 segment->chunk = chunk;
-                segment->turn++;
+                segment->memory_version++;
         }
         chunk_set_state(pool, chunk, USED);
         return 0;

@@ -1,38 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that are sealed before their data is there (ipc/base/semaphore.h), and what becomes of them when their producer
- * dies. A pending block is in the index like any other; it is not evicted and no worker reads it until the daemon has
- * seen that the slot reached its value.
+ * Blocks that are sealed before their data is there (ipc/base/semaphore.h), and what becomes of them when their
+ * producer dies. A pending block is in the index like any other, but it is not evicted, and no worker reads it, until
+ * the daemon has seen its semaphore reach the value that the block waits for.
  *
- * The steps, as named in tests/client/spin/order.pml. P: the producer and its stream, R: a reader and its stream, O: we.
+ * The steps, as named in tests/client/spin/order.pml. P is the producer and its stream, R a reader and its stream, O
+ * the owner, which is this file:
  *
- *      P1  the stream writes the data              O1  at the seal: order words, n_pending, then the slot word
- *      P2  the stream writes the slot's value      O2  sees the value: the order slot := 0
- *      P3  the seal message names slot and value   O3  sees that the producer's GPU work is over (quarantine)
- *                                                  O4  reads the slot: reached? then as O2
+ *      P1  the stream writes the data              O1  at the seal: semaphore words, n_pending, then the slot word
+ *      P2  the stream writes the semaphore         O2  sees the value: the block's semaphore := 0
+ *      P3  the seal message names both             O3  sees that the producer's GPU work is over (quarantine)
+ *                                                  O4  reads the semaphore: reached? then as O2
  *      R1  pins the block                          O5  if not: marks the block poisoned
- *      R2  reads the order slot; 0: go on          O6  takes it, and what hangs on it, out of the index
- *      R3  its stream waits for the value          O7  stores the highest value promised into the slot
+ *      R2  reads its semaphore; 0: goes on         O6  takes it, and what hangs on it, out of the index
+ *      R3  its stream waits for the value          O7  stores the highest value promised into the semaphore
  *      R4  its stream reads the data               O8  gives the row to another client
  *      R5  after that: is the block poisoned?
  *
  * Why R4 reads what P1 wrote, or R5 says that it did not:
  *
- *  - Order words are stored before the slot word that makes the block visible (O1), so who pins it sees them. Only O2
- *    takes them back, after the value was seen, and P2 comes behind P1 on one stream.
- *  - The slot reaches the value by P2 or by O7. In the second case O5 comes first, a release before a release, so that
- *    who sees the value sees the flag. R5 reads the flag after R4, and R4 comes after the value: it cannot miss it.
- *  - Between O4 and O7 nobody writes the slot: the producer's GPU work is over (O3, by time, since no call tells), and
- *    its row is nobody else's before O8. So "not reached" stays true, and the value never moves back.
- *  - Whoever waits in R3 is released: by P2, or, once the producer is gone, by O7. Values that were never promised in a
- *    seal nobody waits for but the producer itself.
+ *  - The semaphore words of a block are stored before the slot word that makes it visible (O1), so whoever pins it sees
+ *    them. Only O2 takes them back, after the value was seen, and P2 comes behind P1 on one stream.
+ *  - The semaphore reaches the value by P2 or by O7. In the second case O5 comes first, a release before a release, so
+ *    that whoever sees the value sees the flag. R5 reads the flag after R4, and R4 comes after the value: it cannot
+ *    miss it.
+ *  - Between O4 and O7 nobody writes the semaphore: the producer's GPU work is over (O3, by time, since no call tells),
+ *    and its row is nobody else's before O8. So "not reached" stays true, and the value never moves back.
+ *  - Whoever waits in R3 is released: by P2 or, once the producer is gone, by O7. A value that was never promised in a
+ *    seal is waited for by the producer alone.
  *
- * A poisoned block may be pinned. It stays with everything that hangs on it, found by nobody, until it is not; nothing
- * can be sealed behind it.
+ * A poisoned block may be pinned. It stays, with everything that hangs on it, until it is not; nobody finds it, and
+ * nothing can be sealed behind it.
  *
  * Whether a plain store wakes a stream that waits is the driver's secret. So the store also asks for a stream write of
- * the same value (store_next_wake), by a worker, and the row waits for that, too.
+ * the same value (store_next_wake) by a worker, and the row waits for that, too.
  */
 
 #include <errno.h>
@@ -46,12 +48,13 @@
 #include "store/job.h"
 
 /*
- * One attachment's promises: a list of blocks for each slot, as they were sealed. That is by growing value but where
- * threads of a client seal at once; then one that is there waits here for the one before it, which hurts nobody.
+ * One attachment's promises: a list of blocks for each semaphore, in the order in which they were sealed. Values grow
+ * along it, except where threads of a client seal at once; then a block whose data is there waits here for the one
+ * before it, which hurts nobody.
  */
 struct promises {
-        uint64_t busy;                /* bit i: slot i has blocks that wait */
-        uint64_t wakes;               /* bit i: slot i is to be written by a stream, too */
+        uint64_t busy;                /* bit i: semaphore i has blocks that wait */
+        uint64_t wakes;               /* bit i: semaphore i is to be written by a stream, too */
         bool asked;                   /* ... and somebody is at it */
         uint64_t highest[SEMAPHORES]; /* value promised */
         struct block_list blocks[SEMAPHORES];
@@ -62,8 +65,8 @@ static uint64_t page_bytes(const struct space *space) {
         return ALIGN_UP((uint64_t)space->ix->semaphore_rows * SEMAPHORE_ROW_BYTES, 4096);
 }
 
-static shm_u64 *slot_word(const struct attachment *a, uint32_t slot) {
-        return semaphore_words(a->space) + a->slot * SEMAPHORES + slot;
+static shm_u64 *semaphore_word(const struct attachment *a, uint32_t at) {
+        return semaphore_words(a->space) + a->seat * SEMAPHORES + at;
 }
 
 /* ---- life ------------------------------------------------------------------------------------------------------- */
@@ -104,21 +107,21 @@ static void set_pending(struct space *space, uint64_t n) {
         atomic_store_explicit(&space->ix->n_pending, (uint32_t)MIN(n, UINT32_MAX), memory_order_release);
 }
 
-static void push(struct attachment *a, uint32_t slot, uint32_t id) {
+static void push(struct attachment *a, uint32_t at, uint32_t id) {
         a->space->blocks[id].pending = true;
-        block_list_append(a->space, &a->promises->blocks[slot], id);
+        block_list_append(a->space, &a->promises->blocks[at], id);
         a->promises->n++;
         set_pending(a->space, a->space->unready.n_pending + 1);
-        a->promises->busy |= UINT64_C(1) << slot;
+        a->promises->busy |= UINT64_C(1) << at;
 }
 
-static uint32_t pop(struct attachment *a, uint32_t slot) {
+static uint32_t pop(struct attachment *a, uint32_t at) {
         struct promises *p = a->promises;
-        uint32_t id = p->blocks[slot].first;
+        uint32_t id = p->blocks[at].first;
 
-        block_list_remove(a->space, &p->blocks[slot], id);
-        if (!p->blocks[slot].n)
-                p->busy &= ~(UINT64_C(1) << slot);
+        block_list_remove(a->space, &p->blocks[at], id);
+        if (!p->blocks[at].n)
+                p->busy &= ~(UINT64_C(1) << at);
         p->n--;
         a->space->blocks[id].pending = false;
         set_pending(a->space, a->space->unready.n_pending - 1);
@@ -127,22 +130,22 @@ static uint32_t pop(struct attachment *a, uint32_t slot) {
 
 /* ---- the seal (O1) ---------------------------------------------------------------------------------------------- */
 
-/* -EINVAL, with a word for it. Fills in the order words of the blocks of a request: zeros if their data is there. */
+/* -EINVAL, with a word for it. Fills in the semaphore words of the blocks of a request: zeros if their data is there. */
 static int promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why) {
-        uint32_t slot = q->semaphore;
+        uint32_t at = q->semaphore;
         uint64_t value = q->semaphore_value;
         struct promises *p = a->promises;
 
         *why = !p                               ? "semaphore belongs to spaces on a GPU" :
-               slot > SEMAPHORES               ? "there is no such semaphore" :
-               value == 0 || value > SEMAPHORE_VALUE_MAX ? "no slot ever has this value" :
+               at > SEMAPHORES               ? "there is no such semaphore" :
+               value == 0 || value > SEMAPHORE_VALUE_MAX ? "no semaphore ever has this value" :
                                                   NULL;
         if (*why)
                 return -EINVAL;
-        p->highest[slot - 1] = MAX(p->highest[slot - 1], value);
-        if (shm_load(slot_word(a, slot - 1)) >= value)
+        p->highest[at - 1] = MAX(p->highest[at - 1], value);
+        if (shm_load(semaphore_word(a, at - 1)) >= value)
                 return 0;
-        fields->semaphore = semaphore_at(a->slot, slot - 1);
+        fields->semaphore = semaphore_at(a->seat, at - 1);
         fields->semaphore_value = value;
         return 0;
 }
@@ -154,14 +157,14 @@ static void promised(struct attachment *a, uint32_t id, const struct kvd_desc *f
 
 /* ---- the data is there (O2) ------------------------------------------------------------------------------------- */
 
-static bool reached(const struct attachment *a, uint32_t slot) {
-        uint32_t id = a->promises->blocks[slot].first;
+static bool reached(const struct attachment *a, uint32_t at) {
+        uint32_t id = a->promises->blocks[at].first;
 
-        return shm_load(slot_word(a, slot)) >= kvd_index_desc(a->space->ix, id)->semaphore_value;
+        return shm_load(semaphore_word(a, at)) >= kvd_index_desc(a->space->ix, id)->semaphore_value;
 }
 
-static void arrived(struct attachment *a, uint32_t slot) {
-        uint32_t id = pop(a, slot);
+static void arrived(struct attachment *a, uint32_t at) {
+        uint32_t id = pop(a, at);
 
         if (a->space->blocks[id].poisoned) { /* by another, whose block is before it */
                 block_list_push(a->space, &a->space->unready.poisoned, id);
@@ -173,10 +176,10 @@ static void arrived(struct attachment *a, uint32_t slot) {
 
 static void look(struct attachment *a, uint32_t *budget) {
         for (uint64_t left = a->promises->busy; left; left &= left - 1) {
-                uint32_t slot = (uint32_t)__builtin_ctzll(left);
+                uint32_t at = (uint32_t)__builtin_ctzll(left);
 
-                while (*budget && (a->promises->busy >> slot & 1) && reached(a, slot)) {
-                        arrived(a, slot);
+                while (*budget && (a->promises->busy >> at & 1) && reached(a, at)) {
+                        arrived(a, at);
                         (*budget)--;
                 }
         }
@@ -206,7 +209,7 @@ static void look_at(struct space *space) {
                 sweep_poisoned(space);
 }
 
-bool store_order_look(struct store *store) {
+bool store_look_at_semaphores(struct store *store) {
         bool more = false;
 
         for (struct domain *d = store->domains; d; d = d->next)
@@ -250,17 +253,17 @@ static void poison(struct space *space, uint32_t top) {
 }
 
 /* O7. */
-static void release_slot(struct attachment *a, uint32_t slot) {
+static void release(struct attachment *a, uint32_t at) {
         struct store *store = space_store(a->space);
         struct promises *p = a->promises;
-        shm_u64 *word = slot_word(a, slot);
+        shm_u64 *word = semaphore_word(a, at);
 
-        if (shm_load(word) >= p->highest[slot])
+        if (shm_load(word) >= p->highest[at])
                 return;
-        atomic_store_explicit(word, p->highest[slot], memory_order_seq_cst);
+        atomic_store_explicit(word, p->highest[at], memory_order_seq_cst);
         if (!store->wakes)
                 return;
-        p->wakes |= UINT64_C(1) << slot;
+        p->wakes |= UINT64_C(1) << at;
         jobs_want_worker(store);
 }
 
@@ -271,21 +274,21 @@ static void resolve(struct attachment *a) {
 
         if (!p)
                 return;
-        for (uint32_t slot = 0; slot < SEMAPHORES; slot++)
-                while (p->busy >> slot & 1) {
-                        uint32_t id = p->blocks[slot].first;
+        for (uint32_t at = 0; at < SEMAPHORES; at++)
+                while (p->busy >> at & 1) {
+                        uint32_t id = p->blocks[at].first;
 
-                        if (reached(a, slot)) {
-                                arrived(a, slot);
+                        if (reached(a, at)) {
+                                arrived(a, at);
                                 continue;
                         }
-                        pop(a, slot);
+                        pop(a, at);
                         if (space->blocks[id].poisoned)
                                 block_list_push(space, &space->unready.poisoned, id);
                         poison(space, id);
                 }
-        for (uint32_t slot = 0; slot < SEMAPHORES; slot++)
-                release_slot(a, slot);
+        for (uint32_t at = 0; at < SEMAPHORES; at++)
+                release(a, at);
         sweep_poisoned(space);
 }
 
@@ -295,7 +298,7 @@ void store_set_wakes(struct store *store, bool wakes) {
         store->wakes = wakes;
 }
 
-/* O8: not before the slots are written by a stream. */
+/* O8: not before the semaphores are written by a stream. */
 static bool waking(const struct attachment *a) {
         return a->promises && a->promises->wakes != 0 && space_store(a->space)->wakes;
 }
@@ -327,13 +330,13 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
         if (!a)
                 return false;
         a->promises->asked = true;
-        *ret = (struct store_wake){.fd = space_order_fd(a->space), .bytes = page_bytes(a->space)};
+        *ret = (struct store_wake){.fd = space_semaphore_fd(a->space), .bytes = page_bytes(a->space)};
         memcpy(ret->device, a->space->ix->device, sizeof ret->device);
         for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
-                uint32_t slot = (uint32_t)__builtin_ctzll(left);
+                uint32_t at = (uint32_t)__builtin_ctzll(left);
 
-                ret->words[2 * ret->n] = a->slot * SEMAPHORES + slot;
-                ret->words[2 * ret->n++ + 1] = a->promises->highest[slot];
+                ret->words[2 * ret->n] = a->seat * SEMAPHORES + at;
+                ret->words[2 * ret->n++ + 1] = a->promises->highest[at];
         }
         return true;
 }
@@ -350,12 +353,12 @@ void store_wake_done(struct store *store, bool done) {
 
 /* ---- questions -------------------------------------------------------------------------------------------------- */
 
-int space_order_fd(const struct space *space) {
+int space_semaphore_fd(const struct space *space) {
         return space->parts.semaphores ? space->parts.semaphores->page.fd : -1;
 }
 
-uint32_t attachment_order_row(const struct attachment *a) {
-        return a->slot;
+uint32_t attachment_semaphore_row(const struct attachment *a) {
+        return a->seat;
 }
 
 uint64_t attachment_pending(const struct attachment *a) {

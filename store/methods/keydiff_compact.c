@@ -69,12 +69,12 @@ static void put_away(struct sequence *q, struct entry *e) {
         entry_drop_room(q, e);
 }
 
-static void want(struct sequence *q, uint32_t slot, kvd_ref to) {
-        struct entry *e = &q->entries[slot];
+static void want(struct sequence *q, uint32_t at, kvd_ref to) {
+        struct entry *e = &q->entries[at];
 
         e->busy = COMPACT_WANTED;
         e->other = to;
-        list_push(q, &q->compact, slot);
+        list_push(q, &q->compact, at);
 }
 
 /* All rooms, or none. */
@@ -122,13 +122,13 @@ int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint
 
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
 
-static void add(struct job *job, const struct sequence *q, kvd_ref block, uint32_t slot, uint32_t flags) {
-        struct kvd_job_item *item = job_add(job, block, slot);
+static void add(struct job *job, const struct sequence *q, kvd_ref block, uint32_t at, uint32_t flags) {
+        struct kvd_job_item *item = job_add(job, block, at);
 
         if (!item) /* of what only adds to the anchor */
                 return;
-        item->position = (int32_t)q->entries[slot].position;
-        item->n_tokens = q->entries[slot].slots;
+        item->position = (int32_t)q->entries[at].position;
+        item->n_tokens = q->entries[at].slots;
         item->flags = job->items[job->n_items - 1].flags = flags;
 }
 
@@ -182,7 +182,7 @@ static void offer_all(struct sequence *q, struct job *job) {
         uint32_t bt = q->space->ix->geometry.block_tokens;
 
         for (uint32_t i = 0; i < n; i++) {
-                uint32_t slot = job->items[i].slot;
+                uint32_t at = job->items[i].at;
                 struct offer offer = {.kind = KVD_CHANGE_COMPACT, .delta = (int32_t)(n - 1 - i),
                                       .flags = KVD_ENTRY_OWN | KVD_ENTRY_DROPPED};
 
@@ -190,9 +190,9 @@ static void offer_all(struct sequence *q, struct job *job) {
                         offer.block = job->items[n + i].held;
                         offer.flags = KVD_ENTRY_OWN | KVD_ENTRY_COMPACT;
                         offer.slots = MIN(bt, q->keep - i * bt);
-                        entry_seal(q, offer.block, slot, offer.slots, KVD_DESC_COMPACT);
+                        entry_seal(q, offer.block, at, offer.slots, KVD_DESC_COMPACT);
                 }
-                change_offer(q, slot, &offer);
+                change_offer(q, at, &offer);
                 if (offer.block)
                         hooks_readable(q->space, kvd_ref_id(offer.block));
         }
@@ -204,9 +204,9 @@ static void take_back(struct sequence *q, struct job *job, bool again) {
 
         for (uint32_t i = 0; i < n; i++) {
                 if (again)
-                        want(q, job->items[i].slot, i < n_to ? job->items[n + i].held : 0);
+                        want(q, job->items[i].at, i < n_to ? job->items[n + i].held : 0);
                 else
-                        q->entries[job->items[i].slot].busy = IDLE;
+                        q->entries[job->items[i].at].busy = IDLE;
         }
 }
 
@@ -235,8 +235,8 @@ static const struct job_kind job_compact = {.number = KVD_JOB_COMPACT, .result_b
 /* ---- its client's answer ----------------------------------------------------------------------- */
 
 /* What was known of the old contents is of no use; those that go are gone for good. */
-static void taken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void taken(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
 
         if (e->other) {
                 entry_take_block(q, e);

@@ -89,9 +89,9 @@ static uint64_t recent_from(const struct sequence *q) {
 }
 
 /* Each by the setting that says so, and nothing besides: in a paper's profile there may be none. */
-static bool is_protected(const struct sequence *q, uint32_t slot) {
-        return slot < setting(q->space, KVD_keydiff_sink_blocks) ||
-               q->entries[slot].position + q->entries[slot].n_tokens > recent_from(q);
+static bool is_protected(const struct sequence *q, uint32_t at) {
+        return at < setting(q->space, KVD_keydiff_sink_blocks) ||
+               q->entries[at].position + q->entries[at].n_tokens > recent_from(q);
 }
 
 /* Writes entries' priority, 0 to PRIORITY_MOST; only of resident ones. */
@@ -186,7 +186,7 @@ static void settle_score_sequence(struct job *job, enum job_end end, const void 
         const float *score = results;
 
         for (uint32_t i = 0; q && end == JOB_DONE && i < job->n_items; i++)
-                q->entries[job->items[i].slot].score = from_float(score[i]);
+                q->entries[job->items[i].at].score = from_float(score[i]);
 }
 
 static const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
@@ -222,11 +222,11 @@ static void settle_score_chain(struct job *job, enum job_end end, const void *re
         const float *score = results;
 
         for (uint32_t i = 0; end != JOB_AGAIN && i < job->n_items; i++) {
-                struct block *b = &job->space->blocks[job->items[i].slot];
+                struct block *b = &job->space->blocks[job->items[i].at];
                 uint16_t s = end == JOB_DONE ? from_float(score[i]) : 0;
 
                 b->score = s ? s : UINT16_MAX / 2;
-                block_restamp(job->space, job->items[i].slot);
+                block_restamp(job->space, job->items[i].at);
         }
 }
 

@@ -23,23 +23,23 @@ static void room_again(struct sequence *q) {
 
 /* ---- what is asked for ------------------------------------------------------------------------------------------ */
 
-static void offer_leave(struct sequence *q, uint32_t slot, uint32_t how) {
-        uint32_t kept = how & KVD_ENTRY_DROPPED ? 0 : q->entries[slot].flags & KVD_ENTRY_COMPACT;
+static void offer_leave(struct sequence *q, uint32_t at, uint32_t how) {
+        uint32_t kept = how & KVD_ENTRY_DROPPED ? 0 : q->entries[at].flags & KVD_ENTRY_COMPACT;
         struct offer offer = {.kind = KVD_CHANGE_LEAVE, .flags = KVD_ENTRY_OWN | kept | how};
 
-        entry_set_leaving(q, &q->entries[slot], true);
-        change_offer(q, slot, &offer);
+        entry_set_leaving(q, &q->entries[at], true);
+        change_offer(q, at, &offer);
 }
 
 /* An approximation, and what came back exactly, has its copy and its tokens where they were: it can just go. */
-static bool leave_again(struct sequence *q, uint32_t slot) {
-        const struct entry *e = &q->entries[slot];
+static bool leave_again(struct sequence *q, uint32_t at) {
+        const struct entry *e = &q->entries[at];
         uint32_t how = (e->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
                        (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
 
         if (!how)
                 return false;
-        offer_leave(q, slot, how);
+        offer_leave(q, at, how);
         sync_news(q->space);
         return true;
 }
@@ -52,20 +52,20 @@ static bool can_be_copied(struct space *space, enum kvd_cool how) {
         return how == KVD_COOL_VAGUE && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
 }
 
-bool cool_entry(struct sequence *q, uint32_t slot, enum kvd_cool how) {
-        struct entry *e = &q->entries[slot];
+bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how) {
+        struct entry *e = &q->entries[at];
 
         if (e->busy != IDLE || !entry_is_own(e) || q->space->blocks[kvd_ref_id(e->ref)].refs > 1)
                 return false;
         if (how == KVD_COOL_DROP) {
-                offer_leave(q, slot, KVD_ENTRY_DROPPED);
+                offer_leave(q, at, KVD_ENTRY_DROPPED);
                 sync_news(q->space);
                 return true;
         }
         if (e->flags & KVD_ENTRY_APPROX)
-                return leave_again(q, slot);
+                return leave_again(q, at);
         if (e->place != KVD_NOWHERE && is_on(q->space, KVD_kvreviver_on))
-                return leave_again(q, slot);
+                return leave_again(q, at);
         if (e->flags & KVD_ENTRY_COMPACT) /* no approximation of what is one already */
                 how = KVD_COOL_SPILL;
         if (!can_be_copied(q->space, how))
@@ -73,20 +73,20 @@ bool cool_entry(struct sequence *q, uint32_t slot, enum kvd_cool how) {
         e->busy = COOL_WANTED;
         e->want = (uint8_t)how;
         entry_set_leaving(q, e, true);
-        list_push(q, &q->cool, slot);
+        list_push(q, &q->cool, at);
         job_ask(&q->cooling);
         return true;
 }
 
-int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n) {
+int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n) {
         struct sequence *q = sequence_find(a, number);
-        int r = q ? sequence_check_slots(a, q, how, slots, n) : -ENOENT;
+        int r = q ? sequence_check_entries(a, q, how, entries, n) : -ENOENT;
         int cooling = 0;
 
         if (r < 0)
                 return r;
         for (uint32_t i = 0; i < n; i++)
-                cooling += cool_entry(q, slots[i], how);
+                cooling += cool_entry(q, entries[i], how);
         return cooling;
 }
 
@@ -107,9 +107,9 @@ static bool find_copy_room(struct sequence *q, bool vague, uint32_t *ret) {
                (vague && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop)));
 }
 
-static void add_spill(struct sequence *q, uint32_t slot, struct sketch *s, uint32_t place, struct job *job) {
-        struct entry *e = &q->entries[slot];
-        struct kvd_job_item *item = job_add(job, e->ref, slot);
+static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_t place, struct job *job) {
+        struct entry *e = &q->entries[at];
+        struct kvd_job_item *item = job_add(job, e->ref, at);
 
         if (s)
                 sketch_enter(q, e, s);
@@ -123,8 +123,8 @@ static void add_spill(struct sequence *q, uint32_t slot, struct sketch *s, uint3
 }
 
 /* One entry into the job. False: it must wait for another job. */
-static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) {
-        struct entry *e = &q->entries[slot];
+static bool write_one_spill(struct sequence *q, uint32_t at, struct job *job) {
+        struct entry *e = &q->entries[at];
         struct sketch *s = NULL;
         uint32_t place;
 
@@ -144,17 +144,17 @@ static bool write_one_spill(struct sequence *q, uint32_t slot, struct job *job) 
         }
         if (s)
                 job->sketch = s->number;
-        add_spill(q, slot, s, place, job);
+        add_spill(q, at, s, place, job);
         return true;
 }
 
 static bool write_spill(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = job_blocks(job), slot;
+        uint32_t room = job_blocks(job), at;
 
-        while (job->n_items < room && (slot = list_pop(q, &q->cool)) != NONE)
-                if (!write_one_spill(q, slot, job)) {
-                        list_push_first(q, &q->cool, slot);
+        while (job->n_items < room && (at = list_pop(q, &q->cool)) != NONE)
+                if (!write_one_spill(q, at, job)) {
+                        list_push_first(q, &q->cool, at);
                         break;
                 }
         /* Those that wait for a sketch to be made anew are asked for when it is (kvreviver_sketch.c). */
@@ -164,7 +164,7 @@ static bool write_spill(struct ticket *t, struct job *job) {
 }
 
 static void copied(struct sequence *q, const struct job_item *item, const struct kvd_spilled *copy) {
-        struct entry *e = &q->entries[item->slot];
+        struct entry *e = &q->entries[item->at];
         uint32_t flags = (item->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
                          (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
 
@@ -172,7 +172,7 @@ static void copied(struct sequence *q, const struct job_item *item, const struct
         q->n_copies += e->place != KVD_NOWHERE;
         e->checksum = copy->checksum;
         e->row_generation = kvd_ref_generation(e->ref);
-        offer_leave(q, item->slot, flags);
+        offer_leave(q, item->at, flags);
 }
 
 /* What was copied, if anything was, is of no use. What got into the sketch stays there as noise. */
@@ -181,18 +181,18 @@ static void not_copied(struct job *job, struct sequence *q, const struct job_ite
                 place_erase(job->space, item->place);
         if (!q)
                 return;
-        sketch_leave(q, &q->entries[item->slot], false);
-        stay(q, &q->entries[item->slot]);
+        sketch_leave(q, &q->entries[item->at], false);
+        stay(q, &q->entries[item->at]);
         q->spent = q->n_own;
 }
 
 static void again(struct sequence *q, const struct job *job) {
         for (uint32_t i = job->n_items; i-- > 0;) {
-                struct entry *e = &q->entries[job->items[i].slot];
+                struct entry *e = &q->entries[job->items[i].at];
 
                 e->busy = COOL_WANTED;
                 entry_set_leaving(q, e, true);
-                list_push_first(q, &q->cool, job->items[i].slot);
+                list_push_first(q, &q->cool, job->items[i].at);
         }
 }
 
@@ -218,8 +218,8 @@ static const struct job_kind job_spill = {.number = KVD_JOB_SPILL, .result_bytes
 
 /* ---- its client's answer ----------------------------------------------------------------------- */
 
-static void taken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void taken(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
         struct space *space = q->space;
 
         if (e->ref) {
@@ -238,13 +238,13 @@ static void taken(struct sequence *q, uint32_t slot) {
 }
 
 /* The entry stays resident, and out of the sketch. */
-static void not_taken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void not_taken(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
 
         if (!e->ref) /* it has left already, and its state is what was offered */
                 entry_set_flags(q, e, e->new_flags);
         else if (!(e->flags & KVD_ENTRY_APPROX))
-                entry_forget_sketch(q, slot);
+                entry_forget_sketch(q, at);
         entry_set_leaving(q, e, false);
         room_again(q);
         q->spent = q->n_own; /* relief asks again when something has changed */

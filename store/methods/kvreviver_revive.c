@@ -30,16 +30,16 @@ static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t h
         return can;
 }
 
-int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *slots, uint32_t n,
+int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n,
                     uint32_t *exact, uint32_t *approx) {
         struct sequence *q = sequence_find(a, number);
-        int r = q ? sequence_check_slots(a, q, how, slots, n) : -ENOENT;
+        int r = q ? sequence_check_entries(a, q, how, entries, n) : -ENOENT;
 
         *exact = *approx = 0;
         if (r < 0)
                 return r;
         for (uint32_t i = 0; i < n; i++) {
-                struct entry *e = &q->entries[slots[i]];
+                struct entry *e = &q->entries[entries[i]];
                 uint32_t want = can_revive(q, e, how);
 
                 *exact += !!(want & KVD_REVIVE_EXACT);
@@ -50,7 +50,7 @@ int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const u
                 }
                 e->busy = REVIVE_WANTED;
                 e->want = (uint8_t)want;
-                list_push(q, &q->revive, slots[i]);
+                list_push(q, &q->revive, entries[i]);
                 job_ask(&q->reviving);
         }
         if (n && how == KVD_REVIVE_APPROX && !*approx)
@@ -61,18 +61,18 @@ int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const u
 
 /* ---- the filling ------------------------------------------------------------------------------------------------- */
 
-static void refused(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void refused(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
 
         space_count(q->space, KVD_SPACE_REVIVE_REFUSED, 1);
         e->busy = IDLE;
         e->want = 0;
-        change_tell(q, slot);
+        change_tell(q, at);
 }
 
-static void add_revive(struct sequence *q, uint32_t slot, kvd_ref to, bool approx, struct job *job) {
-        struct entry *e = &q->entries[slot];
-        struct kvd_job_item *item = job_add(job, to, slot);
+static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx, struct job *job) {
+        struct entry *e = &q->entries[at];
+        struct kvd_job_item *item = job_add(job, to, at);
 
         job->items[job->n_items - 1].flags = item->flags = approx ? KVD_ENTRY_APPROX : 0;
         item->row = e->place == KVD_NOWHERE || approx ? NONE : kvd_copy_row(q->space->ix, e->place);
@@ -101,14 +101,14 @@ static bool make_way(struct sequence *q) {
 enum written { WRITTEN, OTHER_JOB, NO_ROOM };
 
 /* One entry into the job: approximately first, if that is wanted and can be had still. */
-static enum written write_one_revive(struct sequence *q, uint32_t slot, struct job *job) {
-        struct entry *e = &q->entries[slot];
+static enum written write_one_revive(struct sequence *q, uint32_t at, struct job *job) {
+        struct entry *e = &q->entries[at];
         struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
         bool approx = (e->want & KVD_REVIVE_APPROX) && s && sketch_answers(q, s);
         kvd_ref to;
 
         if (!approx && (!(e->want & KVD_REVIVE_EXACT) || e->place == KVD_NOWHERE)) {
-                refused(q, slot);
+                refused(q, at);
                 return WRITTEN;
         }
         if (approx && job->sketch && job->sketch != s->number)
@@ -117,14 +117,14 @@ static enum written write_one_revive(struct sequence *q, uint32_t slot, struct j
         if (!to && make_way(q))
                 return NO_ROOM;
         if (!to) {
-                refused(q, slot);
+                refused(q, at);
                 return WRITTEN;
         }
         if (approx)
                 job->sketch = s->number;
         else
                 e->want &= (uint8_t)~KVD_REVIVE_APPROX;
-        add_revive(q, slot, to, approx, job);
+        add_revive(q, at, to, approx, job);
         return WRITTEN;
 }
 
@@ -132,13 +132,13 @@ static enum written write_one_revive(struct sequence *q, uint32_t slot, struct j
 
 static bool write_revive(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = MIN(job_blocks(job), REVIVE_BLOCKS), slot;
+        uint32_t room = MIN(job_blocks(job), REVIVE_BLOCKS), at;
         enum written how = WRITTEN;
 
-        while (how == WRITTEN && job->n_items < room && (slot = list_pop(q, &q->revive)) != NONE) {
-                how = write_one_revive(q, slot, job);
+        while (how == WRITTEN && job->n_items < room && (at = list_pop(q, &q->revive)) != NONE) {
+                how = write_one_revive(q, at, job);
                 if (how != WRITTEN)
-                        list_push_first(q, &q->revive, slot);
+                        list_push_first(q, &q->revive, at);
         }
         q->swapped &= q->revive.n > 0;
         if (q->revive.n && how != NO_ROOM) /* who waits for room is asked for when somebody has left */
@@ -147,25 +147,25 @@ static bool write_revive(struct ticket *t, struct job *job) {
 }
 
 static void arrived(struct sequence *q, const struct job_item *item) {
-        struct entry *e = &q->entries[item->slot];
+        struct entry *e = &q->entries[item->at];
         bool approx = item->flags & KVD_ENTRY_APPROX;
         struct offer offer = {.kind = KVD_CHANGE_ARRIVE, .block = item->held,
                               .flags = KVD_ENTRY_OWN | (e->flags & KVD_ENTRY_COMPACT)};
 
         offer.flags |= approx ? KVD_ENTRY_APPROX : 0;
         if (e->flags & KVD_ENTRY_COMPACT)
-                entry_seal(q, item->held, item->slot, e->slots, KVD_DESC_COMPACT);
+                entry_seal(q, item->held, item->at, e->slots, KVD_DESC_COMPACT);
         else
-                entry_seal(q, item->held, item->slot, e->n_tokens, approx ? KVD_DESC_APPROX : 0);
-        change_offer(q, item->slot, &offer);
+                entry_seal(q, item->held, item->at, e->n_tokens, approx ? KVD_DESC_APPROX : 0);
+        change_offer(q, item->at, &offer);
         q->space->blocks[kvd_ref_id(item->held)].summarised = !approx && e->summarised;
         if (approx ? e->place == KVD_NOWHERE : !e->summarised)
                 hooks_readable(q->space, kvd_ref_id(item->held));
 }
 
 /* The exact copy is not what was copied: it is never shown to anybody. */
-static void copy_broken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void copy_broken(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
 
         space_count(q->space, KVD_SPACE_REVIVE_BROKEN, 1);
         e->busy = IDLE;
@@ -175,32 +175,32 @@ static void copy_broken(struct sequence *q, uint32_t slot) {
                 return;
         entry_set_flags(q, e, KVD_ENTRY_OWN | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : KVD_ENTRY_DROPPED));
         e->untold = true;
-        change_tell(q, slot);
+        change_tell(q, at);
 }
 
 static void not_arrived(struct sequence *q, const struct job_item *item, uint32_t error) {
-        struct entry *e = &q->entries[item->slot];
+        struct entry *e = &q->entries[item->at];
         bool approx = item->flags & KVD_ENTRY_APPROX;
 
         if (!approx && (error == EBADMSG || error == EILSEQ)) {
-                copy_broken(q, item->slot);
+                copy_broken(q, item->at);
         } else if (approx && (e->want & KVD_REVIVE_EXACT)) {
                 e->busy = REVIVE_WANTED;
-                list_push(q, &q->revive, item->slot);
+                list_push(q, &q->revive, item->at);
                 job_ask(&q->reviving);
         } else {
-                refused(q, item->slot);
+                refused(q, item->at);
         }
 }
 
 static void want_again(struct sequence *q, const struct job *job) {
         for (uint32_t i = job->n_items; i-- > 0;) {
                 const struct job_item *item = &job->items[i];
-                struct entry *e = &q->entries[item->slot];
+                struct entry *e = &q->entries[item->at];
 
                 e->busy = REVIVE_WANTED;
                 e->want |= item->flags & KVD_ENTRY_APPROX ? KVD_REVIVE_APPROX : KVD_REVIVE_EXACT;
-                list_push_first(q, &q->revive, item->slot);
+                list_push_first(q, &q->revive, item->at);
         }
 }
 
@@ -231,19 +231,19 @@ static const struct job_kind job_revive = {.number = KVD_JOB_REVIVE, .result_byt
 /* ---- its client's answer ----------------------------------------------------------------------- */
 
 /* An entry that arrived approximately, or did not take that, may still want its exact copy. */
-static void want_the_rest(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void want_the_rest(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
 
         if (e->busy != IDLE || !(e->want & KVD_REVIVE_EXACT) || e->place == KVD_NOWHERE)
                 return;
         e->busy = REVIVE_WANTED;
         e->want = KVD_REVIVE_EXACT;
-        list_push(q, &q->revive, slot);
+        list_push(q, &q->revive, at);
         job_ask(&q->reviving);
 }
 
-static void taken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void taken(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
         bool approx = e->new_flags & KVD_ENTRY_APPROX;
 
         entry_take_block(q, e);
@@ -251,8 +251,8 @@ static void taken(struct sequence *q, uint32_t slot) {
         entry_set_flags(q, e, e->new_flags);
         space_count(q->space, approx ? KVD_SPACE_REVIVED_APPROX : KVD_SPACE_REVIVED_EXACT, 1);
         if (!approx)
-                entry_forget_sketch(q, slot);
-        want_the_rest(q, slot);
+                entry_forget_sketch(q, at);
+        want_the_rest(q, at);
 }
 
 static void begin(struct sequence *q) {

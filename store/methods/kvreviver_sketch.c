@@ -236,14 +236,14 @@ static bool deletes_estimates(const struct space *space) {
  * Resident, and exact: its tokens leave the sketch, if there is a way to take them out. Its copy stays, so that it may
  * leave again at once, until the room is wanted (copies.c).
  */
-void entry_forget_sketch(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+void entry_forget_sketch(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
         bool in_sketch = e->ordinal != KVD_NO_ORDINAL;
 
         copies_clean(q->space);
         if (in_sketch && !sketch_find(q, e->sketch)->broken && (e->place != KVD_NOWHERE || deletes_estimates(q->space))) {
                 e->busy = FORGET_WANTED;
-                list_push(q, &q->forget, slot);
+                list_push(q, &q->forget, at);
                 job_ask(&q->forgetting);
                 return;
         }
@@ -257,9 +257,9 @@ static void forgotten(struct sequence *q, struct entry *e, bool taken_out) {
         e->busy = IDLE;
 }
 
-static bool add_forget(struct sequence *q, uint32_t slot, struct job *job) {
-        struct entry *e = &q->entries[slot];
-        struct kvd_job_item *item = job_add(job, 0, slot);
+static bool add_forget(struct sequence *q, uint32_t at, struct job *job) {
+        struct entry *e = &q->entries[at];
+        struct kvd_job_item *item = job_add(job, 0, at);
         bool estimate = deletes_estimates(q->space);
 
         if (!item)
@@ -278,18 +278,18 @@ static bool add_forget(struct sequence *q, uint32_t slot, struct job *job) {
 /* Entries of one sketch, in the order in which they came. */
 static bool write_forget(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = job_blocks(job), slot;
+        uint32_t room = job_blocks(job), at;
 
-        while (job->n_items < room && (slot = list_pop(q, &q->forget)) != NONE) {
-                struct entry *e = &q->entries[slot];
+        while (job->n_items < room && (at = list_pop(q, &q->forget)) != NONE) {
+                struct entry *e = &q->entries[at];
                 struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
 
                 if (!s || s->broken) { /* what is made anew is made without it */
                         forgotten(q, e, false);
                         continue;
                 }
-                if ((job->sketch && job->sketch != s->number) || !add_forget(q, slot, job)) {
-                        list_push_first(q, &q->forget, slot);
+                if ((job->sketch && job->sketch != s->number) || !add_forget(q, at, job)) {
+                        list_push_first(q, &q->forget, at);
                         break;
                 }
                 job->sketch = s->number;
@@ -308,7 +308,7 @@ static void settle_forget(struct job *job, enum job_end end, const void *results
         if (end != JOB_DONE)
                 sketch_broken(q, sketch_find(q, job->sketch));
         for (uint32_t i = 0; i < job->n_items; i++)
-                forgotten(q, &q->entries[job->items[i].slot], end == JOB_DONE && error[i] == 0);
+                forgotten(q, &q->entries[job->items[i].at], end == JOB_DONE && error[i] == 0);
 }
 
 static const struct job_kind job_forget = {
@@ -331,18 +331,18 @@ static uint32_t without_sketch(const struct entry *e, uint32_t flags) {
  * What the sketch knew of the entry is lost. One that has left tells its client so; one that was just leaving, without
  * a copy, stays if the client has not heard of it yet.
  */
-static void degrade(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void degrade(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
 
         sketch_leave(q, e, false);
         if (e->busy == OFFERED && e->change == KVD_CHANGE_LEAVE && (e->new_flags & KVD_ENTRY_VAGUE)) {
-                if (e->place == KVD_NOWHERE && change_withdraw(q, slot))
+                if (e->place == KVD_NOWHERE && change_withdraw(q, at))
                         return;
                 e->new_flags = (uint16_t)without_sketch(e, e->new_flags);
         } else if (!e->ref && (e->flags & KVD_ENTRY_VAGUE)) {
                 entry_set_flags(q, e, without_sketch(e, e->flags));
                 e->untold = true;
-                change_tell(q, slot);
+                change_tell(q, at);
         }
 }
 
@@ -358,12 +358,12 @@ static struct sketch *first_broken(struct sequence *q) {
         return s;
 }
 
-static void add_rebuild(struct sequence *q, uint32_t slot, struct job *job) {
-        struct entry *e = &q->entries[slot];
-        struct kvd_job_item *item = job_add(job, 0, slot);
+static void add_rebuild(struct sequence *q, uint32_t at, struct job *job) {
+        struct entry *e = &q->entries[at];
+        struct kvd_job_item *item = job_add(job, 0, at);
 
         if (!item) {
-                degrade(q, slot);
+                degrade(q, at);
                 return;
         }
         item->row = NONE;
@@ -413,13 +413,13 @@ static void rebuilt(struct job *job, struct sequence *q, const uint32_t *error) 
         s->n_entries++;
         s->broken = error == NULL;
         for (uint32_t i = 0; i < job->n_items; i++) {
-                struct entry *e = &q->entries[job->items[i].slot];
+                struct entry *e = &q->entries[job->items[i].at];
 
                 s->n_tokens += e->n_tokens;
                 if (error && error[i] == 0)
                         continue;
                 s->n_tokens -= e->n_tokens;
-                degrade(q, job->items[i].slot);
+                degrade(q, job->items[i].at);
         }
         s->n_entries--;
         sketch_free_if_empty(q, s);

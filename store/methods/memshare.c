@@ -48,7 +48,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         step = make_step(q, first, n);
         if (!step.n_entries)
                 return 0;
-        step.order = ++memshare_of(a->space)->n_steps;
+        step.number = ++memshare_of(a->space)->n_steps;
         step.wanted = true;
         q->steps[q->n_steps++] = step;
         calibrate_look(a->space);
@@ -74,11 +74,11 @@ static bool is_full(const struct space *space, const struct entry *e) {
         return e->n_tokens == space->ix->geometry.block_tokens;
 }
 
-static bool is_target(const struct sequence *q, uint32_t slot) {
-        const struct entry *e = &q->entries[slot];
+static bool is_target(const struct sequence *q, uint32_t at) {
+        const struct entry *e = &q->entries[at];
         bool paper = setting(q->space, KVD_memshare_profile) == KVD_PAPER;
 
-        return (slot > 0 || paper) && slot + setting(q->space, KVD_memshare_recent_guard) < q->n_entries &&
+        return (at > 0 || paper) && at + setting(q->space, KVD_memshare_recent_guard) < q->n_entries &&
                e->busy == IDLE && entry_is_own(e) && !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
                is_full(q->space, e) && q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }
@@ -107,8 +107,8 @@ struct gathering {
         const uint32_t *tokens[COMPARE_STEPS];
 };
 
-static bool add_block(struct gathering *g, const struct entry *e, uint32_t slot, uint32_t flags) {
-        struct kvd_job_item *item = job_add(g->job, e->ref, slot);
+static bool add_block(struct gathering *g, const struct entry *e, uint32_t at, uint32_t flags) {
+        struct kvd_job_item *item = job_add(g->job, e->ref, at);
 
         if (!item)
                 return false;
@@ -156,12 +156,12 @@ static bool add_older(struct gathering *g, uint32_t at) {
 
         for (uint32_t i = g->q->n_steps; i-- > 0;)
                 if (!look(g) ||
-                    (g->q->steps[i].order < s->order && !add_step(g, g->q, &g->q->steps[i], false, s->first_entry)))
+                    (g->q->steps[i].number < s->number && !add_step(g, g->q, &g->q->steps[i], false, s->first_entry)))
                         return false;
         return true;
 }
 
-static void add_others(struct gathering *g, uint64_t order) {
+static void add_others(struct gathering *g, uint64_t before) {
         struct space *space = g->q->space;
 
         for (uint32_t k = 0; k < KVD_MAX_SEQUENCES; k++) {
@@ -170,7 +170,7 @@ static void add_others(struct gathering *g, uint64_t order) {
                 if (!of || of == g->q || of->group != g->q->group)
                         continue;
                 for (uint32_t i = of->n_steps; i-- > 0;)
-                        if (!look(g) || (of->steps[i].order < order && !add_step(g, of, &of->steps[i], false, NONE)))
+                        if (!look(g) || (of->steps[i].number < before && !add_step(g, of, &of->steps[i], false, NONE)))
                                 return;
         }
 }
@@ -185,7 +185,7 @@ static bool gather(struct gathering *g, uint32_t at) {
         if (!targets)
                 return false;
         if (add_older(g, at) && setting(g->q->space, KVD_memshare_cross_seq))
-                add_others(g, s->order);
+                add_others(g, s->number);
         job_results(g->job, (uint32_t)MIN(targets, JOB_RESULT_BYTES / sizeof(struct kvd_match)));
         return g->job->n_items > targets;
 }
@@ -238,15 +238,15 @@ static bool makes_sense(const struct job *job, const struct kvd_match *m) {
 static void propose(struct job *job, struct sequence *q, const struct kvd_match *m) {
         const struct job_item *target = &job->items[m->target];
         kvd_ref source = job->items[m->source].held;
-        struct entry *e = &q->entries[target->slot];
+        struct entry *e = &q->entries[target->at];
         struct offer offer = {.kind = KVD_CHANGE_REMAP, .block = source, .flags = KVD_ENTRY_OWN | KVD_ENTRY_SHARED,
                               .distance = m->distance};
 
-        if (e->ref != target->held || !is_target(q, target->slot)) /* once is enough: it is busy then */
+        if (e->ref != target->held || !is_target(q, target->at)) /* once is enough: it is busy then */
                 return;
         if (setting(q->space, KVD_memshare_align))
                 offer.delta = (int32_t)(e->position - block_position(q->space, kvd_ref_id(source)));
-        change_offer(q, target->slot, &offer);
+        change_offer(q, target->at, &offer);
 }
 
 static void settle_compare(struct job *job, enum job_end end, const void *results, uint32_t n) {
@@ -275,8 +275,8 @@ static const struct job_kind job_compare = {.number = KVD_JOB_COMPARE, .result_b
 
 /* ---- its client's answer ----------------------------------------------------------------------- */
 
-static void taken(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+static void taken(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
 
         entry_take_block(q, e);
         e->delta = e->new_delta;

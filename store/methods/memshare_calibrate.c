@@ -63,12 +63,12 @@ static bool is_measured(const struct sequence *q, const struct entry *e) {
                e->n_tokens == q->space->ix->geometry.block_tokens && block_current(q->space, e->ref);
 }
 
-struct place {
+struct draw {
         struct sequence *q;
-        uint32_t slot;
+        uint32_t at;
 };
 
-static bool draw_block(struct space *space, struct place *ret) {
+static bool draw_block(struct space *space, struct draw *ret) {
         uint32_t from = draw(space, KVD_MAX_SEQUENCES);
 
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++) {
@@ -76,17 +76,17 @@ static bool draw_block(struct space *space, struct place *ret) {
 
                 if (!q || !q->n_entries)
                         continue;
-                *ret = (struct place){q, draw(space, q->n_entries)};
-                return is_measured(q, &q->entries[ret->slot]);
+                *ret = (struct draw){q, draw(space, q->n_entries)};
+                return is_measured(q, &q->entries[ret->at]);
         }
         return false;
 }
 
-static const uint32_t *tokens_of(const struct place *p) {
-        return p->q->tokens + p->q->entries[p->slot].position;
+static const uint32_t *tokens_of(const struct draw *p) {
+        return p->q->tokens + p->q->entries[p->at].position;
 }
 
-static bool are_strangers(const struct place *a, const struct place *b) {
+static bool are_strangers(const struct draw *a, const struct draw *b) {
         const uint32_t *x = tokens_of(a), *y = tokens_of(b);
         uint32_t bt = a->q->space->ix->geometry.block_tokens, common = 0;
 
@@ -99,9 +99,9 @@ static bool are_strangers(const struct place *a, const struct place *b) {
         return a->q->group == b->q->group && 2 * common < bt;
 }
 
-static void add(struct job *job, const struct place *p) {
-        const struct entry *e = &p->q->entries[p->slot];
-        struct kvd_job_item *item = job_add(job, e->ref, p->slot);
+static void add(struct job *job, const struct draw *p) {
+        const struct entry *e = &p->q->entries[p->at];
+        struct kvd_job_item *item = job_add(job, e->ref, p->at);
 
         item->position = (int32_t)e->position;
         item->n_tokens = e->n_tokens;
@@ -111,7 +111,7 @@ static void add(struct job *job, const struct place *p) {
 
 static bool write_calibrate(struct ticket *t, struct job *job) {
         uint32_t most = MIN(MAX(job_blocks(job) / 2, PAIRS_LEAST), PAIRS), n = 0;
-        struct place a, b;
+        struct draw a, b;
 
         if (t->space->private.n < BLOCKS_LEAST)
                 return false;

@@ -11,7 +11,7 @@ struct memshare {
         struct ticket calibrate;
         float tau;             /* threshold as it was measured; 0: it was not */
         uint64_t calibrated;   /* n_steps then */
-        uint64_t n_steps;      /* of all sequences, so far: their order */
+        uint64_t n_steps;      /* of all sequences, so far: their numbers */
         uint64_t random;
 };
 
@@ -37,10 +37,10 @@ void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch 
 bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
 void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out); /* its ordinals are no more */
 void sketch_broken(struct sequence *sequence, struct sketch *sketch);
-void entry_forget_sketch(struct sequence *sequence, uint32_t slot); /* exact again; its copy stays */
+void entry_forget_sketch(struct sequence *sequence, uint32_t at); /* exact again; its copy stays */
 
 /* kvreviver_cool.c */
-bool cool_entry(struct sequence *sequence, uint32_t slot, enum kvd_cool how); /* false: it cannot, or must not */
+bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how); /* false: it cannot, or must not */
 
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);

@@ -107,9 +107,9 @@ static void settle_summarise(struct job *job, enum job_end end, const void *resu
                 space_count(job->space, KVD_SPACE_SUMMARISED, job->n_items);
         for (uint32_t i = 0; i < job->n_items; i++)
                 if (end == JOB_DONE)
-                        job->space->blocks[job->items[i].slot].summarised = true;
+                        job->space->blocks[job->items[i].at].summarised = true;
                 else if (end == JOB_AGAIN)
-                        mark(job->space, job->items[i].slot);
+                        mark(job->space, job->items[i].at);
 }
 
 static const struct job_kind job_summarise = {

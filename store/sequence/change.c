@@ -11,8 +11,8 @@
 #include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
-void change_offer(struct sequence *q, uint32_t slot, const struct offer *offer) {
-        struct entry *e = &q->entries[slot];
+void change_offer(struct sequence *q, uint32_t at, const struct offer *offer) {
+        struct entry *e = &q->entries[at];
 
         if (offer->block)
                 block_hold(q->space, kvd_ref_id(offer->block));
@@ -23,19 +23,19 @@ void change_offer(struct sequence *q, uint32_t slot, const struct offer *offer) 
         e->new_flags = (uint16_t)offer->flags;
         e->new_slots = (uint16_t)offer->slots;
         e->distance = offer->distance;
-        list_push(q, &q->changes, slot);
+        list_push(q, &q->changes, at);
         space_count(q->space, KVD_SPACE_PROPOSED, 1);
 }
 
-void change_tell(struct sequence *q, uint32_t slot) {
-        struct entry *e = &q->entries[slot];
+void change_tell(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
         struct offer leave = {.kind = KVD_CHANGE_LEAVE, .flags = e->flags};
 
         if (!e->untold || e->busy != IDLE)
                 return;
         e->untold = false;
         if (!e->ref)
-                change_offer(q, slot, &leave);
+                change_offer(q, at, &leave);
 }
 
 void change_drop_offer(struct sequence *q, struct entry *e) {
@@ -45,50 +45,48 @@ void change_drop_offer(struct sequence *q, struct entry *e) {
         e->busy = IDLE;
 }
 
-bool change_withdraw(struct sequence *q, uint32_t slot) {
-        uint32_t before = NONE, at = q->changes.first;
+bool change_withdraw(struct sequence *q, uint32_t at) {
+        uint32_t before = NONE, other = q->changes.first;
 
-        for (uint32_t i = 0; i < q->changes.n; i++) {
-                if (at == slot)
-                        break;
-                if (i + 1 == q->changes.n)
-                        return false;
-                before = at;
-                at = q->entries[at].next;
+        for (uint32_t i = 0; i < q->changes.n && other != at; i++) {
+                before = other;
+                other = q->entries[other].next;
         }
+        if (!q->changes.n || other != at)
+                return false;
         for (uint32_t i = 0, sent = q->changes.first; i < q->n_sent; i++, sent = q->entries[sent].next)
-                if (sent == slot)
+                if (sent == at)
                         return false;
-        *(before == NONE ? &q->changes.first : &q->entries[before].next) = q->entries[slot].next;
-        if (q->changes.last == slot)
+        *(before == NONE ? &q->changes.first : &q->entries[before].next) = q->entries[at].next;
+        if (q->changes.last == at)
                 q->changes.last = before;
         q->changes.n--;
-        change_drop_offer(q, &q->entries[slot]);
-        entry_set_leaving(q, &q->entries[slot], false);
+        change_drop_offer(q, &q->entries[at]);
+        entry_set_leaving(q, &q->entries[at], false);
         return true;
 }
 
 /* ---- settling --------------------------------------------------------------------------------------------------- */
 
-static void settle(struct sequence *q, uint32_t slot, bool taken) {
-        struct entry *e = &q->entries[slot];
+static void settle(struct sequence *q, uint32_t at, bool taken) {
+        struct entry *e = &q->entries[at];
         const struct hooks *method = hooks_of_change(q->space, e->change);
 
         e->busy = IDLE;
         space_count(q->space, KVD_SPACE_TAKEN, taken);
         if (taken)
-                method->taken(q, slot);
+                method->taken(q, at);
         else if (method->not_taken)
-                method->not_taken(q, slot);
+                method->not_taken(q, at);
         if (e->other)
                 block_let_go(q->space, kvd_ref_id(e->other));
         e->other = 0;
-        change_tell(q, slot);
+        change_tell(q, at);
 }
 
-static struct kvd_change describe(const struct sequence *q, uint32_t slot) {
-        const struct entry *e = &q->entries[slot];
-        struct kvd_change c = {.slot = slot, .kind = e->change, .ref = e->other, .delta = e->new_delta,
+static struct kvd_change describe(const struct sequence *q, uint32_t at) {
+        const struct entry *e = &q->entries[at];
+        struct kvd_change c = {.slot = at, .kind = e->change, .ref = e->other, .delta = e->new_delta,
                                .flags = e->new_flags, .row = NONE};
 
         if (e->change == KVD_CHANGE_COMPACT)
@@ -125,11 +123,11 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
                                     "were proposed", a->space->name, n_taken, q->n_sent);
         for (uint32_t i = 0; i < n_taken; i++)
                 settle(q, list_pop(q, &q->changes), taken[i] == 1);
-        for (uint32_t slot = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES); n++) {
-                if (!fits(&q->entries[slot], n))
+        for (uint32_t at = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES); n++) {
+                if (!fits(&q->entries[at], n))
                         break;
-                ret[n] = describe(q, slot);
-                slot = q->entries[slot].next;
+                ret[n] = describe(q, at);
+                at = q->entries[at].next;
         }
         q->n_sent = n;
         return (int)n;

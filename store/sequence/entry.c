@@ -12,7 +12,7 @@
 /* ---- finding ----------------------------------------------------------------------------------- */
 
 struct sequence *sequence_find(struct attachment *a, uint32_t number) {
-        struct sequence *q = sequences_of(a->space)->at[SEQUENCE_SLOT(number)];
+        struct sequence *q = sequences_of(a->space)->at[SEQUENCE_SEAT(number)];
 
         if (q && q->number == number && q->attachment == a)
                 return q;
@@ -22,42 +22,42 @@ struct sequence *sequence_find(struct attachment *a, uint32_t number) {
 }
 
 /* What cool and revive are asked for. */
-int sequence_check_slots(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *slots,
+int sequence_check_entries(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *entries,
                          uint32_t n) {
         if (how < 1 || how > 3)
                 return store_refuse(space_store(a->space), -EINVAL, "there is no such way to cool or revive a block");
         for (uint32_t i = 0; i < n; i++)
-                if (slots[i] >= q->n_entries)
+                if (entries[i] >= q->n_entries)
                         return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u "
-                                            "entries, not one of number %u", a->space->name, q->n_entries, slots[i]);
+                                            "entries, not one of number %u", a->space->name, q->n_entries, entries[i]);
         return 0;
 }
 
 /* ---- lists ------------------------------------------------------------------------------------------------------ */
 
-void list_push(struct sequence *q, struct list *list, uint32_t slot) {
-        q->entries[slot].next = NONE;
-        *(list->n ? &q->entries[list->last].next : &list->first) = slot;
-        list->last = slot;
+void list_push(struct sequence *q, struct list *list, uint32_t at) {
+        q->entries[at].next = NONE;
+        *(list->n ? &q->entries[list->last].next : &list->first) = at;
+        list->last = at;
         list->n++;
 }
 
-void list_push_first(struct sequence *q, struct list *list, uint32_t slot) {
-        q->entries[slot].next = list->n ? list->first : NONE;
+void list_push_first(struct sequence *q, struct list *list, uint32_t at) {
+        q->entries[at].next = list->n ? list->first : NONE;
         if (!list->n)
-                list->last = slot;
-        list->first = slot;
+                list->last = at;
+        list->first = at;
         list->n++;
 }
 
 uint32_t list_pop(struct sequence *q, struct list *list) {
-        uint32_t slot = list->first;
+        uint32_t at = list->first;
 
         if (!list->n)
                 return NONE;
-        list->first = q->entries[slot].next;
+        list->first = q->entries[at].next;
         list->n--;
-        return slot;
+        return at;
 }
 
 /* ---- entries ---------------------------------------------------------------------------------------------------- */
@@ -124,11 +124,11 @@ void entry_drop_room(struct sequence *q, struct entry *e) {
         e->other = 0;
 }
 
-void entry_seal(struct sequence *q, kvd_ref block, uint32_t slot, uint32_t n_tokens, uint32_t flags) {
+void entry_seal(struct sequence *q, kvd_ref block, uint32_t at, uint32_t n_tokens, uint32_t flags) {
         static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS]; /* of a packed block: each head has its own */
-        struct kvd_desc fields = {.depth = q->entries[slot].position, .n_tokens = (uint16_t)n_tokens,
+        struct kvd_desc fields = {.depth = q->entries[at].position, .n_tokens = (uint16_t)n_tokens,
                                   .group = (uint16_t)q->group, .flags = KVD_DESC_PRIVATE | flags};
 
         block_seal_private(q->space, kvd_ref_id(block), &fields,
-                           flags & KVD_DESC_COMPACT ? no_tokens : q->tokens + q->entries[slot].position);
+                           flags & KVD_DESC_COMPACT ? no_tokens : q->tokens + q->entries[at].position);
 }

@@ -30,7 +30,7 @@ static int check_room(struct attachment *a, uint32_t max_blocks) {
         return 0;
 }
 
-static uint32_t free_slot(const struct space *space) {
+static uint32_t free_seat(const struct space *space) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
                 if (!sequences_of(space)->at[i])
                         return i;
@@ -79,7 +79,8 @@ static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) 
 
 int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         struct space *space = a->space;
-        uint32_t slot = free_slot(space);
+        uint32_t seat = free_seat(space);
+        struct sequences *all = sequences_of(space);
         struct sequence *q;
         int r = space_refuse_opaque(space, "sequences");
 
@@ -87,16 +88,16 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
                 r = check_room(a, max_blocks);
         if (r < 0)
                 return r;
-        if (slot == NONE)
+        if (seat == NONE)
                 return store_refuse(space_store(space), -EUSERS, "space '%s' has %u sequences, the most there can be; "
                                     "close some", space->name, KVD_MAX_SEQUENCES);
         q = sequence_new(a, max_blocks);
         if (!q)
                 return refuse(a, -ENOMEM, "out of memory for its table");
-        sequences_of(space)->last_incarnation = sequences_of(space)->last_incarnation % (UINT32_MAX / KVD_MAX_SEQUENCES - 1) + 1;
-        q->number = sequences_of(space)->last_incarnation * KVD_MAX_SEQUENCES + slot;
-        sequences_of(space)->at[slot] = q;
-        sequences_of(space)->n++;
+        all->last_incarnation = all->last_incarnation % (UINT32_MAX / KVD_MAX_SEQUENCES - 1) + 1;
+        q->number = all->last_incarnation * KVD_MAX_SEQUENCES + seat;
+        all->at[seat] = q;
+        all->n++;
         a->n_sequences++;
         *ret = q->number;
         return 0;
@@ -211,7 +212,7 @@ static void close_one(struct sequence *q) {
         struct space *space = q->space;
 
         hooks_sequence_ends(space, q);
-        sequences_of(space)->at[SEQUENCE_SLOT(q->number)] = NULL;
+        sequences_of(space)->at[SEQUENCE_SEAT(q->number)] = NULL;
         sequences_of(space)->n--;
         q->attachment->n_sequences--;
         q->attachment = NULL;

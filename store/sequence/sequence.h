@@ -70,7 +70,7 @@ struct list { /* of entries */
 struct step { /* MemShare */
         uint32_t first_token, n_tokens;
         uint32_t first_entry, n_entries; /* blocks wholly inside */
-        uint64_t order;                  /* among the space's */
+        uint64_t number;                 /* among the steps of the space */
         bool wanted;                     /* to be compared with older ones */
 };
 
@@ -90,7 +90,7 @@ struct sequence {
         struct space *space;
         struct attachment *attachment; /* NULL: it is closed */
         struct sequence *next; /* in sequences_of(space)->closing */
-        uint32_t number;       /* slot, and incarnation above it */
+        uint32_t number;       /* its seat, and its incarnation above that */
         uint32_t group;
         uint32_t max_blocks;
         uint32_t n_entries, n_tokens, n_steps;
@@ -119,7 +119,7 @@ struct sequence {
 };
 
 struct sequences { /* of a space */
-        struct sequence *at[KVD_MAX_SEQUENCES]; /* owned; by slot */
+        struct sequence *at[KVD_MAX_SEQUENCES]; /* owned; by seat */
         struct sequence *closing;  /* owned; their blocks are being let go */
         uint32_t n, last_incarnation;
         uint64_t n_entries;        /* of all tables */
@@ -135,7 +135,7 @@ static inline struct sequences *sequences_of(const struct space *space) {
         return space->parts.sequences;
 }
 
-#define SEQUENCE_SLOT(number) ((number) % KVD_MAX_SEQUENCES)
+#define SEQUENCE_SEAT(number) ((number) % KVD_MAX_SEQUENCES)
 
 /* entry.c */
 struct sequence *sequence_find(struct attachment *attachment, uint32_t number); /* NULL, with a reason */
@@ -144,19 +144,19 @@ void entry_set_leaving(struct sequence *sequence, struct entry *entry, bool leav
 bool entry_is_own(const struct entry *entry); /* resident, filled by this sequence, not shared */
 uint32_t sequence_entry_at(const struct sequence *sequence, uint32_t token); /* whose tokens contain it, or n_entries */
 
-void list_push(struct sequence *sequence, struct list *list, uint32_t slot);
-void list_push_first(struct sequence *sequence, struct list *list, uint32_t slot);
+void list_push(struct sequence *sequence, struct list *list, uint32_t at);
+void list_push_first(struct sequence *sequence, struct list *list, uint32_t at);
 uint32_t list_pop(struct sequence *sequence, struct list *list); /* or NONE */
 
-int sequence_check_slots(struct attachment *attachment, const struct sequence *sequence, uint32_t how,
-                         const uint32_t *slots, uint32_t n); /* of requests to cool and to revive */
+int sequence_check_entries(struct attachment *attachment, const struct sequence *sequence, uint32_t how,
+                         const uint32_t *entries, uint32_t n); /* of requests to cool and to revive */
 
 void entry_drop_block(struct sequence *sequence, struct entry *entry); /* its block is its own no longer */
 void entry_take_block(struct sequence *sequence, struct entry *entry); /* the offered block becomes its own */
 void entry_drop_room(struct sequence *sequence, struct entry *entry);  /* COMPACT_WANTED: gives back what waits */
 
 /* A block that a worker has filled for an entry. flags: KVD_DESC_APPROX, or KVD_DESC_COMPACT: each head has its tokens. */
-void entry_seal(struct sequence *sequence, kvd_ref block, uint32_t slot, uint32_t n_tokens, uint32_t flags);
+void entry_seal(struct sequence *sequence, kvd_ref block, uint32_t at, uint32_t n_tokens, uint32_t flags);
 
 /* change.c: proposals to the client */
 struct offer {
@@ -167,10 +167,10 @@ struct offer {
         uint32_t slots;    /* COMPACT: in use */
         float distance;
 };
-void change_offer(struct sequence *sequence, uint32_t slot, const struct offer *offer);
+void change_offer(struct sequence *sequence, uint32_t at, const struct offer *offer);
 void change_drop_offer(struct sequence *sequence, struct entry *entry); /* the sequence closes */
-bool change_withdraw(struct sequence *sequence, uint32_t slot); /* false: the client has heard of it */
-void change_tell(struct sequence *sequence, uint32_t slot); /* offers what the client was not told, if it is idle */
+bool change_withdraw(struct sequence *sequence, uint32_t at); /* false: the client has heard of it */
+void change_tell(struct sequence *sequence, uint32_t at); /* offers what the client was not told, if it is idle */
 
 /* copies.c */
 bool copies_have_room(struct space *space); /* for one more; gives up copies of resident entries for it */

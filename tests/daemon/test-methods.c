@@ -96,7 +96,7 @@ START_TEST(a_refusal_names_what_is_possible) {
         ck_assert(strstr(refusal("memshare.tau_step", "0.5x"), "0.5x"));
         ck_assert(strstr(refusal("memshare.metric", "euclid"), "fro_norm mean_l2 relative"));
         ck_assert(strstr(refusal("memshare", "yes"), "off on"));
-        ck_assert(strstr(refusal("policy", "mru"), "lru, fifo or priority"));
+        ck_assert(strstr(refusal("policy", "mru"), "lru, fifo, priority"));
         ck_assert(strstr(refusal("hshare.channels", "16"), "fixed when a space is made; it is 32"));
         ck_assert(strstr(refusal("memshare.nothing", "1"), "no setting 'memshare.nothing'"));
         peer_ok(u.peer, set("policy", "priority"));

@@ -375,7 +375,7 @@ START_TEST(a_worker_unmaps_last) {
         ck_assert(store_next_unmap(store, &space, &segment));
         ck_assert_ptr_eq(space, d.space);
         ck_assert_uint_eq(segment, wanted);
-        ck_assert_uint_eq(space_segment_turn(space, segment), 0);
+        ck_assert_uint_eq(space_memory_version(space, segment), 0);
         idle();
         ck_assert_uint_eq(clears().dirty, 0);
         if (_i == 0)

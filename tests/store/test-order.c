@@ -64,7 +64,7 @@ static kvd_ref seal(struct attachment *by, kvd_ref parent, uint32_t slot, uint64
 }
 
 static shm_u64 *word_of(const struct attachment *of, uint32_t slot) {
-        return &semaphore_words(space)[attachment_order_row(of) * SEMAPHORES + slot - 1];
+        return &semaphore_words(space)[attachment_semaphore_row(of) * SEMAPHORES + slot - 1];
 }
 
 static const struct kvd_desc *desc_of(kvd_ref ref) {
@@ -82,17 +82,17 @@ static shm_u32 *pins_of(struct attachment *of) {
 START_TEST(data_arrives) {
         kvd_ref first = seal(a, KVD_ROOT, 3, 7), second = seal(a, first, 3, 8);
 
-        ck_assert_uint_eq(desc_of(first)->semaphore, semaphore_at(a->slot, 2));
+        ck_assert_uint_eq(desc_of(first)->semaphore, semaphore_at(a->seat, 2));
         ck_assert_uint_eq(desc_of(first)->semaphore_value, 7);
         ck_assert_uint_eq(space->ix->n_pending, 2);
         check_clean(space);
-        ck_assert(store_order_look(store));
+        ck_assert(store_look_at_semaphores(store));
         *word_of(a, 3) = 7;
-        ck_assert(store_order_look(store));
+        ck_assert(store_look_at_semaphores(store));
         ck_assert_uint_eq(desc_of(first)->semaphore, 0);
         ck_assert_uint_ne(desc_of(second)->semaphore, 0);
         *word_of(a, 3) = 9;
-        ck_assert(!store_order_look(store));
+        ck_assert(!store_look_at_semaphores(store));
         ck_assert_uint_eq(space->ix->n_pending, 0);
         ck_assert_uint_eq(counter(space, KVD_SPACE_ORDERED), 2);
 }
@@ -121,7 +121,7 @@ START_TEST(values_out_of_order) {
         kvd_ref late = seal(a, KVD_ROOT, 1, 6), early = seal(a, KVD_ROOT, 1, 4);
 
         *word_of(a, 1) = 5;
-        store_order_look(store);
+        store_look_at_semaphores(store);
         ck_assert_uint_ne(desc_of(late)->semaphore, 0);
         check_clean(space);
         pins_of(b)[kvd_ref_id(late)]++;
@@ -130,7 +130,7 @@ START_TEST(values_out_of_order) {
         ck_assert_uint_eq(desc_of(early)->semaphore, 0);
         ck_assert_uint_eq(semaphore_words(space)[0], 6);
         pins_of(b)[kvd_ref_id(late)]--;
-        store_order_look(store);
+        store_look_at_semaphores(store);
 }
 END_TEST
 
@@ -176,7 +176,7 @@ START_TEST(worker_gets_it_later) {
         seal(a, KVD_ROOT, 1, 1);
         ck_assert_uint_eq(work(), 0);
         *word_of(a, 1) = 1;
-        store_order_look(store);
+        store_look_at_semaphores(store);
         ck_assert_uint_gt(work(), 0);
         ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), 1);
 }
@@ -188,7 +188,7 @@ START_TEST(method_turned_on_meanwhile) {
         set(space, "kvreviver.on", "on");
         ck_assert_uint_eq(work(), 0);
         *word_of(a, 1) = 1;
-        store_order_look(store);
+        store_look_at_semaphores(store);
         ck_assert_uint_gt(work(), 0);
 }
 END_TEST
@@ -218,8 +218,8 @@ START_TEST(death_before_the_write) {
         idle();
         check_clean(space);
         pins[kvd_ref_id(behind)]--;
-        store_order_look(store);
-        ck_assert(!store_order_look(store));
+        store_look_at_semaphores(store);
+        ck_assert(!store_look_at_semaphores(store));
         ck_assert_uint_eq(space->blocks[kvd_ref_id(never)].state, KVD_FREE);
         ck_assert_uint_eq(counter(space, KVD_SPACE_POISONED), 2);
         ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 2);
@@ -233,7 +233,7 @@ START_TEST(nothing_behind_poison) {
         attachment_free(a, true);
         ck_assert_int_eq(seal_n(b, never, 1, 0, 0, &ret), -ESTALE);
         pins_of(b)[kvd_ref_id(never)]--;
-        store_order_look(store);
+        store_look_at_semaphores(store);
 }
 END_TEST
 
@@ -247,7 +247,7 @@ START_TEST(poison_in_the_middle_of_a_run) {
         ck_assert_uint_eq(usage_of(space).runs, 1);
         attachment_free(a, true);
         ck_assert_uint_eq(usage_of(space).runs, 0);
-        store_order_look(store); /* parents after their children */
+        store_look_at_semaphores(store); /* parents after their children */
         ck_assert_uint_eq(usage_of(space).sealed, 4);
 }
 END_TEST
@@ -260,10 +260,10 @@ START_TEST(pending_behind_poison) {
         ck_assert(is_poisoned(behind));
         ck_assert_uint_eq(space->ix->n_pending, 1);
         check_clean(space);
-        ck_assert(store_order_look(store));
+        ck_assert(store_look_at_semaphores(store));
         ck_assert_uint_eq(space->blocks[kvd_ref_id(behind)].state, KVD_SEALED); /* it is being written */
         *word_of(b, 5) = 1;
-        ck_assert(!store_order_look(store));
+        ck_assert(!store_look_at_semaphores(store));
         ck_assert_uint_eq(usage_of(space).sealed, 0);
 }
 END_TEST
@@ -281,14 +281,14 @@ END_TEST
 
 /* Values of a row go on where the one before ended. */
 START_TEST(row_is_used_again) {
-        uint32_t row = attachment_order_row(a);
+        uint32_t row = attachment_semaphore_row(a);
         kvd_ref ret;
 
         seal(a, KVD_ROOT, 1, 41);
         attachment_free(a, true);
         idle();
         a = fixture_attach(space);
-        ck_assert_uint_eq(attachment_order_row(a), row);
+        ck_assert_uint_eq(attachment_semaphore_row(a), row);
         ck_assert_uint_eq(*word_of(a, 1), 41);
         ck_assert_uint_eq(desc_of(seal(a, KVD_ROOT, 1, 41))->semaphore, 0);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 42, &ret), 0);
@@ -297,7 +297,7 @@ START_TEST(row_is_used_again) {
 END_TEST
 
 START_TEST(row_waits_for_the_wake) {
-        uint32_t row = attachment_order_row(a);
+        uint32_t row = attachment_semaphore_row(a);
         struct store_wake wake, again;
 
         store_set_wakes(store, true);
@@ -306,14 +306,14 @@ START_TEST(row_waits_for_the_wake) {
         attachment_free(a, true);
         idle();
         a = fixture_attach(space);
-        ck_assert_uint_ne(attachment_order_row(a), row);
+        ck_assert_uint_ne(attachment_semaphore_row(a), row);
         ck_assert(store_next_wake(store, &wake));
         ck_assert_uint_eq(wake.n, 2);
         ck_assert_uint_eq(wake.words[0], row * SEMAPHORES);
         ck_assert_uint_eq(wake.words[1], 3);
         ck_assert_uint_eq(wake.words[2], row * SEMAPHORES + 63);
         ck_assert_uint_eq(wake.words[3], 4);
-        ck_assert_int_eq(wake.fd, space_order_fd(space));
+        ck_assert_int_eq(wake.fd, space_semaphore_fd(space));
         ck_assert(!store_next_wake(store, &again)); /* one at a time */
         store_wake_done(store, false);
         ck_assert(store_next_wake(store, &again));
@@ -321,7 +321,7 @@ START_TEST(row_waits_for_the_wake) {
         ck_assert(!store_next_wake(store, &again));
         idle();
         b = fixture_attach(space);
-        ck_assert_uint_eq(attachment_order_row(b), row);
+        ck_assert_uint_eq(attachment_semaphore_row(b), row);
 }
 END_TEST
 
@@ -346,7 +346,7 @@ START_TEST(space_deleted_meanwhile) {
         shm_u64 *page;
         kvd_ref ref;
 
-        page = mmap(NULL, bytes, PROT_READ, MAP_SHARED, space_order_fd(doomed), 0);
+        page = mmap(NULL, bytes, PROT_READ, MAP_SHARED, space_semaphore_fd(doomed), 0);
         ck_assert_ptr_ne(page, MAP_FAILED);
         store_set_wakes(store, true);
         space = doomed;
@@ -393,7 +393,7 @@ START_TEST(at_random) {
                         space_evict(space, 1 + k % 4, KVD_ROOT, &more);
                         break;
                 case 3:
-                        store_order_look(store);
+                        store_look_at_semaphores(store);
                         break;
                 default:
                         if (space->count[KVD_FILLING] + space->count[KVD_SEALED] < 40 &&
@@ -407,7 +407,7 @@ START_TEST(at_random) {
                 attachment_free(all[i], true);
         a = b = NULL;
         idle();
-        ck_assert(!store_order_look(store));
+        ck_assert(!store_look_at_semaphores(store));
         ck_assert_uint_eq(usage_of(space).poisoned + usage_of(space).pending, 0);
 }
 END_TEST
