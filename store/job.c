@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The queue of tickets and the one job in flight. */
+/*
+ * This is the queue of tickets and the one job in flight. A ticket's kind writes the job when a worker is free and
+ * settles its answer; this file keeps the queue, holds the blocks that the job names, and does not trust the answer.
+ */
 
 #include <errno.h>
 #include <string.h>

@@ -39,7 +39,7 @@ struct job_kind {
         void (*settle)(struct job *job, enum job_end end, const void *results, uint32_t n);
 };
 
-/* What the store knows of an item while the worker has it. */
+/* The store knows this of an item while the worker has it. */
 struct job_item {
         kvd_ref held;     /* block that stays in its place; 0: none */
         uint32_t at;    /* the kind's: an entry of the sequence */

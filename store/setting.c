@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What may be changed about a space while it is in use: its policy, its size, and the methods' settings
- * (ipc/base/settings.def), which lie in the index header, where clients and workers read them.
+ * A space's policy, its size and the methods' settings (ipc/base/settings.def) may be changed while it is in use. They lie
+ * in the header of its index, where clients and workers read them.
  *
- * hshare.channels is the exception: a label's size is part of the layout of the summaries, so it is fixed when the
- * space is made, and the setting only tells it.
+ * hshare.channels is the exception: a label's size is part of the layout of the summaries, so it is fixed when the space
+ * is made, and the setting only tells it.
  */
 
 #include <errno.h>

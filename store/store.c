@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * This file makes and frees the store, its domains, and the list of its spaces. What a space is made of belongs to the
+ * rooms; which parts there are stands in hooks.c.
+ */
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +20,7 @@
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
-/* Reserved 2 MiB pages that nobody uses yet; 0 where there are none. */
+/* Counts the reserved 2 MiB pages that nobody uses yet; 0 where there are none. */
 static uint64_t free_huge_pages(void) {
         FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
         unsigned long long n = 0;
@@ -151,7 +157,7 @@ struct space *store_next_space(struct store *store, uint32_t cursor) {
         return best;
 }
 
-/* What clients have of it stays theirs, as if their space was deleted. */
+/* Clients keep what they have mapped, as if their space had been deleted. */
 void store_exporter_gone(struct store *store) {
         struct space *space;
 

@@ -166,7 +166,7 @@ void attachment_counters(const struct attachment *attachment, uint64_t ret[KVD_N
 
 /* ---- blocks ------------------------------------------------------------------------------------------------- */
 
-/* 1 to n blocks to fill; -EDQUOT, -ENOBUFS as in kvd_alloc. */
+/* Gives 1 to n blocks to fill; -EDQUOT, -ENOBUFS as in kvd_alloc. */
 int space_allocate(struct attachment *attachment, uint32_t n, kvd_ref *ret);
 
 /* Frees those that this attachment is filling; returns how many. Others are ignored. */
@@ -254,7 +254,7 @@ int sequence_share(struct attachment *attachment, uint32_t number, uint32_t firs
 int sequence_sync(struct attachment *attachment, uint32_t number, const uint32_t *taken, uint32_t n_taken,
                   struct kvd_change *ret);
 
-/* What a client is told of its sequence beside the changes. */
+/* A client is told this of its sequence beside the changes. */
 struct sequence_report {
         bool pending;            /* something that it asked for, or that follows from it, is still under way */
         uint64_t copy_bytes;     /* of its exact copies */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks to fill, and where room for them comes from, cheapest first: a free block; more memory, while pool, quota and
- * max_blocks allow it; memory of a larger space; the coldest blocks of this one. If all of that fails, a refusal.
+ * Clients get blocks to fill here. Room for them comes from where it costs least: a free block; more memory, while pool,
+ * quota and max_blocks allow it; memory of a larger space; the coldest blocks of this one. If all of that fails, the
+ * request is refused.
  */
 
 #include <errno.h>
@@ -33,7 +34,7 @@ static int find_room(struct space *space, struct arena *arena, uint32_t want) {
         return evicted ? (int)evicted : r;
 }
 
-/* A free block, for which garbage goes if need be, but nothing else. */
+/* Takes a free block. Garbage goes for it if need be, but nothing else. */
 static uint32_t pop_or_sweep(struct space *space, struct arena *arena) {
         uint32_t id = block_pop_free(space, arena);
 

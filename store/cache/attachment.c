@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One client's use of one space: a pin page that only this client writes, the blocks it is filling, and, under
- * isolation = arena, the segments in which it may write.
+ * An attachment is one client's use of one space. It has a pin page that only this client writes, the blocks that it is
+ * filling and, under isolation = arena, the segments in which it may write.
  *
  *      ATTACHED ──connection lost──► ORPHANED ──process gone──► FOLDING ──idle──► (freed)
  *         └────────────said goodbye, or process gone──────────────┘

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a client may expect of an allocation, written into its pin page, where kvd_available reads it: blocks that are
- * free, may come to be, or could be evicted. For the last of these one has to know what pins hold: the pinned blocks
- * and all before them. That is found by going through the pin pages, a piece at a time when there is nothing else to
- * do, and only if pins have changed since, as their clients say in `held` (which is believed for nothing else). Between
- * two such rounds the number follows the space's counts.
+ * A client's pin page says what it may expect of an allocation, and kvd_available reads it there: blocks that are free,
+ * that may come to be, or that could be evicted. For the last of these one has to know what pins hold: the pinned blocks
+ * and all before them. That is found by going through the pin pages, a piece at a time when there is nothing else to do,
+ * and only if pins have changed since, as their clients say in `held` (which is believed for nothing else). Between two
+ * such rounds the number follows the space's counts.
  */
 
 #include "store/cache/inside.h"
@@ -23,7 +23,7 @@ uint32_t fill_limit(const struct space *space) {
         return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
 }
 
-/* Segments that pool and quota still have room for; segment.c, within_budget. */
+/* Counts the segments that pool and quota still have room for, as within_budget of segment.c does. */
 static uint64_t segments_to_come(const struct space *space) {
         const struct store *store = space_store(space);
         const struct domain *domain = space->domain;
@@ -69,7 +69,7 @@ static void tell_all(struct space *space) {
 
 /* ---- who holds what --------------------------------------------------------------------------------------------- */
 
-/* Upwards from a pinned block, until where this client, or several, have been before. */
+/* Goes upwards from a pinned block, until where this client, or several, have been before. */
 static void mark_chain(struct space *space, struct attachment *a, uint32_t id) {
         struct look *look = &space->look;
 
@@ -127,7 +127,7 @@ static void end(struct space *space) {
 
 #define PIECE 65536u /* pins looked at in one call */
 
-/* True: that were all of this client's. */
+/* Returns true when all pins of this client have been looked at. */
 static bool look_through(struct space *space, struct attachment *a) {
         struct look *look = &space->look;
         uint32_t ids = space_ids(space), stop = MIN(ids, look->id + PIECE);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * States of blocks and the lists they are in:
+ * This file changes the states of blocks, and keeps the lists that they are in:
  *
  *      ABSENT ──fill──► FREE ──allocate──► FILLING ──seal──► SEALED ──evict──► RETIRING ──nobody uses it──► FREE
  *                        ▲                  │  │                ▲                │
@@ -75,7 +75,7 @@ void arena_unlist(struct segment *segment) {
         segment->listed = false;
 }
 
-/* From any state that nobody can see any more: a new incarnation. */
+/* The block may come from any state that nobody can see any more; it begins a new incarnation. */
 static void make_free(struct space *space, struct segment *segment, uint32_t id) {
         space->blocks[id].owner = NONE;
         block_set_state(space, id, KVD_FREE, block_generation(space, id) + 1);
@@ -83,7 +83,7 @@ static void make_free(struct space *space, struct segment *segment, uint32_t id)
                 arena_list(segment);
 }
 
-/* At the head of its segment's list: its memory may still be in a cache. */
+/* The block goes to the head of its segment's list: its memory may still be in a cache. */
 void block_to_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
 
@@ -91,7 +91,7 @@ void block_to_free(struct space *space, uint32_t id) {
         make_free(space, segment, id);
 }
 
-/* At the end: blocks whose memory is new are handed out in the order of their ids. */
+/* The block goes to the end: blocks whose memory is new are handed out in the order of their ids. */
 void block_append_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
 

@@ -76,7 +76,7 @@ struct block {
 
 /* ---- attachment --------------------------------------------------------------------------------------------- */
 
-/* What the round under way found of one client, see available.c. */
+/* The round under way found this of one client, see available.c. */
 struct attachment_look {
         uint64_t held;         /* as it said when the round came to it */
         int64_t alone;         /* blocks that nobody else holds */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which block goes, and the proof that nobody uses it.
+ * Eviction decides which block goes, and makes sure that nobody uses it.
  *
  * Candidates are leaves: sealed blocks without resident children. So a parent stays as long as its children do, and a
  * client that pins the deepest block of a chain holds the whole chain. Each arena keeps its leaves in a heap, coldest
@@ -94,7 +94,7 @@ static uint64_t priority_stamp(const struct space *space, uint32_t id, uint64_t 
         return level << 48 | MIN(clock, CLOCK);
 }
 
-/* Nobody has said anything of it: the middle. */
+/* Nobody has said anything of it yet, so it goes to the middle. */
 static uint64_t priority_first(struct space *space) {
         return (uint64_t)(1 + (LEVELS - 1) / 2) << 48 | space->clock;
 }
@@ -177,7 +177,7 @@ static void leaf_remove(struct space *space, uint32_t id) {
         sift_down(arena, space->blocks[last].heap - 1);
 }
 
-/* Its place may be higher or lower. What goes first whatever the policy stays there. */
+/* Its place may be higher or lower. A block that goes first whatever the policy stays first. */
 void block_restamp(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
 
@@ -201,7 +201,7 @@ static void heapify(struct arena *arena) {
                 sift_down(arena, i);
 }
 
-/* Policies read stamps differently: all blocks' are put in order at once. */
+/* Policies read stamps differently, so the stamps of all blocks are made anew at once. */
 void evict_policy_changed(struct space *space) {
         uint32_t n = space_ids(space);
 
@@ -237,7 +237,7 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         space->blocks[parent].child = id;
 }
 
-/* A bidirectional prefix is found whole or not at all: what is left of one that lost its end goes first. */
+/* A bidirectional prefix is found whole or not at all: the rest of one that lost its end goes first. */
 static bool useless_alone(const struct space *space) {
         return space->ix->kind == KVD_kind_bidirectional;
 }
@@ -279,7 +279,7 @@ static void leave_lists(struct space *space, uint32_t id) {
         b->poisoned = false;
 }
 
-/* Takes back a leaf unless somebody uses it. Steps D2 to D6 of the protocol above. */
+/* Takes back a leaf unless somebody uses it: these are steps D2 to D6 of the protocol above. */
 bool evict_leaf(struct space *space, uint32_t id) {
         uint32_t generation = block_generation(space, id);
         struct block *b = &space->blocks[id];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The shared index of a space, from the side of its only writer. Clients read it at any time, so every change
- * leaves it readable at each step:
+ * This file is the only writer of a space's shared index. Clients read the index at any time, so every change leaves it
+ * readable at each step:
  *
  *  - A descriptor is written while its slot word says FILLING, and believed only while it says SEALED.
  *  - A run is written while its leaf word is 0.
@@ -65,7 +65,7 @@ static bool table_insert(const struct table *t, struct kvd_key key, uint32_t id)
         return false;
 }
 
-/* Position of an entry, or NONE. */
+/* Returns the position of an entry, or NONE. */
 static uint32_t table_position(const struct table *t, struct kvd_key key, uint32_t id) {
         for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t->mask + 1); i++) {
                 uint32_t at = (uint32_t)(key.lo + i) & t->mask;
@@ -107,7 +107,7 @@ static uint64_t gcd(uint64_t a, uint64_t b) {
         return b ? gcd(b, a % b) : a;
 }
 
-/* Blocks of a segment: about the wanted size, but small pools are cut in at least 16, and pages must come out even. */
+/* A segment has about the wanted size, but small pools are cut in at least 16, and pages must come out even. */
 static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
         const struct store *store = space_store(space);
         uint64_t granule = store->page_bytes / gcd(store->page_bytes, block_bytes);
@@ -118,7 +118,7 @@ static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes, 
         return MAX(granule, ALIGN_UP(want, granule));
 }
 
-/* Blocks that the domain's quota and the caller allow; at least one. */
+/* Counts the blocks that the domain's quota and the caller allow; there is at least one. */
 static uint64_t wanted_blocks(const struct space *space, const struct space_spec *spec, uint64_t block_bytes) {
         const struct domain *domain = space->domain;
         uint64_t pool = space_store(space)->config.pool_bytes;
@@ -155,7 +155,7 @@ static int cut_host(struct space *space, uint64_t block_bytes, uint64_t max_bloc
         return 0;
 }
 
-/* One segment, which brings its own address. */
+/* The space has one segment, which brings its own address. */
 static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_index *ix) {
         ix->segment_bytes = space_store(space)->config.segment_bytes;
         ix->segment_blocks = (uint32_t)MIN(ix->segment_bytes / block_bytes, UINT32_MAX);
@@ -166,7 +166,7 @@ static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_inde
                             "segment in kvd.conf", space->name, (unsigned long long)(block_bytes >> 20));
 }
 
-/* Sizes of segments, and block ids. In arenas, segments wait for their writer while others need new ids. */
+/* Decides the sizes of segments, and the block ids. In arenas, segments wait for their writer while others need ids. */
 static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
         const struct store *store = space_store(space);
         int r = store->config.backend == KVD_BACKEND_VMM    ? cut_device(space, block_bytes, max_blocks, ix) :
@@ -298,7 +298,7 @@ static uint32_t chain_tokens(const struct kvd_index *ix, uint32_t id, const stru
         return id; /* the block before the run, or NONE */
 }
 
-/* Key of the run that ends with this block; runs begin where a run ended, or at the root. */
+/* Makes the key of the run that ends with this block; runs begin where a run ended, or at the root. */
 static bool run_key_before(struct space *space, const struct kvd_desc *leaf, uint32_t before, struct kvd_key root,
                            struct kvd_key *ret) {
         if (leaf->depth < KVD_RUN_BLOCKS) {
@@ -367,7 +367,7 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         space_count(space, KVD_SPACE_RUNS_MADE, 1);
 }
 
-/* Into the descriptor of a block that is being filled: nobody believes it yet. */
+/* Writes the descriptor of a block that is being filled: nobody believes it yet. */
 void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
 
@@ -375,7 +375,7 @@ void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields
         write_desc(desc, fields, tokens, space->ix->geometry.block_tokens);
 }
 
-/* Makes a block that is sealed by now findable, and the run that it completes. root: key of its chain's root. */
+/* Makes a block that is sealed by now findable, and the run that it completes. root is the key of its chain's root. */
 void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         struct table table = block_table(space->ix);

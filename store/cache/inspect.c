@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What kvctl shows: usage, a map of the blocks, the chains. */
+/*
+ * What kvctl shows of a space is gathered here: its usage, a map of its blocks, its chains. Nothing is changed by looking.
+ */
 
 #include <errno.h>
 #include <string.h>
@@ -75,7 +77,7 @@ static bool has_sibling(const struct space *space, uint32_t id) {
         return space->blocks[id].sib_next != NONE || space->blocks[id].sib_prev != NONE;
 }
 
-/* Blocks above the deepest point where another chain branches off. */
+/* Counts the blocks above the deepest point where another chain branches off. */
 static uint32_t shared_blocks(const struct space *space, uint32_t leaf) {
         for (uint32_t id = leaf; id != NONE; id = space->blocks[id].parent)
                 if (has_sibling(space, id))

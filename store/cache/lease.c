@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Single flight on bidirectional prefixes: who computes one. A lease ends when its holder says so or is lost; then the
+ * A lease says which client computes a bidirectional prefix, so that others wait instead of computing it, too. It ends when its holder says so or is lost; then the
  * index's lease_epoch moves and all who wait on it (FUTEX_WAIT in their read-only mapping) look again. Two prefixes
  * whose keys collide only wait for each other.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Host memory. A segment is a memfd whose address space is fixed and whose memory comes and goes: fallocate puts pages
+ * Segments in the host's memory: one of the two tables of memory.h. A segment is a memfd whose address space is fixed and whose memory comes and goes: fallocate puts pages
  * behind it, and a hole punched into it gives them back to the kernel, cleared, while clients keep their mapping.
  */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Private blocks: what sequences filled for themselves. Sealed, so that nobody writes them, but in no table and no
- * chain. The daemon counts the entries that name one (refs) and its own unfinished business with it (holds). While
+ * Private blocks are those that sequences filled for themselves. They are sealed, so that nobody writes them, but they
+ * are in no table and no chain. The daemon counts the entries that name one (refs) and its own unfinished business with it (holds). While
  * there is either, it is no candidate for eviction; with neither it is garbage: first in its arena's heap, and in a
  * list that is swept when there is time. It goes through the same protocol as any other block (evict.c), because a
  * client may still read it: references are bookkeeping, pins are safety.
@@ -30,7 +30,7 @@ static void becomes_garbage(struct space *space, uint32_t id) {
         block_list_append(space, &space->private.garbage, id);
 }
 
-/* What is pinned goes to the end of the list: a call meets it once. */
+/* A pinned block goes to the end of the list, so that a call meets it once. */
 bool garbage_sweep(struct space *space, uint32_t budget) {
         uint64_t n = MIN(space->private.garbage.n, budget);
         bool freed = false;
@@ -77,7 +77,7 @@ void block_let_go(struct space *space, uint32_t id) {
         drop(space, id);
 }
 
-/* Of its first token, when it was written. */
+/* The position is that of its first token, when it was written. */
 uint32_t block_position(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
 
@@ -92,7 +92,7 @@ bool block_current(const struct space *space, kvd_ref ref) {
 
 /* ---- sealing ---------------------------------------------------------------------------------------------------- */
 
-/* From FILLING, in nobody's list any more. Without references: the caller holds it, or adds one. */
+/* The block was FILLING and is in nobody's list any more. It has no references yet: the caller holds it, or adds one. */
 void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens) {
         struct block *b = &space->blocks[id];
 
@@ -109,7 +109,7 @@ void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc 
         block_set_state(space, id, KVD_SEALED, block_generation(space, id));
 }
 
-/* A block that was being filled, by a client or by a worker. One that a worker still reads or writes waits for it. */
+/* A client or a worker was filling the block. If a worker still reads or writes it, it is freed when that has ended. */
 void block_discard(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
         struct kvd_desc fields = {.n_tokens = 1, .flags = KVD_DESC_PRIVATE};

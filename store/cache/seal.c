@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Publishing filled blocks. Everything is checked before anything changes; after that nothing can fail. What comes
- * from the client is names of its own blocks and token ids: keys, depths and links are the daemon's own.
+ * Sealing publishes filled blocks. Everything is checked before anything changes; after that nothing can fail. A client
+ * sends the names of its own blocks and token ids; keys, depths and links are the daemon's own.
  */
 
 #include <errno.h>
@@ -156,7 +156,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
 
 #define WINDOW 32u
 
-/* Keys of the next blocks. Their places in the table, cold as hashing makes them, are all on their way at once. */
+/* Makes the keys of the next blocks, and fetches their places in the table, which hashing makes cold, all at once. */
 static void look_ahead(struct space *space, const struct growth *g, const struct seal_request *q, uint32_t first,
                        uint32_t n, struct kvd_key *ret) {
         uint32_t bt = space->ix->geometry.block_tokens;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who has how much of the pool. A segment's address space is fixed and its memory comes and goes (memory.h says from
+ * This file decides which space has how much of the pool. A segment's address space is fixed and its memory comes and goes (memory.h says from
  * where): blocks appear in it a few MiB at a time, so that no request waits long, and when all of them are free it can
  * go to another space. Segments belong to one space and therefore to one domain for ever: bytes never change tenants.
  *
@@ -48,7 +48,7 @@ bool segment_bury(struct space *space, struct segment *segment) {
         return memory_of(space)->bury(space, segment);
 }
 
-/* Blocks with memory in the whole space. */
+/* Counts the blocks that have memory, in the whole space. */
 static uint64_t total_blocks(const struct space *space) {
         return space->count[KVD_FREE] + space->count[KVD_FILLING] + space->count[KVD_SEALED] +
                space->count[KVD_RETIRING] + space->count[KVD_LIMBO];
@@ -62,7 +62,7 @@ static uint32_t room_for(const struct space *space, const struct segment *segmen
         return kvd_segment_end(space->ix, segment->number) - first_block(space, segment);
 }
 
-/* Puts memory behind the next blocks of a segment that is charged already; how many, or an error. */
+/* Puts memory behind the next blocks of a segment that is charged already. Returns how many, or an error. */
 static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
         uint64_t room = space->memory.max_blocks - MIN(space->memory.max_blocks, total_blocks(space));
         uint32_t n = (uint32_t)MIN(MAX(bytes / space->ix->block_bytes, 1), room_for(space, segment) - segment->n_ready);
@@ -110,7 +110,7 @@ static bool may_adopt(const struct segment *segment, const struct arena *arena) 
                (segment->arena == arena || (arena->space->ix->arena && !segment->arena->writer));
 }
 
-/* A segment that has address space but no memory, or a new one; NULL if the space is at its end. */
+/* Finds a segment that has address space but no memory, or a new one. NULL: the space is at its end. */
 static struct segment *empty_segment(struct space *space, struct arena *arena) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), best = 0;
         struct segment *found = NULL;
@@ -154,7 +154,7 @@ static struct segment *unfinished_segment(struct space *space, struct arena *are
         return NULL;
 }
 
-/* Makes blocks ready; how many, 0 if quota, pool or max_blocks are at their end, or an error of the system. */
+/* Makes blocks ready. Returns how many, 0 if quota, pool or max_blocks are at their end, or an error of the system. */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         struct segment *segment = unfinished_segment(space, arena);
         int r;
@@ -249,7 +249,7 @@ static bool any_segment(const struct segment *segment, const void *arg) {
         return true;
 }
 
-/* May `space` take a segment from `donor`? Only from who has clearly more, and never below a guarantee. */
+/* May `space` take a segment from `donor`? Only if that has clearly more, and keeps what its domain is guaranteed. */
 static bool may_take(const struct space *space, const struct space *donor) {
         const struct domain *d = donor->domain;
 
@@ -280,7 +280,7 @@ bool space_reclaim(struct space *space) {
         return best && return_one_segment(best, any_segment, NULL);
 }
 
-/* Under isolation = arena: what belongs to nobody any more, or to another and is empty. */
+/* Under isolation = arena, a segment can be spared if its writer is gone, or if it is another's and empty. */
 static bool spare_segment(const struct segment *segment, const void *arg) {
         const struct arena *arena = arg;
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Spaces: made, compared, deleted. What happens inside one is in the other files. */
+/*
+ * Spaces are made, compared and deleted here, and their memory is buried afterwards. What a space contains is in the
+ * other files; the parts of the store are told by hooks (hooks.h).
+ */
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tells all parts of the store of something (hooks.h). The table is the store's, so that nothing here knows which parts
- * there are.
+ * These functions tell all parts of the store of something (hooks.h). The table is the store's, so that nothing here
+ * knows which parts there are.
  */
 
 #include "store/cache/inside.h"
@@ -66,7 +66,7 @@ bool hooks_space_buried(struct space *space) {
         return false;
 }
 
-/* Of those that have begun. */
+/* Only parts that have begun end. */
 void hooks_space_ends(struct space *space) {
         uint32_t i = 0;
 
@@ -143,7 +143,7 @@ void hooks_readable(struct space *space, uint32_t id) {
                         h->readable(space, id);
 }
 
-/* Nobody has an opinion: the middle. */
+/* If no part has an opinion, a block is worth the middle. */
 double hooks_worth(const struct space *space, uint32_t id) {
         EACH(space, h)
                 if (h->worth)

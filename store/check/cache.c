@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The invariants of blocks, segments, lists and the index. Those over all of a space (S) are summed up in one go, those
- * of a block (B) are looked at block by block.
+ * These are the invariants of blocks, segments, lists and the index. Those over all of a space (S) are summed up in one
+ * go; those of a block (B) are looked at block by block.
  */
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The invariants of spaces on a GPU: each chunk of its memory is where its state says (G), and the blocks whose data is
- * still to come, or never will, are counted and listed as such (F).
+ * These are the invariants of spaces on a GPU. Each chunk of its memory is where its state says (G); the blocks whose data
+ * is still to come, or never will, are counted and listed as such (F).
  */
 
 #include <string.h>

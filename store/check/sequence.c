@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The invariants of sequences, Q1 and following, in one go: sums over all entries of all of a space's sequences. Counts
- * of references and holds are taken down by what was found, compared with 0, and put up again: so each block's is
- * compared, and nothing is allocated.
+ * The invariants of sequences, Q1 and following, are checked in one go, as sums over all entries of all of a space's
+ * sequences. Counts of references and holds are taken down by what was found, compared with 0, and put up again: so each
+ * block's is compared, and nothing is allocated.
  */
 
 #include <string.h>
@@ -24,7 +24,7 @@ static bool names_private(const struct space *s, const struct entry *e) {
                s->blocks[kvd_ref_id(e->ref)].private;
 }
 
-/* The job in flight, if it is this space's. */
+/* Returns the job in flight, if it is this space's. */
 static const struct job *job_of(const struct space *s) {
         const struct job *job = space_store(s)->jobs.job;
 
@@ -184,7 +184,7 @@ static void check_state_of(struct walk *w, struct sequence *q, uint32_t at) {
 static void check_entries(struct walk *w, struct sequence *q) {
         uint32_t own = 0, copies = 0, at = 0;
 
-        if (!q->attachment) /* what it had is being let go of */
+        if (!q->attachment) /* its blocks are being let go of */
                 return;
         for (uint32_t i = 0; i < q->n_entries; i++) {
                 const struct entry *e = &q->entries[i];

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Chunks until somebody has them: made, cleared, made again. */
+/*
+ * A chunk of a GPU's memory is here until somebody has it: it is made, cleared, given up and made again (chunk.h). The
+ * memory is cleared by a worker, or made by an exporter, and the daemon keeps handles of it alone.
+ */
 
 #include "store/device/chunk.h"
 
@@ -106,7 +109,7 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
         return 0;
 }
 
-/* As many as can be had; others may be held by clients of a daemon before this one, until they notice. */
+/* Makes as many chunks as can be had. Clients of a daemon before this one may have others, until they notice. */
 int device_open(struct store *store) {
         struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
                                      .location = {CU_LOCATION_DEVICE, store->config.device}};
@@ -231,7 +234,7 @@ void store_export_done(struct store *store, uint32_t number, const uint8_t handl
         chunk_set_state(pool_of(store), chunk, CLEAN);
 }
 
-/* The exporter is gone, and what it had with it. */
+/* The exporter is gone, and the memory that it had is gone with it. */
 void chunks_lost(struct store *store) {
         struct device_pool *pool = pool_of(store);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which clients have which segments of a GPU mapped. Nobody can unmap memory for another process: a segment without
+ * The store knows here which clients have which segments of a GPU mapped. Nobody can unmap memory for another process: a segment without
  * blocks keeps its chunk until everybody who was given its descriptor has said that it is unmapped, or is gone, as the
  * kernel says. The index's drain_epoch moves, clients ask what is wanted (message drain), unmap, and say so.
  *

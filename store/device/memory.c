@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A GPU's memory as segments of spaces: see chunk.h. */
+/*
+ * Segments in a GPU's memory: the other table of memory.h. A segment has one chunk while it has blocks, and keeps it
+ * until nobody has it mapped any more (drain.c).
+ */
 
 #include <errno.h>
 #include <string.h>
@@ -25,7 +28,7 @@ static struct chunk *find_chunk(struct device_pool *pool, enum chunk_state state
         return NULL;
 }
 
-/* One whose chunk is only waiting to be unmapped takes it back, if no client is about to unmap it. */
+/* A segment whose chunk only waits to be unmapped takes it back, if no client is about to unmap it. */
 static uint32_t vacant(const struct space *space, const struct segment *segment) {
         const struct device_pool *pool = pool_of(space_store(space));
 
@@ -106,7 +109,7 @@ static bool bury(struct space *space, struct segment *segment) {
         return true;
 }
 
-/* What nobody in its domain took again at once becomes everybody's. */
+/* A chunk that nobody in its domain took again at once becomes everybody's. */
 static bool idle(struct store *store) {
         struct device_pool *pool = pool_of(store);
         struct chunk *chunk = find_chunk(pool, RETURNED, NULL);
@@ -126,7 +129,7 @@ static int descriptor(struct space *space, struct segment *segment, bool writabl
 
 #define MOST_DRAINING 4u /* whoever should unmap them may be asleep: that is no reason to take more, nor to take none */
 
-/* What was taken from one space is not the other's before it is made anew and cleared. */
+/* Memory that was taken from one space is not the other's before it is made anew and cleared. */
 static bool scarce(const struct store *store) {
         const struct device_pool *pool = pool_of(store);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that are sealed before their data is there (ipc/base/semaphore.h), and what becomes of them when their
- * producer dies. A pending block is in the index like any other, but it is not evicted, and no worker reads it, until
+ * Blocks of a GPU may be sealed before their data is there (ipc/base/semaphore.h). This file finds out when it is, and
+ * what becomes of them if their producer dies first. A pending block is in the index like any other, but it is not evicted, and no worker reads it, until
  * the daemon has seen its semaphore reach the value that the block waits for.
  *
  * The steps, as named in tests/client/spin/order.pml. P is the producer and its stream, R a reader and its stream, O
@@ -188,7 +188,7 @@ static void look(struct attachment *a, uint32_t *budget) {
 #define LOOKS 4096u   /* blocks in one call */
 #define RETRIES 256u  /* poisoned blocks, to see whether they are pinned still */
 
-/* What is poisoned goes as soon as nobody holds it. */
+/* A poisoned block goes as soon as nobody holds it. */
 static void sweep_poisoned(struct space *space) {
         uint32_t id = block_list_first(&space->unready.poisoned), next;
 
@@ -222,7 +222,7 @@ bool store_look_at_semaphores(struct store *store) {
 
 /* ---- the data will never be there (O4 to O7) --------------------------------------------------------------------- */
 
-/* O5, O6: children after it in any order, since none of them is found once the block before it is not. */
+/* Steps O5 and O6. Children follow in any order, since none of them is found once the block before it is not. */
 static void poison_one(struct space *space, uint32_t id) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         struct block *b = &space->blocks[id];
@@ -246,13 +246,13 @@ static uint32_t next_below(const struct space *space, uint32_t top, uint32_t id)
         return id == top ? NONE : space->blocks[id].sib_next;
 }
 
-/* The block and everything behind it. */
+/* Poisons the block and everything behind it. */
 static void poison(struct space *space, uint32_t top) {
         for (uint32_t id = top; id != NONE; id = next_below(space, top, id))
                 poison_one(space, id);
 }
 
-/* O7. */
+/* Step O7. */
 static void release(struct attachment *a, uint32_t at) {
         struct store *store = space_store(a->space);
         struct promises *p = a->promises;
@@ -267,7 +267,7 @@ static void release(struct attachment *a, uint32_t at) {
         jobs_want_worker(store);
 }
 
-/* Its GPU work is over, or its space: what has not been reached by now never will be. */
+/* The client's GPU work is over, or its space is: a value that has not been reached by now never will be. */
 static void resolve(struct attachment *a) {
         struct promises *p = a->promises;
         struct space *space = a->space;
@@ -298,7 +298,7 @@ void store_set_wakes(struct store *store, bool wakes) {
         store->wakes = wakes;
 }
 
-/* O8: not before the semaphores are written by a stream. */
+/* Step O8 comes only after a stream has written the semaphores. */
 static bool waking(const struct attachment *a) {
         return a->promises && a->promises->wakes != 0 && space_store(a->space)->wakes;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's profile of a space: how alike a prefix's keys and values are when it is computed alone and as
- * part of an input, layer by layer and by prefix ratio; and the table of depths that is built from it
- * (kernels/btable.h), which lies in the index header for clients to read.
+ * BiCache's profile of a space says how alike a prefix's keys and values are when it is computed alone and as part of an
+ * input, layer by layer and by prefix ratio. A table of depths is built from it (kernels/btable.h) and lies in the index
+ * header for clients to read.
  *
  * Samples are measured by a worker, in the order in which they came. Both readings of similarity are kept. The paper's
  * estimator (the mean of the requests' depths) needs each request's own depth, which depends on the threshold: another
@@ -71,7 +71,7 @@ static void begin(struct space *space) {
                                                   .sum = p->sums + i * n};
 }
 
-/* results: [layer][token_mean, flat]. False: they are no numbers. */
+/* Adds results[layer][token_mean, flat]. Returns false if they are no numbers. */
 static bool add(struct space *space, uint32_t r, const float (*results)[2]) {
         static const int place[] = {[SIM_FLAT] = 1, [SIM_TOKEN_MEAN] = 0};
         struct profile *p = space->parts.profile;
@@ -250,7 +250,7 @@ static void set_table(struct space *space, const uint8_t depth[RATIOS], uint32_t
         atomic_store(&ix->depth_def, def);
 }
 
-/* Never falling; a ratio without samples has the depth of the one before; at least 1: no attention precedes it. */
+/* Depths never fall, and a ratio without samples has that of the one before. They are at least 1: nothing attends before. */
 int space_profile_build(struct space *space) {
         bool means = (int)setting(space, KVD_bicache_b_mode) == B_TAKEWHILE_OF_MEAN;
         uint32_t def = 1 + (uint32_t)setting(space, KVD_bicache_r_def);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's sharing configuration of a sequence: its client writes what its last prompt queries select into blocks that
- * it is filling, a worker reads them and answers whose selection each layer and head uses. One at a time a sequence; a
- * new request replaces the answer before.
+ * HShare's sharing configuration of a sequence is made here. Its client writes what its last prompt queries select into
+ * blocks that it is filling; a worker reads them and answers whose selection each layer and head uses. A sequence has one
+ * such request at a time; a new one replaces the answer before.
  */
 
 #include <errno.h>

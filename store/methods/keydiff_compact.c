@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction: of the tokens in a range of entries, each layer and KV head keeps those of highest score,
- * packed into as few blocks as they fill. A worker fills the new blocks, which no client has seen yet; then the
+ * KeyDiff's compaction packs a range of entries: each layer and KV head keeps its tokens of highest score, in as few
+ * blocks as they fill. A worker fills the new blocks, which no client has seen yet; then the
  * client is asked to take all of them at once: the first entries of the range get the new blocks, the others are
  * dropped. Until it has taken them everything is as it was, and if it does not, or anything goes wrong, it stays
  * so.
@@ -51,7 +51,7 @@ static int check_request(struct attachment *a, const struct sequence *q, uint32_
         return 0;
 }
 
-/* Entries of the range that take part, and their tokens. */
+/* Counts the entries of the range that take part, and their tokens. */
 static uint32_t count(const struct sequence *q, uint32_t first, uint32_t n, uint64_t *tokens) {
         uint32_t entries = 0;
 
@@ -77,7 +77,7 @@ static void want(struct sequence *q, uint32_t at, kvd_ref to) {
         list_push(q, &q->compact, at);
 }
 
-/* All rooms, or none. */
+/* Takes room for all new blocks, or for none. */
 static int take_rooms(struct attachment *a, struct sequence *q, uint32_t first, uint32_t n, uint32_t n_to) {
         for (uint32_t i = first; i < first + n; i++) {
                 kvd_ref to = 0;
@@ -125,7 +125,7 @@ int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint
 static void add(struct job *job, const struct sequence *q, kvd_ref block, uint32_t at, uint32_t flags) {
         struct kvd_job_item *item = job_add(job, block, at);
 
-        if (!item) /* of what only adds to the anchor */
+        if (!item) /* such a block only adds to the anchor */
                 return;
         item->position = (int32_t)q->entries[at].position;
         item->n_tokens = q->entries[at].slots;
@@ -141,7 +141,7 @@ static void add_others(struct job *job, const struct sequence *q) {
         }
 }
 
-/* The blocks that are read, those that are written, and the rest of the sequence, for the anchor: latest first. */
+/* Writes the blocks that are read, those that are written, and then, for the anchor, the rest of the sequence. */
 static bool write_compact(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         uint32_t slots[KVD_SYNC_CHANGES], n = 0, n_to = 0;
@@ -234,7 +234,7 @@ static const struct job_kind job_compact = {.number = KVD_JOB_COMPACT, .result_b
 
 /* ---- its client's answer ----------------------------------------------------------------------- */
 
-/* What was known of the old contents is of no use; those that go are gone for good. */
+/* All that was known of the old contents is of no use now, and blocks that go are gone for good. */
 static void taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a block is worth: attention mass and selections, as clients report them in their pin pages, and
- * KeyDiff's score, as a worker computes it. In a sequence each counts by its rank among the sequence's blocks; a
+ * This file says what a block is worth, by attention mass and selections, which clients report in their pin pages, and by
+ * KeyDiff's score, which a worker computes. In a sequence each counts by its rank among the sequence's blocks; a
  * signal that nobody gives drops out and the others' weights take its share. Clients can only write nonsense about the
  * order in which blocks go.
  */
@@ -54,7 +54,7 @@ static uint16_t signal_of(const struct sequence *q, const struct entry *e, enum 
         return which == MASS ? use.mass : use.hits;
 }
 
-/* counts[v]: entries whose signal is v. Returns whether anybody gives the signal at all. */
+/* Counts in counts[v] the entries whose signal is v. Returns whether anybody gives the signal at all. */
 static bool count_signal(const struct sequence *q, enum signal which, uint32_t *counts) {
         bool given = false;
 
@@ -88,7 +88,7 @@ static uint64_t recent_from(const struct sequence *q) {
         return q->n_tokens - (uint64_t)MIN(recent, q->n_tokens);
 }
 
-/* Each by the setting that says so, and nothing besides: in a paper's profile there may be none. */
+/* Entries are protected by these settings and nothing else: in a paper's profile there may be none. */
 static bool is_protected(const struct sequence *q, uint32_t at) {
         return at < setting(q->space, KVD_keydiff_sink_blocks) ||
                q->entries[at].position + q->entries[at].n_tokens > recent_from(q);
@@ -124,12 +124,12 @@ void priority_rank(struct sequence *q) {
 
 /* ---- in a chain ------------------------------------------------------------------------------------------------- */
 
-/* A share of the average to 0 to 1: the average is the middle. */
+/* Turns a share of the average into 0 to 1; the average is the middle. */
 static double squash(uint32_t v) {
         return (double)v / (v + 256);
 }
 
-/* 0 to 1; chains have no ranks, since many sequences use them. */
+/* Returns 0 to 1. Chains have no ranks, since many sequences use them. */
 static double worth(const struct space *space, uint32_t id) {
         const struct block *b = &space->blocks[id];
         double sum = 0, weights = 0, w;
@@ -156,7 +156,7 @@ static double worth(const struct space *space, uint32_t id) {
 
 /* ---- SCORE: KeyDiff's opinion ----------------------------------------------------------------------------------- */
 
-/* 1 to 65535, or 0 for what is no score. */
+/* Returns 1 to 65535, or 0 if it is no score. */
 static uint16_t from_float(float score) {
         return isfinite(score) && score >= 0 && score <= 1 ? (uint16_t)(1 + score * (UINT16_MAX - 1)) : 0;
 }
@@ -192,7 +192,7 @@ static void settle_score_sequence(struct job *job, enum job_end end, const void 
 static const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
                                                    .write = write_score_sequence, .settle = settle_score_sequence};
 
-/* A chain from its root to the leaf that wants a score; of a very long one, its end. */
+/* Writes a chain from its root to the leaf that wants a score; of a very long chain, only its end. */
 static bool write_score_chain(struct ticket *t, struct job *job) {
         struct space *space = t->space;
         uint32_t ids[KVD_JOB_ITEMS], n = 0;
@@ -217,7 +217,7 @@ static bool write_score_chain(struct ticket *t, struct job *job) {
         return true;
 }
 
-/* What cannot be scored counts as the middle, and is not asked for again. */
+/* A block that cannot be scored counts as the middle, and is not asked for again. */
 static void settle_score_chain(struct job *job, enum job_end end, const void *results, uint32_t n) {
         const float *score = results;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks of sequences that leave the pool (KVReviver): a worker copies the block and puts its
- * tokens into the sketch, then the client is asked to let it go. Until it has, the block is as it was. What came from a
- * sketch is never copied or put into one again; it goes back to what it was.
+ * KVReviver lets blocks of sequences leave the pool: a worker copies the block and puts its tokens into the sketch, then
+ * the client is asked to let it go. Until it has, the block is as it was. A block that came from a sketch is never copied
+ * or put into one again; it goes back to what it was.
  */
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static void offer_leave(struct sequence *q, uint32_t at, uint32_t how) {
         change_offer(q, at, &offer);
 }
 
-/* An approximation, and what came back exactly, has its copy and its tokens where they were: it can just go. */
+/* An approximation, or a block that came back exactly, has its copy and its tokens where they were: it can just go. */
 static bool leave_again(struct sequence *q, uint32_t at) {
         const struct entry *e = &q->entries[at];
         uint32_t how = (e->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
@@ -66,7 +66,7 @@ bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how) {
                 return leave_again(q, at);
         if (e->place != KVD_NOWHERE && is_on(q->space, KVD_kvreviver_on))
                 return leave_again(q, at);
-        if (e->flags & KVD_ENTRY_COMPACT) /* no approximation of what is one already */
+        if (e->flags & KVD_ENTRY_COMPACT) /* a packed block is an approximation already */
                 how = KVD_COOL_SPILL;
         if (!can_be_copied(q->space, how))
                 return false;
@@ -98,7 +98,7 @@ static void stay(struct sequence *q, struct entry *e) {
         room_again(q);
 }
 
-/* Where the copy goes. False: there is no room for what must be had. */
+/* Finds a place for the copy. Returns false if there is none and there must be one. */
 static bool find_copy_room(struct sequence *q, bool vague, uint32_t *ret) {
         struct space *space = q->space;
 
@@ -122,7 +122,7 @@ static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_
         e->busy = COOLING;
 }
 
-/* One entry into the job. False: it must wait for another job. */
+/* Writes one entry into the job. Returns false if it must wait for another job. */
 static bool write_one_spill(struct sequence *q, uint32_t at, struct job *job) {
         struct entry *e = &q->entries[at];
         struct sketch *s = NULL;
@@ -175,7 +175,7 @@ static void copied(struct sequence *q, const struct job_item *item, const struct
         offer_leave(q, item->at, flags);
 }
 
-/* What was copied, if anything was, is of no use. What got into the sketch stays there as noise. */
+/* The copy, if there is one, is of no use. Tokens that got into the sketch stay there as noise. */
 static void not_copied(struct job *job, struct sequence *q, const struct job_item *item) {
         if (item->place != KVD_NOWHERE)
                 place_erase(job->space, item->place);
@@ -237,7 +237,7 @@ static void taken(struct sequence *q, uint32_t at) {
                 entry_erase_copy(q, e);
 }
 
-/* The entry stays resident, and out of the sketch. */
+/* The entry stays resident, and its tokens leave the sketch. */
 static void not_taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 

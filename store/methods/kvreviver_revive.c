@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks of sequences that come back: a worker fills a fresh block, which no client has seen yet, from the exact copy
+ * KVReviver brings blocks of sequences back: a worker fills a fresh block, which no client has seen yet, from the exact copy
  * or from the sketch; then the client is asked to take it. With both, the approximation comes first and the exact block
  * replaces it. An approximation is marked as one for as long as it is there; a copy whose checksum is another is never
  * shown.
@@ -17,7 +17,7 @@
 
 /* ---- what is asked for ------------------------------------------------------------------------------------------- */
 
-/* Which of how can be had: enum kvd_revive bits. */
+/* Returns the bits of `how` (enum kvd_revive) that can be had. */
 static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t how) {
         uint32_t can = 0;
 
@@ -86,7 +86,7 @@ static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx,
         e->want &= (uint8_t)~(approx ? KVD_REVIVE_APPROX : KVD_REVIVE_EXACT);
 }
 
-/* Whether entries leave, or are about to, for those that want to come; they are looked for once. */
+/* Do entries leave, or are they about to, for those that want to come? They are looked for once. */
 static bool make_way(struct sequence *q) {
         uint32_t leaving = 0;
 
@@ -100,7 +100,7 @@ static bool make_way(struct sequence *q) {
 
 enum written { WRITTEN, OTHER_JOB, NO_ROOM };
 
-/* One entry into the job: approximately first, if that is wanted and can be had still. */
+/* Writes one entry into the job: its approximation first, if that is wanted and can be had still. */
 static enum written write_one_revive(struct sequence *q, uint32_t at, struct job *job) {
         struct entry *e = &q->entries[at];
         struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
@@ -141,7 +141,7 @@ static bool write_revive(struct ticket *t, struct job *job) {
                         list_push_first(q, &q->revive, at);
         }
         q->swapped &= q->revive.n > 0;
-        if (q->revive.n && how != NO_ROOM) /* who waits for room is asked for when somebody has left */
+        if (q->revive.n && how != NO_ROOM) /* those that wait for room are asked for when an entry has left */
                 job_ask(t);
         return job->n_items > 0;
 }
@@ -163,7 +163,7 @@ static void arrived(struct sequence *q, const struct job_item *item) {
                 hooks_readable(q->space, kvd_ref_id(item->held));
 }
 
-/* The exact copy is not what was copied: it is never shown to anybody. */
+/* The exact copy is not what was copied, so it is never shown to anybody. */
 static void copy_broken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 

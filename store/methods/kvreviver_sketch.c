@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sketches of sequences (KVReviver): what an entry has in one, how it gets out again, and what happens
- * when a worker dies with one half written.
+ * KVReviver's sketches belong to sequences. This file says what an entry has in one, how it gets out again, and what
+ * happens when a worker dies with one half written.
  *
  * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence
  * ever gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its
@@ -31,7 +31,7 @@ static double setting(const struct space *space, enum kvd_setting which) {
 
 /* ---- one sketch ------------------------------------------------------------------------------------------------- */
 
-/* Tokens of an epoch; as many blocks as a job can put in anew. */
+/* Counts the tokens of an epoch: at most as many blocks as one job can put in anew. */
 static uint32_t epoch_tokens(const struct sequence *q) {
         uint32_t bt = q->space->ix->geometry.block_tokens;
         double most = MIN((double)q->max_blocks, KVD_JOB_ITEMS) * bt;
@@ -43,7 +43,7 @@ static uint32_t cell_floats(const struct kvd_index *ix) {
         return ix->geometry.layers / ix->geometry.layer_groups * ix->geometry.kv_heads * ix->geometry.head_dim;
 }
 
-/* Cells are the vague share of the sequence's budget, for as many tokens as an epoch has. 0: no vague part. */
+/* Cells are the vague share of the sequence's budget, for as many tokens as an epoch has. 0: there is no such share. */
 static uint32_t columns(const struct sequence *q, uint32_t rows) {
         double cells = setting(q->space, KVD_kvreviver_vague) * setting(q->space, KVD_kvreviver_budget) *
                        epoch_tokens(q);
@@ -148,7 +148,7 @@ static bool has_ordinals(const struct sequence *q, const struct sketch *s, uint3
         return s->n_ordinals + n_tokens <= epoch_tokens(q);
 }
 
-/* Whether a new one would be of use, and is due: the newest is through its epoch, or there are fewer than epochs. */
+/* Would a new one be of use, and is it due? The newest is through its epoch, or there are fewer sketches than epochs. */
 static bool wants_another(const struct sequence *q, uint32_t n_sketches, uint32_t n_tokens) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows);
 
@@ -275,7 +275,7 @@ static bool add_forget(struct sequence *q, uint32_t at, struct job *job) {
         return true;
 }
 
-/* Entries of one sketch, in the order in which they came. */
+/* Writes entries of one sketch, in the order in which they came. */
 static bool write_forget(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         uint32_t room = job_blocks(job), at;
@@ -284,7 +284,7 @@ static bool write_forget(struct ticket *t, struct job *job) {
                 struct entry *e = &q->entries[at];
                 struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
 
-                if (!s || s->broken) { /* what is made anew is made without it */
+                if (!s || s->broken) { /* the new one is made without it */
                         forgotten(q, e, false);
                         continue;
                 }

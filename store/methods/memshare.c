@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare: which blocks a worker compares, and what becomes of its answer. A step that ended is compared with older
+ * For MemShare, this file chooses the blocks that a worker compares and proposes what follows from its answer. A step that ended is compared with older
  * ones: its full blocks, but for the sequence's first and newest (memshare.recent_guard; in the paper's profile none
  * is spared), may be replaced; full blocks of older steps may stand in, if they are what they say (no approximation,
  * no replacement). A block that is replaced is the sequence's own; one that stands in may also be of the prefix
@@ -21,7 +21,7 @@ static double setting(const struct space *space, enum kvd_setting which) {
 
 /* ---- steps ------------------------------------------------------------------------------------------------------ */
 
-/* The blocks that lie wholly inside. */
+/* A step has the blocks that lie wholly inside it. */
 static struct step make_step(const struct sequence *q, uint32_t first, uint32_t n) {
         struct step s = {.first_token = first, .n_tokens = n, .first_entry = sequence_entry_at(q, first)};
         uint32_t end;
@@ -56,7 +56,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         return 1;
 }
 
-/* Relief: what was compared when it ended may have more like it by now. */
+/* Relief asks for this: a step that was compared when it ended may have more like it by now. */
 bool sequence_compare_all(struct sequence *q) {
         bool any = false;
 
@@ -122,7 +122,7 @@ static bool look(struct gathering *g) {
         return g->looks && g->looks--;
 }
 
-/* A step's blocks that may take part, before the first one of the new step. False: no more room. */
+/* Adds a step's blocks that may take part, up to the first one of the new step. Returns false if there is no more room. */
 static bool add_step(struct gathering *g, struct sequence *of, const struct step *s, bool is_new, uint32_t before) {
         struct kvd_job_step *to = &g->job->steps[g->n_steps];
         uint32_t end = MIN(s->first_entry + s->n_entries, before);
@@ -175,7 +175,7 @@ static void add_others(struct gathering *g, uint64_t before) {
         }
 }
 
-/* The new step, then older ones, latest first. False: there is nothing to compare. */
+/* Gathers the new step, then older ones, latest first. Returns false if there is nothing to compare. */
 static bool gather(struct gathering *g, uint32_t at) {
         const struct step *s = &g->q->steps[at];
         uint32_t targets;
@@ -201,7 +201,7 @@ static void write_steps(struct gathering *g) {
                 job_tokens(g->job, g->tokens[i], g->job->steps[i].n_tokens);
 }
 
-/* Or n_steps. Those before n_compared are not wanted. */
+/* Returns the first step that is wanted, or n_steps. Those before n_compared are not wanted. */
 static uint32_t first_wanted(struct sequence *q) {
         while (q->n_compared < q->n_steps && !q->steps[q->n_compared].wanted)
                 q->n_compared++;
@@ -281,7 +281,7 @@ static void taken(struct sequence *q, uint32_t at) {
         entry_take_block(q, e);
         e->delta = e->new_delta;
         entry_set_flags(q, e, e->new_flags);
-        entry_erase_copy(q, e); /* of what it was */
+        entry_erase_copy(q, e); /* the copy is of the old contents */
         space_count(q->space, KVD_SPACE_SHARED, 1);
 }
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's threshold, by measurement: what blocks that have nothing to do with each other differ by depends on the
- * model, the metric and the alignment, so one number cannot separate repeats from strangers everywhere. With
- * memshare.calibrate a worker measures the distances of random pairs of the space's blocks (none with half of their
- * tokens in common), and that quantile of them is the threshold, in place of memshare.tau_block: of strangers so many
- * would be taken for alike. It is measured anew whenever the steps have doubled.
+ * MemShare's threshold is measured here. By how much unrelated blocks differ depends on the model, the metric and the
+ * alignment, so one number cannot separate repeats from strangers everywhere. With memshare.calibrate a worker measures
+ * the distances of random pairs of the space's blocks (none with half of their tokens in common), and that quantile of
+ * them is the threshold, in place of memshare.tau_block: that share of strangers would be taken for alike. It is measured anew whenever the steps have doubled.
  */
 
 #include <errno.h>
@@ -133,7 +132,7 @@ static int by_size(const void *a, const void *b) {
         return x < y ? -1 : x > y;
 }
 
-/* A worker's numbers are not trusted to be any. */
+/* A worker's answer is not trusted to be numbers. */
 static void settle_calibrate(struct job *job, enum job_end end, const void *results, uint32_t n) {
         struct space *space = job->space;
         float distances[PAIRS];

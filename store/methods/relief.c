@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The order of relief, when what cannot simply be evicted takes too much of a space: private blocks that
- * sequences name, and blocks being filled. Evicting prefixes is left to the allocations that need room: until then
- * they serve. So, cheapest loss first:
+ * Relief makes room when blocks that cannot simply be evicted take too much of a space: private blocks that sequences
+ * name, and blocks being filled. Evicting prefixes is left to the allocations that need room: until then they serve. The
+ * cheapest loss comes first:
  *
  *      1  private blocks that nobody names (private.c)           in every allocation, and when there is time
  *      2  prefixes that nobody uses (evict.c)                    in every allocation
@@ -14,8 +14,8 @@
  *      6  ... without anything, if kvreviver.drop allows it and there is no sketch
  *      7  allocations are refused
  *
- * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy is as near. Who
- * wants it asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for jobs, and clients take what comes of them
+ * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy is as near. A
+ * client that wants one asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for jobs, and clients take what comes of them
  * when they can.
  */
 
@@ -49,7 +49,7 @@ static void end_of_need(struct space *space) {
 
 #define STARVED_BLOCKS 16u /* wanted where an allocation found nothing, for all that the watermarks say */
 
-/* Blocks that should leave beside those that are leaving already. */
+/* Counts the blocks that should leave beside those that are leaving already. */
 static uint64_t blocks_needed(struct space *space) {
         double high = setting(space, KVD_pressure_high) * space->memory.max_blocks;
         double low = setting(space, KVD_pressure_low) * space->memory.max_blocks;
@@ -68,7 +68,7 @@ static uint64_t blocks_needed(struct space *space) {
 
 /* ---- by which means --------------------------------------------------------------------------------------------- */
 
-/* 0: by none. */
+/* Returns how blocks may leave; 0: they may not. */
 static enum kvd_cool means(struct space *space) {
         bool vague = setting(space, KVD_kvreviver_vague) > 0;
 
@@ -83,7 +83,7 @@ static enum kvd_cool means(struct space *space) {
 
 /* ---- of which sequence ------------------------------------------------------------------------------------------ */
 
-/* The one with the most blocks to give that was not found without since it last had fewer or more. */
+/* Finds the sequence with the most blocks to give. One that had none to give is passed over until it has more or fewer. */
 static struct sequence *largest(const struct space *space) {
         struct sequence *best = NULL;
 
@@ -96,7 +96,7 @@ static struct sequence *largest(const struct space *space) {
         return best;
 }
 
-/* Blocks that it may lose: the recent and the candidate part of its budget stay. */
+/* Counts the blocks that it may lose: the recent and the candidate part of its budget stay. */
 static uint64_t above_budget(const struct sequence *q) {
         double parts = setting(q->space, KVD_kvreviver_recent) + setting(q->space, KVD_kvreviver_candidate);
         double budget = setting(q->space, KVD_kvreviver_budget) * MIN(parts, 1) * q->n_entries;
@@ -112,7 +112,7 @@ static bool may_leave(const struct sequence *q, const struct entry *e) {
                q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }
 
-/* The priority up to which n entries may leave. */
+/* Returns the priority up to which n entries may leave. */
 static uint32_t cut(const struct sequence *q, uint64_t n) {
         uint32_t *counts = space_store(q->space)->ranks;
         uint64_t below = 0;

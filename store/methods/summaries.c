@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Summaries (ipc/base/summary.h): which blocks want one, and their memory. A bit for each block; a job takes the next
- * ones that are sealed still. Nothing is queued unless a method is on that reads summaries.
+ * This file knows which blocks want a summary (ipc/base/summary.h), and makes the memory for them. There is a bit for each
+ * block; a job takes the next ones that are sealed still. Nothing is queued unless a method is on that reads summaries.
  */
 
 #include <errno.h>
@@ -63,7 +63,7 @@ static void setting_changed(struct space *space) {
 
 /* ---- the job ---------------------------------------------------------------------------------------------------- */
 
-/* The next marked block, at or after the hand; its mark goes. NONE: there is none. */
+/* Returns the next marked block, at or after the hand, and takes its mark away. NONE: there is none. */
 static uint32_t next_marked(struct space *space) {
         uint32_t words = DIV_UP(space->ix->capacity, 64), at = summaries_of(space)->hand;
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Changes of tables: offered by the daemon, taken or not by the client, at a point where nobody reads the table. Until
+ * The daemon offers changes of a sequence's table, and its client takes them or not, at a point where nobody reads the
+ * table. Until
  * one is settled, the entry is as before, the block that it would bring is held, and the entry is busy. One that was
  * not taken leaves nothing behind.
  */
@@ -106,7 +107,7 @@ static struct kvd_change describe(const struct sequence *q, uint32_t at) {
         return c;
 }
 
-/* What is to be taken as a whole comes in one answer, which has room for one of any size. */
+/* A compaction is taken as a whole, so it comes in one answer, which has room for one of any size. */
 static bool fits(const struct entry *e, uint32_t n) {
         return e->change != KVD_CHANGE_COMPACT || n + (uint32_t)e->new_delta < KVD_SYNC_CHANGES;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies of a sequence's entries. An entry that is resident again keeps its copy, so that it may leave again at
+ * This file keeps the exact copies of entries. An entry that is resident again keeps its copy, so that it may leave again at
  * once; such copies are clean, and are given up when the room is wanted for others.
  */
 
@@ -53,7 +53,7 @@ void copies_clean(struct space *space) {
         sequences_of(space)->clean_looks = 0;
 }
 
-/* The space's own first; what all spaces may use is all spaces' to give. */
+/* The space's own copies go first; but what all spaces may use is all spaces' to give. */
 bool copies_have_room(struct space *space) {
         if (place_available(space))
                 return true;

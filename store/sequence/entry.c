@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Entries of sequences: their flags and what is counted of them, the lists that they wait in, the blocks that they name.
- * Everything that changes an entry goes through here, so that the counts are right.
+ * An entry of a sequence has flags, which are counted, waits in lists, and names blocks. Whoever changes any of these
+ * does it here, so that the counts are right.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@ struct sequence *sequence_find(struct attachment *a, uint32_t number) {
         return NULL;
 }
 
-/* What cool and revive are asked for. */
+/* Checks what a client asks cool and revive for. */
 int sequence_check_entries(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *entries,
                          uint32_t n) {
         if (how < 1 || how > 3)

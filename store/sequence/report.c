@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a client is told of its sequence with every answer to sync: whether anything is still under way, and what its
- * copies and sketches cost. Scoring is left out: nobody asked for it, and nothing comes of it but an order.
+ * With every answer to sync a client is told whether anything is still under way for its sequence, and what its copies and
+ * sketches cost. Scoring is left out: nobody asked for it, and nothing comes of it but an order.
  */
 
 #include "store/hooks.h"

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Sequences: opened, grown, closed. What the methods do with them is in the other files. */
+/*
+ * Sequences are opened, grown and closed here. What the methods do with them is in store/methods; they are told by hooks
+ * when a sequence begins and ends.
+ */
 
 #include <errno.h>
 #include <string.h>
@@ -46,7 +49,7 @@ static void sequence_free(struct sequence *q) {
         free(q);
 }
 
-/* Mapped, since a client says how large it is: pages come as they are used, and all go back when it is closed. */
+/* The table is mapped, since a client says how large it is: pages come as they are used, and all go back at the end. */
 static bool make_table(struct sequence *q) {
         uint32_t bt = q->space->ix->geometry.block_tokens;
         uint64_t n = q->max_blocks * (sizeof *q->entries + sizeof *q->steps + bt * sizeof *q->tokens);
@@ -283,7 +286,7 @@ static int begin(struct space *space) {
         return space->parts.sequences ? 0 : -ENOMEM;
 }
 
-/* The space is going, with all blocks: frees a sequence a call. */
+/* The space goes with all its blocks. A call frees one sequence. */
 static bool bury(struct space *space) {
         struct sequence *q = sequences_of(space)->closing;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies in memory of the host: one memfd for each space. A place has memory from when a worker writes it until
+ * This tier keeps exact copies in the host's memory, in one memfd for each space. A place has memory from when a worker writes it until
  * it is erased (a hole is punched). What all spaces use of it, sketches included, is bounded by spill_bytes.
  */
 

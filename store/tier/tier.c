@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Places of exact copies: which are used, and by which tier. Each tier of a space has its numbers on a stack, so that
+ * This file knows which places of exact copies are used, and which tier each belongs to. Each tier of a space has its numbers on a stack, so that
  * taking and erasing cost a few instructions; whether a copy may be there, and its memory, are the tier's.
  */
 
@@ -33,7 +33,7 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
 
 #define BURY_BYTES (UINT64_C(8) << 20)
 
-/* Many copies are not erased in an instant: piece by piece, from the end. */
+/* Many copies are not erased in an instant, so it is done piece by piece, from the end. */
 static bool bury_piece(const struct space *space, uint32_t tier, struct tier_places *p) {
         uint64_t bytes = space->ix->block_bytes;
         uint32_t n = (uint32_t)MIN(p->end, DIV_UP(BURY_BYTES, bytes));
