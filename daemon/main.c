@@ -12,7 +12,7 @@
 #include "daemon/exporter/main.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
-#include "daemon/worker/worker.h"
+#include "daemon/worker/main.h"
 #include "ipc/base/util.h"
 
 enum { EXIT_CLEAN = 0, EXIT_CONFIG = 1, EXIT_SYSTEM = 2 };

@@ -4,7 +4,7 @@
 
 /* What a COMPARE job works on: job_compare.c, and compare_device.c for its second stage on a GPU. */
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/task.h"
 #include "kernels/memshare.h"
 
 struct candidate {

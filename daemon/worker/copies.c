@@ -9,7 +9,7 @@
 
 #include <errno.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/task.h"
 
 static const struct worker_tier *const tiers[KVD_N_TIERS] = {
 #define KVD_TIER(id, what) [KVD_TIER_##id] = &worker_tier_##id,

@@ -10,7 +10,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/jobs.h"
+#include "daemon/worker/score.h"
 #include "kernels/block.h"
 #include "kernels/keydiff.h"
 
@@ -124,11 +125,11 @@ static int make_rooms(struct packing *p) {
         p->to = task_room(task, p->n_to, sizeof *p->to);
         p->place = task_room(task, p->n_tokens, sizeof *p->place);
         p->rooms = task_room(task, threads_count(task->threads), p->room);
-        p->anchors = task_anchors(task);
+        p->anchors = score_anchors(task);
         return p->from && p->to && p->place && p->rooms && p->anchors ? 0 : -ENOMEM;
 }
 
-int task_compact(struct task *task) {
+static int do_compact(struct task *task) {
         struct packing p = {.task = task};
         int r = task_needs_numbers(task);
 
@@ -145,3 +146,5 @@ int task_compact(struct task *task) {
         threads_share(task->threads, task->shape.layers, pack_layer, &p);
         return 0;
 }
+
+const struct job_kind job_compact = {.name = "compact", .access = TASK_PACK, .call = do_compact};

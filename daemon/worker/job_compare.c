@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/worker/compare.h"
+#include "daemon/worker/jobs.h"
 
 #define NONE COMPARE_NONE
 
@@ -232,7 +233,7 @@ static struct compare comparison(struct task *task) {
                                           .type = s->type}};
 }
 
-int task_compare(struct task *task) {
+static int do_compare(struct task *task) {
         struct compare c = comparison(task);
         int r = task_needs_numbers(task);
 
@@ -261,7 +262,7 @@ static void measure(void *data, uint32_t i, uint32_t thread) {
         all->result[i] = there ? (float)distance(&all->c, 2 * i, 2 * i + 1, (double)INFINITY, thread) : INFINITY;
 }
 
-int task_calibrate(struct task *task) {
+static int do_calibrate(struct task *task) {
         struct pairs all = {.c = comparison(task)};
         int r = task_needs_numbers(task);
 
@@ -279,3 +280,6 @@ int task_calibrate(struct task *task) {
         threads_share(task->threads, task->job->n_items / 2, measure, &all);
         return 0;
 }
+
+const struct job_kind job_compare = {.name = "compare", .access = TASK_NONE, .call = do_compare};
+const struct job_kind job_calibrate = {.name = "calibrate", .access = TASK_READ, .call = do_calibrate};

@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/jobs.h"
 #include "kernels/hshare.h"
 
 struct config {
@@ -152,7 +152,7 @@ static void plan_layers(struct config *c) {
                 c->layer_result[c->dense + l] = (uint8_t)(c->dense + c->plans[l]);
 }
 
-int task_config(struct task *task) {
+static int do_config(struct task *task) {
         struct config c = {.task = task};
         int r = check(&c);
 
@@ -171,3 +171,5 @@ int task_config(struct task *task) {
         plan_layers(&c);
         return 0;
 }
+
+const struct job_kind job_config = {.name = "config", .access = TASK_READ, .call = do_config};

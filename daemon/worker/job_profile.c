@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/jobs.h"
 #include "kernels/bicache.h"
 
 struct profile {
@@ -55,7 +55,7 @@ static void compare_layer(void *data, uint32_t at, uint32_t thread) {
         p->result[at][1] = (float)kvd_similarity_flat(keys, values, p->n_tokens);
 }
 
-int task_profile(struct task *task) {
+static int do_profile(struct task *task) {
         struct profile p = {.task = task, .groups = task->space->ix->geometry.layer_groups,
                             .n_tokens = task->job->param[0]};
         int r = task_needs_numbers(task);
@@ -80,3 +80,5 @@ int task_profile(struct task *task) {
         threads_share(task->threads, p.groups * task->shape.layers, compare_layer, &p);
         return 0;
 }
+
+const struct job_kind job_profile = {.name = "profile", .access = TASK_READ, .call = do_profile};

@@ -9,7 +9,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/jobs.h"
+#include "daemon/worker/score.h"
 #include "kernels/keydiff.h"
 
 struct scores {
@@ -71,7 +72,7 @@ static void add_anchor(const struct sums *all, uint32_t i) {
                 add_own(all, i, block);
 }
 
-float *task_anchors(struct task *task) {
+float *score_anchors(struct task *task) {
         const struct shape *s = &task->shape;
         struct kvd_key_rows keys = keys_of(task, NULL);
         struct sums all = {.task = task};
@@ -114,7 +115,7 @@ static void score(void *data, uint32_t i, uint32_t thread) {
         task->ops->keydiff->priority(&all->result[i], &mean, 1);
 }
 
-int task_score(struct task *task) {
+static int do_score(struct task *task) {
         const struct shape *s = &task->shape;
         struct scores all = {.task = task};
         struct kvd_key_rows keys = keys_of(task, NULL);
@@ -128,10 +129,12 @@ int task_score(struct task *task) {
         all.result = task_results(task, task->job->n_items, sizeof(float));
         if (!all.result)
                 return -E2BIG;
-        all.anchors = task_anchors(task);
+        all.anchors = score_anchors(task);
         all.rooms = task_room(task, threads_count(task->threads) * all.room, sizeof(float));
         if (!all.anchors || !all.rooms)
                 return -ENOMEM;
         threads_share(task->threads, task->job->n_items, score, &all);
         return 0;
 }
+
+const struct job_kind job_score = {.name = "score", .access = TASK_READ, .call = do_score, .on_device = score_on_device};

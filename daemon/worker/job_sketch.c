@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "daemon/worker/copies.h"
-#include "daemon/worker/job.h"
+#include "daemon/worker/jobs.h"
 #include "daemon/worker/sketch.h"
 #include "ipc/base/sequence.h"
 
@@ -63,7 +63,7 @@ static int put_into_sketch(struct task *task, const struct kvd_spilled *spilled)
         return r;
 }
 
-int task_spill(struct task *task) {
+static int do_spill(struct task *task) {
         uint32_t n = task->job->n_items;
         struct kvd_spilled *spilled = task_results(task, n, sizeof *spilled);
         struct copy *copies = task_room(task, n, sizeof *copies);
@@ -141,7 +141,7 @@ static bool any_approximate(const struct task *task) {
 }
 
 /* What the sketch cannot answer does not hold up what has a copy. */
-int task_revive(struct task *task) {
+static int do_revive(struct task *task) {
         uint32_t n = task->job->n_items, *errors = task_results(task, n, sizeof *errors);
         struct copy *copies = task_room(task, n, sizeof *copies);
         int r;
@@ -219,7 +219,7 @@ static int forget(struct sketch_use *use, const struct members *members, bool ap
         return r;
 }
 
-int task_forget(struct task *task) {
+static int do_forget(struct task *task) {
         struct members members;
         struct sketch_use use;
         int r = sketch_open(task, &use);
@@ -231,7 +231,7 @@ int task_forget(struct task *task) {
         return r < 0 ? r : forget(&use, &members, true);
 }
 
-int task_rebuild(struct task *task) {
+static int do_rebuild(struct task *task) {
         struct members members;
         struct sketch_use use;
         int r = sketch_open(task, &use);
@@ -250,3 +250,8 @@ int task_rebuild(struct task *task) {
         sketch_end(&use, (int64_t)sketch_tokens(&use));
         return 0;
 }
+
+const struct job_kind job_spill = {.name = "spill", .access = TASK_READ, .call = do_spill};
+const struct job_kind job_revive = {.name = "revive", .access = TASK_WRITE, .call = do_revive};
+const struct job_kind job_forget = {.name = "forget", .access = TASK_NONE, .call = do_forget};
+const struct job_kind job_rebuild = {.name = "rebuild", .access = TASK_NONE, .call = do_rebuild};

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/worker/jobs.h"
 #include "daemon/worker/summarise.h"
 #include "kernels/hshare.h"
 #include "kernels/keydiff.h"
@@ -181,7 +182,7 @@ static void summarise(void *data, uint32_t i, uint32_t thread) {
                               kvd_ref_generation(item->ref), row, all->rooms + thread * all->room_bytes);
 }
 
-int task_summarise(struct task *task) {
+static int do_summarise(struct task *task) {
         struct summaries all = {.task = task, .room_bytes = summary_room_bytes(task)};
         int r = task_needs_numbers(task);
 
@@ -195,3 +196,5 @@ int task_summarise(struct task *task) {
         threads_share(task->threads, task->job->n_items, summarise, &all);
         return 0;
 }
+
+const struct job_kind job_summarise = {.name = "summarise", .access = TASK_READ, .call = do_summarise, .on_device = summarise_on_device};

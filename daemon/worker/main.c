@@ -9,8 +9,8 @@
 #include <sys/socket.h>
 
 #include "daemon/log.h"
-#include "daemon/worker/job.h"
-#include "daemon/worker/worker.h"
+#include "daemon/worker/jobs.h"
+#include "daemon/worker/main.h"
 #include "ipc/base/sys.h"
 
 /*
@@ -21,13 +21,12 @@
 
 #define NICE 10
 
-struct worker {
+struct process {
         int socket;
         struct kvd_decoder *decoder;
         struct spaces spaces;
         struct task task;
         uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX], result[RESULT_BYTES];
-        char why[200];
 };
 
 /* ---- start ------------------------------------------------------------------------------------------------------- */
@@ -60,17 +59,16 @@ static void bind_to_owner(void) {
         prctl(PR_SET_NAME, "kvd-worker");
 }
 
-static struct worker *worker; /* lives as long as the process */
+static struct process *worker; /* lives as long as the process */
 
-static int worker_new(int socket, uint32_t threads, struct worker **ret) {
-        struct worker *w = sys->calloc(1, sizeof *w);
+static int worker_new(int socket, uint32_t threads, struct process **ret) {
+        struct process *w = sys->calloc(1, sizeof *w);
         int r;
 
         if (!w)
                 return -ENOMEM;
         w->socket = socket;
-        w->task = (struct task){.ops = kvd_ops_pick(NULL), .result = w->result, .why = w->why,
-                                .why_size = sizeof w->why};
+        w->task = (struct task){.ops = kvd_ops_pick(NULL), .result = w->result};
         *ret = w;
         r = threads_new(threads, &w->task.threads);
         return r < 0 ? r : kvd_decoder_new(&w->decoder);
@@ -78,19 +76,19 @@ static int worker_new(int socket, uint32_t threads, struct worker **ret) {
 
 /* ---- messages ---------------------------------------------------------------------------------------------------- */
 
-static void do_job(struct worker *w, const struct kvd_msg *m, struct kvd_msg *reply) {
-        int r = task_job(&w->task, &w->spaces, m->work.bytes);
+static void do_job(struct process *w, const struct kvd_msg *m, struct kvd_msg *reply) {
+        int r = job_run(&w->task, &w->spaces, m->work.bytes);
 
         reply->work_reply.id = m->work.id;
         reply->work_reply.error = (uint32_t)-r;
         if (r == 0)
                 reply->work_reply.result = (struct kvd_slice){w->result, w->task.result_size};
         else
-                log_limited(LOG_WARNING, "worker %d: a job was refused: %s", getpid(), w->why);
+                log_limited(LOG_WARNING, "worker %d: a job was refused: %s", getpid(), w->task.why.line);
 }
 
 /* 0, a negative errno with a line in spaces.why, or -ENOSYS: this is not for a worker. */
-static int handle(struct worker *w, const struct kvd_msg *m, const struct kvd_fds *fds, struct kvd_msg *reply) {
+static int handle(struct process *w, const struct kvd_msg *m, const struct kvd_fds *fds, struct kvd_msg *reply) {
         switch (m->number) {
         case KVD_MSG_work_space:
                 return spaces_map(&w->spaces, &m->work_space, fds);
@@ -114,7 +112,7 @@ static int handle(struct worker *w, const struct kvd_msg *m, const struct kvd_fd
         }
 }
 
-static int answer(struct worker *w, ssize_t size, struct kvd_fds *fds) {
+static int answer(struct process *w, ssize_t size, struct kvd_fds *fds) {
         struct kvd_msg request, reply;
         ssize_t n;
         int r;
@@ -139,7 +137,7 @@ static int answer(struct worker *w, ssize_t size, struct kvd_fds *fds) {
         return n < 0 ? (int)n : kvd_frame_send(w->socket, w->out, (size_t)n, NULL, 0);
 }
 
-static int serve(struct worker *w) {
+static int serve(struct process *w) {
         struct kvd_fds fds;
         ssize_t n;
         int r = 0;

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/score.h"
 #include "kernels/cuda/keydiff.h"
 #include "kernels/keydiff.h"
 
@@ -161,7 +161,7 @@ static void put_results(const struct device_scores *d, float *result) {
         }
 }
 
-int task_score_on_device(struct task *task) {
+int score_on_device(struct task *task) {
         struct device_scores d = {.task = task};
         struct gpu *gpu = device_kernels(task->device);
         float *result;

@@ -7,7 +7,7 @@
  * each layer's keys and values of each head are a part of the cells, and the parts are shared out to the threads.
  */
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/task.h"
 #include "kernels/sketch.h"
 
 struct sketch_member {

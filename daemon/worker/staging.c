@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/task.h"
 
 #define STAGED_MOST (UINT64_C(1) << 30) /* pinned memory for one job; most kinds read 64 MiB at most */
 

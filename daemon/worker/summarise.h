@@ -4,12 +4,15 @@
 
 /* What both ways to SUMMARISE share: the channels of a space's labels, chosen once (job_summarise.c). */
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/task.h"
 
-/* Whether no head is without. */
+/* Have all heads theirs? */
 bool summary_has_channels(const struct task *task);
 
-/* For those that are without, by the processor, from what task_block finds of the job's blocks. 0 or -ENOMEM. */
+/* Chooses for the heads that have none, by the processor, from what task_block finds of the job's blocks. 0 or -ENOMEM. */
 int summary_choose_channels(struct task *task);
+
+/* SUMMARISE by the GPU. -ENOSYS: not in this way, and nothing was done. */
+int summarise_on_device(struct task *task);
 
 #endif

@@ -149,7 +149,7 @@ static void put_row(void *data, uint32_t i, uint32_t thread) {
         shm_write_end((shm_u64 *)row, (uint64_t)kvd_ref_generation(item->ref) << 32 | KVD_SUMMARY_MADE);
 }
 
-int task_summarise_on_device(struct task *task) {
+int summarise_on_device(struct task *task) {
         struct device_rows d = {.task = task};
         struct gpu *gpu = device_kernels(task->device);
         int r = gpu ? task_needs_numbers(task) : -ENOSYS;

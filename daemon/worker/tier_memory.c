@@ -11,7 +11,7 @@
 #include <xxhash.h>
 
 #include "daemon/worker/copies.h"
-#include "daemon/worker/job.h"
+#include "daemon/worker/task.h"
 #include "ipc/base/file.h"
 
 struct batch {

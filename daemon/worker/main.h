@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_WORKER_WORKER_H
-#define KVD_DAEMON_WORKER_WORKER_H
+#ifndef KVD_DAEMON_WORKER_MAIN_H
+#define KVD_DAEMON_WORKER_MAIN_H
 
 /*
  * The worker: kvd --worker. It maps what its owner sends it (index read-only, pool, summaries, exact copies, a sketch),
