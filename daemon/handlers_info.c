@@ -34,7 +34,7 @@ static void count_visible(const struct client *c, struct kvd_msg_daemon_info_rep
         for (struct space *s = next_visible(c, 0); s; s = next_visible(c, space_number(s) + 1)) {
                 struct space_usage usage;
 
-                space_usage(s, &usage);
+                space_get_usage(s, &usage);
                 m->spaces++;
                 m->pool_used += usage.segments * space_index(s)->segment_bytes;
         }
@@ -104,7 +104,7 @@ static void put_shape(const struct kvd_index *ix, struct kvd_msg_space_info_repl
 static void put_usage(struct space *space, struct scratch *scratch, struct kvd_msg_space_info_reply *m) {
         struct space_usage usage;
 
-        space_usage(space, &usage);
+        space_get_usage(space, &usage);
         m->max_blocks = usage.max_blocks;
         m->segments = usage.segments;
         m->clients = usage.attachments;

@@ -112,7 +112,7 @@ struct space_usage {
         uint64_t pending, poisoned;
         uint64_t label_bytes, copy_bytes, sketch_bytes;
 };
-void space_usage(struct space *space, struct space_usage *ret);
+void space_get_usage(struct space *space, struct space_usage *ret);
 
 /* key: "policy" (lru, fifo, priority), "max_blocks" (at most the index's capacity), or one of settings.def. */
 int space_set(struct space *space, const char *key, const char *value);

@@ -26,7 +26,7 @@ static void sum_clients(struct space *space, struct space_usage *ret) {
         }
 }
 
-void space_usage(struct space *space, struct space_usage *ret) {
+void space_get_usage(struct space *space, struct space_usage *ret) {
         *ret = (struct space_usage){
                 .free = space->count[KVD_FREE],
                 .filling = space->count[KVD_FILLING],

@@ -72,7 +72,7 @@ uint64_t counter(struct space *space, enum kvd_space_counter which) {
 struct space_usage usage_of(struct space *space) {
         struct space_usage usage;
 
-        space_usage(space, &usage);
+        space_get_usage(space, &usage);
         return usage;
 }
 

@@ -71,7 +71,7 @@ static void check_clean(struct space *space) {
 static struct space_usage usage_of(struct space *space) {
         struct space_usage usage;
 
-        space_usage(space, &usage);
+        space_get_usage(space, &usage);
         return usage;
 }
 
