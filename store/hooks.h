@@ -41,6 +41,9 @@ struct hooks {
         void (*readable)(struct space *space, uint32_t id); /* it is sealed and its data is there; if space->watched */
         double (*worth)(const struct space *space, uint32_t id); /* 0 to 1, for policies that go by it */
 
+        /* Is it on, and does it read the summaries of blocks? Then they are made (methods/summaries.c). */
+        bool (*reads_summaries)(const struct space *space);
+
         /* A sequence. */
         void (*sequence_begins)(struct sequence *q);
         bool (*sequence_pending)(const struct sequence *q); /* is something under way that its client waits for? */
@@ -75,6 +78,7 @@ void hooks_attachment_buried(struct attachment *a);
 int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why);
 void hooks_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
 void hooks_readable(struct space *space, uint32_t id);
+bool hooks_reads_summaries(const struct space *space);
 double hooks_worth(const struct space *space, uint32_t id);
 
 void hooks_sequence_begins(struct space *space, struct sequence *q);

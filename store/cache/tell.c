@@ -143,6 +143,13 @@ void hooks_readable(struct space *space, uint32_t id) {
                         h->readable(space, id);
 }
 
+bool hooks_reads_summaries(const struct space *space) {
+        EACH(space, h)
+                if (h->reads_summaries && h->reads_summaries(space))
+                        return true;
+        return false;
+}
+
 /* If no part has an opinion, a block is worth the middle. */
 double hooks_worth(const struct space *space, uint32_t id) {
         EACH(space, h)

@@ -163,4 +163,10 @@ int sequence_sharing(struct attachment *a, uint32_t number, uint8_t *layers, uin
         return 1;
 }
 
-const struct hooks hshare_hooks = {.name = "hshare", .sequence_pending = pending, .sequence_ends = end};
+static bool reads_summaries(const struct space *space) {
+        return kvd_setting_on(space->ix->settings, KVD_hshare_on);
+}
+
+const struct hooks hshare_hooks = {
+        .name = "hshare", .reads_summaries = reads_summaries,
+        .sequence_pending = pending, .sequence_ends = end};

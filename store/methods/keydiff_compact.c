@@ -256,10 +256,19 @@ static void begin(struct sequence *q) {
         ticket_init(&q->compacting, &job_compact, q->space, q);
 }
 
+static bool pending(const struct sequence *q) {
+        return q->compact.n || job_pending(&q->compacting);
+}
+
 static void end(struct sequence *q) {
         job_withdraw(&q->compacting);
 }
 
+static bool reads_summaries(const struct space *space) {
+        return kvd_setting_on(space->ix->settings, KVD_keydiff_on);
+}
+
 const struct hooks keydiff_compact_hooks = {
-        .name = "keydiff: compact", .sequence_begins = begin, .sequence_ends = end,
+        .name = "keydiff: compact", .reads_summaries = reads_summaries,
+        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_COMPACT, .taken = taken};

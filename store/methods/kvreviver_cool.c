@@ -254,10 +254,19 @@ static void begin(struct sequence *q) {
         ticket_init(&q->cooling, &job_spill, q->space, q);
 }
 
+static bool pending(const struct sequence *q) {
+        return q->cool.n || job_pending(&q->cooling);
+}
+
 static void end(struct sequence *q) {
         job_withdraw(&q->cooling);
 }
 
+static bool reads_summaries(const struct space *space) {
+        return kvd_setting_on(space->ix->settings, KVD_kvreviver_on);
+}
+
 const struct hooks kvreviver_cool_hooks = {
-        .name = "kvreviver: cool", .sequence_begins = begin, .sequence_ends = end,
+        .name = "kvreviver: cool", .reads_summaries = reads_summaries,
+        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_LEAVE, .taken = taken, .not_taken = not_taken};

@@ -259,10 +259,15 @@ static void begin(struct sequence *q) {
         ticket_init(&q->reviving, &job_revive, q->space, q);
 }
 
+static bool pending(const struct sequence *q) {
+        return q->revive.n || job_pending(&q->reviving);
+}
+
 static void end(struct sequence *q) {
         job_withdraw(&q->reviving);
 }
 
 const struct hooks kvreviver_revive_hooks = {
-        .name = "kvreviver: revive", .sequence_begins = begin, .sequence_ends = end,
+        .name = "kvreviver: revive",
+        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_ARRIVE, .taken = taken, .not_taken = want_the_rest};

@@ -459,6 +459,10 @@ static void begin(struct sequence *q) {
         ticket_init(&q->rebuilding, &job_rebuild, q->space, q);
 }
 
+static bool pending(const struct sequence *q) {
+        return job_pending(&q->forgetting) || job_pending(&q->rebuilding);
+}
+
 static void end(struct sequence *q) {
         job_withdraw(&q->forgetting);
         job_withdraw(&q->rebuilding);
@@ -466,4 +470,4 @@ static void end(struct sequence *q) {
 
 const struct hooks kvreviver_sketch_hooks = {
         .name = "kvreviver: sketch", .space_begins = begin_space, .idle = bury_one, .space_buried = bury_one, .space_ends = end_space,
-        .sequence_begins = begin, .sequence_ends = end, .sequence_buried = close_all};
+        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end, .sequence_buried = close_all};

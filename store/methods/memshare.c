@@ -289,10 +289,19 @@ static void begin(struct sequence *q) {
         ticket_init(&q->comparing, &job_compare, q->space, q);
 }
 
+static bool pending(const struct sequence *q) {
+        return job_pending(&q->comparing);
+}
+
 static void end(struct sequence *q) {
         job_withdraw(&q->comparing);
 }
 
+static bool reads_summaries(const struct space *space) {
+        return kvd_setting_on(space->ix->settings, KVD_memshare_on);
+}
+
 const struct hooks memshare_hooks = {
-        .name = "memshare", .sequence_begins = begin, .sequence_ends = end,
+        .name = "memshare", .reads_summaries = reads_summaries,
+        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_REMAP, .taken = taken};

@@ -27,13 +27,6 @@ static struct summaries *summaries_of(const struct space *space) {
         return space->parts.summaries;
 }
 
-static bool wanted_by_any(const struct space *space) {
-        const shm_u64 *s = space->ix->settings;
-
-        return kvd_setting_on(s, KVD_hshare_on) || kvd_setting_on(s, KVD_keydiff_on) ||
-               kvd_setting_on(s, KVD_memshare_on) || kvd_setting_on(s, KVD_kvreviver_on);
-}
-
 static void mark(struct space *space, uint32_t id) {
         uint64_t bit = UINT64_C(1) << id % 64;
 
@@ -51,7 +44,7 @@ static void setting_changed(struct space *space) {
         uint32_t n = space_ids(space);
         bool before = space->watched;
 
-        space->watched = wanted_by_any(space);
+        space->watched = hooks_reads_summaries(space);
         if (before || !space->watched)
                 return;
         for (uint32_t id = 0; id < n; id++)
