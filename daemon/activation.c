@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The socket that a service manager has opened for us, by the protocol of sd_listen_fds. It is written out here, because
+ * it is four environment variables, and a library would be a dependency for them.
+ */
+
 #include "daemon/activation.h"
 
 #include <errno.h>

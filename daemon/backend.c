@@ -1,4 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Decides once, at the start, where the pool is, and says why in one line.
+ *
+ * The driver is initialised in this process: it starts no thread before there is a context, and what this process
+ * starts afterwards it starts by exec, so that nothing inherits a driver that a fork has broken.
+ */
+
 #include "daemon/backend.h"
 
 #include <errno.h>
@@ -10,11 +18,6 @@
 
 #include "daemon/exporter.h"
 #include "ipc/base/util.h"
-
-/*
- * The driver is initialised in this process: it starts no thread before there is a context, and what this process
- * starts afterwards it starts by exec, so that nothing inherits a driver that a fork has broken.
- */
 
 _printf_(3, 4) static int refuse(struct backend *b, int error, const char *format, ...) {
         va_list args;

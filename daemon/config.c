@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Reads the configuration line by line into the struct whose fields setting.c describes, and checks it as a whole. Every
+ * refusal names the file and the line, and says what to write instead.
+ */
+
 #include "daemon/config.h"
 
 #include <errno.h>

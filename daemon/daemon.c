@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Puts the parts together: backend, store, loop, server and listener are made in this order and freed in the reverse one.
+ * Signals come through the loop, so that a reload happens between two requests.
+ */
+
 #include "daemon/daemon.h"
 
 #include <errno.h>
@@ -12,12 +18,13 @@
 #include <sys/signalfd.h>
 
 #include "daemon/backend.h"
+#include "daemon/gpu_clear.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/notify.h"
 #include "daemon/options.h"
 #include "daemon/server.h"
-#include "daemon/gpu_clear.h"
+#include "daemon/setting.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -77,7 +84,7 @@ static int choose_backend(struct daemon *d, char why[static DAEMON_WHY]) {
         return backend_size_pool(&d->backend, &d->config, why);
 }
 
-/* Makes those that are new, and gives the others their quotas. */
+/* Makes the domains that are new, and gives the others their quotas. */
 static int apply_domains(struct daemon *d, char why[static DAEMON_WHY]) {
         for (const struct config_domain *c = d->config.domains; c; c = c->next) {
                 struct domain_config config;
@@ -176,33 +183,11 @@ int daemon_listen(struct daemon *d, int fd, char why[static DAEMON_WHY]) {
 
 /* ---- reload ---------------------------------------------------------------------------------------------------- */
 
-static void warn_fixed(const char *name, bool changed) {
-        if (changed)
-                log_warning("%s changed; that takes effect when kvd is restarted", name);
-}
-
 /* What the running server was built with stays as it is. */
 static void keep_fixed(const struct config *now, struct config *next) {
-        warn_fixed("socket", strcmp(now->socket, next->socket) != 0 || now->socket_mode != next->socket_mode ||
-                   now->socket_group != next->socket_group);
-        warn_fixed("backend", now->backend != next->backend || now->device != next->device);
-        warn_fixed("pool", now->pool != next->pool);
-        warn_fixed("segment", now->segment != next->segment);
-        warn_fixed("pages", now->pages != next->pages);
-        warn_fixed("loop", now->loop != next->loop);
-        warn_fixed("max_clients", now->max_clients != next->max_clients);
-        warn_fixed("worker", now->worker != next->worker);
-        memcpy(next->socket, now->socket, sizeof next->socket);
-        next->socket_mode = now->socket_mode;
-        next->socket_group = now->socket_group;
-        next->backend = now->backend;
-        next->device = now->device;
-        next->pool = now->pool;
-        next->segment = now->segment;
-        next->pages = now->pages;
-        next->loop = now->loop;
-        next->max_clients = now->max_clients;
-        next->worker = now->worker;
+        for (const struct setting *s = daemon_settings; s->name; s++)
+                if (s->fixed && setting_keep(s, now, next))
+                        log_warning("%s changed; that takes effect when kvd is restarted", s->name);
         memcpy(next->worker_program, now->worker_program, sizeof next->worker_program);
 }
 

@@ -1,4 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Opens the socket that clients connect to.
+ *
+ * A socket file stays behind when its daemon is killed. Whether somebody still listens is asked by connecting:
+ * ECONNREFUSED is the kernel's word that nobody does. So that two daemons that start together do not remove each
+ * other's, the folder is locked between asking and binding. Anybody may lock a folder that they can read,
+ * therefore we do not wait long for the lock, and go on without it.
+ */
+
 #include "daemon/listener.h"
 
 #include <errno.h>
@@ -14,13 +24,6 @@
 #include "ipc/address.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-
-/*
- * A socket file stays behind when its daemon is killed. Whether somebody still listens is asked by connecting:
- * ECONNREFUSED is the kernel's word that nobody does. So that two daemons that start together do not remove each
- * other's, the folder is locked between asking and binding. Anybody may lock a folder that he can read, therefore we
- * do not wait long for the lock and go on without it.
- */
 
 #define BACKLOG 128
 

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A line goes to stderr if it can be written at once, and is lost otherwise: a reader that does not read must not stop
+ * the daemon. Lines that a client can cause are limited in number.
+ */
+
 #include "daemon/log.h"
 
 #include <poll.h>

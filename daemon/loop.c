@@ -1,14 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/loop.h"
-
-#include <errno.h>
-#include <poll.h>
-#include <string.h>
-
-#include "daemon/log.h"
-#include "daemon/loop_backend.h"
-#include "ipc/base/sys.h"
-#include "ipc/base/util.h"
 
 /*
  * A turn: wait, call what is ready, fire what is due, and if there was nothing at all, do idle work.
@@ -20,6 +10,17 @@
  * Events name their source by watch and generation. A source that is removed in the turn that an event of it was
  * collected, or whose cancelled poll still reports, is thereby not called.
  */
+
+#include "daemon/loop.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+
+#include "daemon/log.h"
+#include "daemon/loop_backend.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 
 struct watch {
         struct loop_source *source; /* NULL: unused */

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Waiting by epoll, where io_uring is forbidden. The names of poll and epoll for the events that we use are the same bits
+ * on Linux, so that a source's events are handed on as they are.
+ */
+
 #include <errno.h>
 #include <limits.h>
 #include <sys/epoll.h>
@@ -6,8 +12,6 @@
 #include "daemon/loop_backend.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-
-/* poll's and epoll's names for the events that we use are the same bits on Linux. */
 
 struct waiter {
         int fd;

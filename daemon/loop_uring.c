@@ -1,4 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Waiting by io_uring.
+ *
+ * A one-shot poll per source; arming, cancelling and waiting are one system call a turn. io_uring is not reached
+ * through sys: a test takes it away with loop = epoll or a seccomp filter.
+ */
+
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
@@ -6,11 +14,6 @@
 #include "daemon/loop_backend.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-
-/*
- * A one-shot poll per source; arming, cancelling and waiting are one system call a turn. io_uring is not reached
- * through sys: a test takes it away with loop = epoll or a seccomp filter.
- */
 
 #define TOKEN_IGNORED UINT64_MAX /* of requests whose result nobody waits for */
 #define MAX_ENTRIES 1024u        /* a fuller queue is submitted early */

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One program, three processes: the daemon itself, its worker (--worker) and its exporter (--exporter), told apart by the
+ * first argument. The exit status says whether the configuration or the system is at fault.
+ */
+
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

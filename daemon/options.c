@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The command line. Most options are shorthands of settings, and are kept in the order of their appearance, so that a
+ * reload of the configuration can apply them again.
+ */
+
 #include "daemon/options.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Who is at the other end of a socket, by the word of the kernel: the process, its user and its groups. Nothing that the
+ * peer says about itself is asked for.
+ */
+
 #include "daemon/peer.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Every option of the configuration is a row of a table: its name, default, limits, text, and where its value goes. The
+ * parser, --print-config, reloading and the manual page all come from it.
+ */
+
 #include "daemon/setting.h"
 
 #include <errno.h>
@@ -17,34 +23,34 @@
 #define TIB (UINT64_C(1) << 40)
 
 const struct setting daemon_settings[] = {
-        {"socket", SETTING_PATH, "/run/kvd-%i.sock", .offset = offsetof(struct config, socket),
+        {"socket", SETTING_PATH, "/run/kvd-%i.sock", .fixed = true, .offset = offsetof(struct config, socket),
          .text = "Where clients connect: a path, or '@' and an abstract name; %i is the number given with --instance."},
-        {"socket_mode", SETTING_MODE, "0660", .offset = offsetof(struct config, socket_mode),
+        {"socket_mode", SETTING_MODE, "0660", .fixed = true, .offset = offsetof(struct config, socket_mode),
          .text = "Permissions of the socket; who may write to it may use the pool."},
-        {"socket_group", SETTING_GROUP, "", .offset = offsetof(struct config, socket_group),
+        {"socket_group", SETTING_GROUP, "", .fixed = true, .offset = offsetof(struct config, socket_group),
          .text = "Group of the socket; empty: the daemon's own."},
         {"backend", SETTING_CHOICE, "auto", .choices = "auto|host|cuda|cuda-legacy",
-         .offset = offsetof(struct config, backend),
+         .fixed = true, .offset = offsetof(struct config, backend),
          .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, else host memory."},
-        {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .offset = offsetof(struct config, device),
+        {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .fixed = true, .offset = offsetof(struct config, device),
          .text = "Which GPU, as nvidia-smi counts; empty: the one with the number given with --instance."},
-        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .offset = offsetof(struct config, pool),
+        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed = true, .offset = offsetof(struct config, pool),
          .share = offsetof(struct config, pool_share),
          .text = "Most memory for keys and values, of all domains together: host memory is taken as it is needed, a "
                  "GPU's at the start."},
         {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config, spill),
          .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as much as the pool."},
-        {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .offset = offsetof(struct config, segment),
+        {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .fixed = true, .offset = offsetof(struct config, segment),
          .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, and less in a small "
                  "pool."},
-        {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .offset = offsetof(struct config, pages),
+        {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .fixed = true, .offset = offsetof(struct config, pages),
          .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them if there are enough."},
-        {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .offset = offsetof(struct config, loop),
+        {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .fixed = true, .offset = offsetof(struct config, loop),
          .text = "How the daemon waits; auto takes io_uring where it is allowed."},
         {"quarantine_ms", SETTING_COUNT, "1000", .low = 0, .high = 600000,
          .offset = offsetof(struct config, quarantine_ms),
          .text = "Milliseconds after its end for which a process' GPU work may still write: its blocks wait so long."},
-        {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .offset = offsetof(struct config, max_clients),
+        {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true, .offset = offsetof(struct config, max_clients),
          .text = "Most connections at a time."},
         {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096, .offset = offsetof(struct config, user_clients),
          .text = "Most connections of one user; 0: max_clients less a sixteenth, which is left to others."},
@@ -54,7 +60,7 @@ const struct setting daemon_settings[] = {
          .text = "Users who may see and change every domain, with commas; root and the daemon's own user always may."},
         {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse", .offset = offsetof(struct config, unlisted),
          .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is refused."},
-        {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .offset = offsetof(struct config, worker),
+        {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .fixed = true, .offset = offsetof(struct config, worker),
          .text = "auto: a process of low priority runs the methods' kernels, from when one is needed; off: none does."},
         {"worker_threads", SETTING_COUNT, "0", .low = 0, .high = 256, .offset = offsetof(struct config, worker_threads),
          .text = "Threads of the worker; 0: half of the processors, and at least one."},
@@ -276,6 +282,18 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
                         r = append(to, id, why);
         }
         return r;
+}
+
+bool setting_keep(const struct setting *o, const void *now, void *next) {
+        static const size_t sizes[] = {
+                [SETTING_PATH] = 108, [SETTING_MODE] = 4, [SETTING_GROUP] = 4, [SETTING_BYTES] = 8,
+                [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4, [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4};
+        const void *from = (const char *)now + o->offset;
+        void *to = (char *)next + o->offset;
+        bool changed = memcmp(from, to, sizes[o->type]) != 0;
+
+        memcpy(to, from, sizes[o->type]);
+        return changed;
 }
 
 int setting_parse(const struct setting *o, const char *value, void *base, char *why_text, size_t why_size) {

@@ -4,6 +4,7 @@
 
 /* One option of the configuration: how it is called, what it may be, and where it goes. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,6 +29,7 @@ struct setting {
         uint64_t low, high;   /* BYTES, MEMORY, COUNT */
         size_t offset;
         size_t share;         /* MEMORY: of a uint32_t that takes the percentage, or 0 */
+        bool fixed;           /* a reload does not change it */
         const char *text;     /* one sentence */
 };
 
@@ -37,6 +39,9 @@ extern const struct setting domain_settings[];
 
 const struct setting *setting_find(const struct setting *settings, const char *name);
 const char *setting_unit(const struct setting *setting);
+
+/* Copies the member from one struct to the other; none of a list. Was it different? */
+bool setting_keep(const struct setting *setting, const void *now, void *next);
 
 /* Sets the member of the struct at base. -EINVAL with what is wrong, and what would be right, in why. */
 int setting_parse(const struct setting *setting, const char *value, void *base, char *why, size_t why_size);

@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The exporter keeps memory for each number that it was asked for. The memory is made by cuMemAlloc in its own context,
+ * and cleared before its handle leaves the process. It ends with its owner, and with an error of its context, since its
+ * memory is of no use then.
+ */
+
 #include "daemon/exporter/main.h"
 
 #include <errno.h>
@@ -18,12 +25,6 @@
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
-
-/*
- * The exporter does nothing but keep: memory for each number that it was asked for, made by cuMemAlloc in its own
- * context, cleared before its handle leaves the process. It ends with the owner. An error of its context ends it,
- * since the memory is of no use then.
- */
 
 #define PROBE_BYTES ((size_t)2 << 20)
 #define NUMBERS 8192u

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One context and one stream of the lowest priority, made when they are first needed. After a failure of the context
+ * nothing of it is used again: the worker ends, and the next one begins with a context of its own.
+ */
+
 #include "daemon/worker/device.h"
 
 #include <errno.h>

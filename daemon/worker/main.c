@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The worker takes one message after the other, does what it says and answers, until its owner is gone: then the socket
+ * ends, or the kernel sends the signal that was asked for, whichever is first. A message that it does not understand
+ * ends it, and the owner starts another one of its own program.
+ */
+
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -12,12 +19,6 @@
 #include "daemon/worker/jobs.h"
 #include "daemon/worker/main.h"
 #include "ipc/base/sys.h"
-
-/*
- * Frames come, are done and answered, one at a time, until the owner is gone: then the socket ends, or the kernel sends
- * the signal that was asked for, whichever is first. What is not understood ends the worker, and the owner starts
- * another: it is the owner's own program.
- */
 
 #define NICE 10
 

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A sketch is cells that tokens' keys and values are added to, at places that a hash of their ordinals gives. From
+ * sketch_begin to sketch_end it is marked as being changed, so that a worker that dies in between is noticed.
+ */
+
 #include "daemon/worker/sketch.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Everything that the owner sends is mapped here. A file must be as long as the message says, and an index must be of our
+ * version, before anything of it is read: a refusal costs the job, not the worker.
+ */
+
 #include "daemon/worker/spaces.h"
 
 #include <errno.h>
