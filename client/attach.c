@@ -46,7 +46,7 @@ static int map_pins(struct view *view, int fd) {
 /* ---- attaching --------------------------------------------------------------------------------------------------- */
 
 static struct kvd_msg_space open_request(const struct kvd_space *s) {
-        const struct kvd_geometry *g = &s->geometry;
+        const struct kvd_shape *g = &s->geometry;
 
         return (struct kvd_msg_space){
                 .name = kvd_slice_of(s->name),
@@ -78,7 +78,7 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply, c
         if (fds->n < 2)
                 return daemon_fail(-EPROTO, "a space comes with two descriptors");
         r = map_index(view, fds->fd[0], reply->index_bytes);
-        if (r == 0 && kvd_geometry_difference(&view->ix->geometry, &view->space->geometry))
+        if (r == 0 && kvd_shape_difference(&view->ix->geometry, &view->space->geometry))
                 r = daemon_fail(-EPROTO, "the index is of another geometry");
         if (r == 0)
                 r = map_pins(view, fds->fd[1]);

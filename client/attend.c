@@ -18,7 +18,7 @@
 
 /* A layer of a call: where its planes are in each block. */
 struct layer {
-        const struct kvd_geometry *geometry;
+        const struct kvd_shape *geometry;
         const struct kvd_ops *ops;
         struct view *view;
         struct kvd_layer_view at;
@@ -74,11 +74,11 @@ static struct view *find_view(struct kvd_space *space, const void *view) {
 }
 
 static int check_space(const struct kvd_space *space, uint32_t layer) {
-        const struct kvd_geometry *g = &space->geometry;
+        const struct kvd_shape *g = &space->geometry;
 
         if (space_check(space) < 0)
                 return -ECHILD;
-        if (kvd_geometry_is_opaque(g))
+        if (kvd_shape_is_opaque(g))
                 return client_fail(-EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                                    space->name, g->layout);
         if (g->dtype != KVD_F32 && g->dtype != KVD_F16 && g->dtype != KVD_BF16)
@@ -139,7 +139,7 @@ static int find_filling(const struct view *view, uint32_t id, uint8_t **ret) {
 /* ---- writing --------------------------------------------------------------------------------------------------- */
 
 static void store(const struct layer *l, uint8_t *to, const float *from) {
-        const struct kvd_geometry *g = l->geometry;
+        const struct kvd_shape *g = l->geometry;
 
         for (uint32_t h = 0; h < g->kv_heads; h++, to += l->at.head_stride, from += g->head_dim)
                 if (g->dtype == KVD_F32)
@@ -173,7 +173,7 @@ int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_ta
 /* ---- attention ------------------------------------------------------------------------------------------------- */
 
 static struct kvd_attention describe(const struct layer *l, const struct kvd_table *t, uint32_t heads, float scale) {
-        const struct kvd_geometry *g = l->geometry;
+        const struct kvd_shape *g = l->geometry;
 
         return (struct kvd_attention){
                 .ops = l->ops,
@@ -199,7 +199,7 @@ static void attend(const struct layer *l, struct kvd_attention *a, const float *
         }
 }
 
-static int check_heads(const struct kvd_geometry *g, uint32_t heads, float scale) {
+static int check_heads(const struct kvd_shape *g, uint32_t heads, float scale) {
         if (g->rope == KVD_ROPE_PRE)
                 return client_fail(-EINVAL, "the space's keys are stored before their rotation");
         if (heads == 0 || heads % g->kv_heads != 0)

@@ -106,14 +106,14 @@ void kvd_dlpack_capsule_free(void *capsule) {
 
 /* ---- shapes ---------------------------------------------------------------------------------------------------- */
 
-static struct DLDataType type_of(const struct kvd_geometry *g) {
+static struct DLDataType type_of(const struct kvd_shape *g) {
         uint8_t code = g->dtype == KVD_I8 ? DLPACK_INT : g->dtype == KVD_BF16 ? DLPACK_BFLOAT : DLPACK_FLOAT;
 
         return (struct DLDataType){code, (uint8_t)(kvd_dtype_bytes(g->dtype) * 8), 1};
 }
 
 /* The last three dimensions: one plane. */
-static void shape_plane(const struct kvd_geometry *g, int64_t *shape, int64_t *strides) {
+static void shape_plane(const struct kvd_shape *g, int64_t *shape, int64_t *strides) {
         bool hnd = g->order == KVD_HND;
 
         shape[0] = hnd ? g->kv_heads : g->block_tokens;
@@ -141,7 +141,7 @@ static void shape_memory(struct owner *o, const struct kvd_space_memory *memory)
 }
 
 static void shape_planes(struct owner *o) {
-        const struct kvd_geometry *g = &o->view->ix->geometry;
+        const struct kvd_shape *g = &o->view->ix->geometry;
         int64_t plane = (int64_t)g->kv_heads * g->block_tokens * g->head_dim;
 
         o->shape[0] = g->layers / g->layer_groups;
@@ -160,7 +160,7 @@ static void shape_layer(struct owner *o, const struct kvd_layer_view *layer) {
 }
 
 static void shape_block(struct owner *o) {
-        if (kvd_geometry_is_opaque(&o->view->ix->geometry))
+        if (kvd_shape_is_opaque(&o->view->ix->geometry))
                 shape_opaque(o);
         else
                 shape_planes(o);

@@ -20,6 +20,7 @@
 #include "client/conn.h"
 #include "client/error.h"
 #include "client/kvd.h"
+#include "client/kvd_methods.h"
 #include "ipc/base/sequence.h"
 
 struct kvd_ops;
@@ -95,7 +96,7 @@ struct view {
 struct kvd_space {
         struct kvd *handle;
         char name[KVD_NAME_MAX + 1];
-        struct kvd_geometry geometry;
+        struct kvd_shape geometry;
         struct kvd_space_options options;
         _Atomic uint32_t reserve;    /* kvd_reserve's n */
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
@@ -179,6 +180,9 @@ int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n); /* segm
 /* attach.c */
 int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
 void space_revive(struct kvd_space *space); /* the index says that its daemon is gone: attaches, but not at every call */
+
+/* geometry.c */
+struct kvd_shape shape_of(const struct kvd_geometry *geometry);
 
 /* space.c */
 void view_memory(struct view *view, struct kvd_space_memory *ret);

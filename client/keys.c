@@ -20,7 +20,7 @@ struct key_tokens {
 };
 
 static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
-        const struct kvd_geometry *g = &space->geometry;
+        const struct kvd_shape *g = &space->geometry;
 
         if (space_check(space) < 0)
                 return -ECHILD;

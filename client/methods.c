@@ -81,7 +81,7 @@ static int fetch_summaries(struct kvd_sequence *s) {
 
 const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t slot, struct kvd_label_shape *shape) {
         struct kvd_sequence *s = (struct kvd_sequence *)sequence;
-        const struct kvd_geometry *g = &s->space->geometry;
+        const struct kvd_shape *g = &s->space->geometry;
         struct kvd_summary summary;
         uint64_t stamp;
         uint8_t *row;
@@ -111,7 +111,7 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
                           uint32_t words, uint32_t selected) {
         struct kvd_msg_critical request = {.space = s->view->handle, .sequence = s->number, .op = 1,
                                            .queries = queries, .words = words, .selected = selected};
-        const struct kvd_geometry *g = &s->space->geometry;
+        const struct kvd_shape *g = &s->space->geometry;
         uint64_t bytes = (uint64_t)g->layers * g->kv_heads * queries * words * sizeof(uint64_t);
         kvd_ref refs[1024];
 
@@ -128,7 +128,7 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
 }
 
 struct sharing {
-        const struct kvd_geometry *geometry;
+        const struct kvd_shape *geometry;
         uint8_t *layer, *head;
         int ready;
 };

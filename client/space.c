@@ -8,10 +8,6 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
 
-#define AGREES(name, number, word, constant) static_assert((int)constant == number, "kvd.h and ipc/base/enums.h differ");
-#define ALL_AGREE(name) KVD_WORDS_##name(AGREES, AGREES)
-KVD_ENUMS(ALL_AGREE)
-
 static void space_free(struct kvd_space *space) {
         attend_free_scratch(space);
         view_free_all(space);
@@ -59,10 +55,10 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         space->handle = handle;
         atomic_init(&space->users, 1);
         strcpy(space->name, name);
-        space->geometry = *geometry;
+        space->geometry = shape_of(geometry);
         if (options)
                 space->options = *options;
-        r = kvd_geometry_normalise(&space->geometry, &why);
+        r = kvd_shape_normalise(&space->geometry, &why);
         if (r < 0) {
                 free(space);
                 return client_fail(r, "space '%s': %s", name, why);

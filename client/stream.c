@@ -254,7 +254,7 @@ int kvd_settle(struct kvd_space *space) {
 /* ---- layers ----------------------------------------------------------------------------------------------------- */
 
 void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret) {
-        const struct kvd_geometry *g = &ix->geometry;
+        const struct kvd_shape *g = &ix->geometry;
         uint32_t per_group = g->layers / g->layer_groups, bytes = kvd_dtype_bytes(g->dtype);
         uint64_t row = (uint64_t)g->head_dim * bytes, plane = row * g->kv_heads * g->block_tokens;
         bool hnd = g->order == KVD_HND;
@@ -276,7 +276,7 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
 
         if (space_check(space) < 0)
                 return -ECHILD;
-        if (kvd_geometry_is_opaque(&space->geometry))
+        if (kvd_shape_is_opaque(&space->geometry))
                 return client_fail(-EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                                    space->name, space->geometry.layout);
         if (layer >= space->geometry.layers)

@@ -29,7 +29,7 @@ static int make_configuration(struct client *c, struct attachment *attachment, c
 
 static int tell_configuration(struct client *c, struct attachment *attachment, uint32_t sequence,
                               struct kvd_msg_critical_reply *reply) {
-        const struct kvd_geometry *g = &space_index(attachment_space(attachment))->geometry;
+        const struct kvd_shape *g = &space_index(attachment_space(attachment))->geometry;
         struct scratch *s = c->server->scratch;
         int r;
 

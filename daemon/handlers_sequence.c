@@ -9,6 +9,7 @@
 
 #include <errno.h>
 
+#include "client/kvd_methods.h"
 #include "daemon/arrays.h"
 #include "ipc/base/util.h"
 

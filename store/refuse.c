@@ -14,7 +14,7 @@ const char *store_why(const struct store *store) {
 }
 
 int space_refuse_opaque(const struct space *space, const char *what) {
-        if (!kvd_geometry_is_opaque(&space->ix->geometry))
+        if (!kvd_shape_is_opaque(&space->ix->geometry))
                 return 0;
         return store_refuse(space_store(space), -EOPNOTSUPP, "space '%s' has opaque blocks (%.31s), which the methods "
                             "cannot look into: no %s", space->name, space->ix->geometry.layout, what);

@@ -20,6 +20,7 @@
 
 #include "ipc/base/layout.h"
 #include "ipc/base/sequence.h"
+#include "ipc/base/text.h"
 
 struct kvd_cuda;
 struct store;
@@ -83,10 +84,15 @@ const struct domain_config *domain_config(const struct domain *domain);
 
 /* ---- space -------------------------------------------------------------------------------------------------- */
 
+struct space_options {
+        uint32_t kind, keys, policy; /* KVD_kind_*, KVD_keys_*, KVD_policy_* (ipc/base/enums.h); 0: the first */
+        uint64_t max_blocks;         /* 0: what the domain's quota allows */
+};
+
 struct space_spec {
         char name[KVD_NAME_MAX + 1];
-        struct kvd_geometry geometry;
-        struct kvd_space_options options;
+        struct kvd_shape geometry;
+        struct space_options options;
 };
 
 /* -EEXIST: there is one, and it differs in the field that store_why() names; -ENOENT: create is false; -EINVAL. */

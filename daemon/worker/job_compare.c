@@ -157,7 +157,7 @@ static int prepare_rotation(struct compare *c) {
         uint32_t dims = (uint32_t)task_setting(task, KVD_model_rope_dims) ?: task->shape.dim;
         uint32_t threads = threads_count(task->threads);
 
-        if (!task_setting(task, KVD_memshare_align) || task->space->ix->geometry.rope != KVD_ROPE_POST)
+        if (!task_setting(task, KVD_memshare_align) || task->space->ix->geometry.rope != KVD_rope_post)
                 return 0;
         c->half = MIN(dims, task->shape.dim) / 2;
         c->frequencies = task_room((struct task *)task, c->half, sizeof *c->frequencies);

@@ -20,9 +20,9 @@ static const struct job_kind *const kinds[] = {
 
 static struct shape shape_of(const struct kvd_index *ix) {
         static const enum kvd_number types[] = {
-                [KVD_F32] = KVD_NUMBER_F32, [KVD_F16] = KVD_NUMBER_F16, [KVD_BF16] = KVD_NUMBER_BF16, [KVD_I8] = 0};
-        const struct kvd_geometry *g = &ix->geometry;
-        bool hnd = g->order == KVD_HND;
+                [KVD_dtype_f32] = KVD_NUMBER_F32, [KVD_dtype_f16] = KVD_NUMBER_F16, [KVD_dtype_bf16] = KVD_NUMBER_BF16, [KVD_dtype_i8] = 0};
+        const struct kvd_shape *g = &ix->geometry;
+        bool hnd = g->order == KVD_order_hnd;
 
         return (struct shape){
                 .layers = g->layers / g->layer_groups,

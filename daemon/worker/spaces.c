@@ -298,7 +298,7 @@ int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const str
 }
 
 static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h, uint64_t bytes) {
-        const struct kvd_geometry *g = &w->ix->geometry;
+        const struct kvd_shape *g = &w->ix->geometry;
         uint64_t floats = (uint64_t)w->summary.layers * g->kv_heads * g->head_dim;
 
         if (h->cell_floats != floats || h->rows == 0 || h->rows > 8 || h->columns == 0 || h->columns > 1u << 30)

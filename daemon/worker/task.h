@@ -4,6 +4,7 @@
 
 /* A task: a job under way. It has what the job names, found and checked, and what every kind of job needs. */
 
+#include "client/kvd_methods.h" /* enum kvd_entry_flags */
 #include "daemon/worker/spaces.h"
 #include "ipc/base/threads.h"
 #include "ipc/base/util.h"

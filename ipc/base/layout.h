@@ -36,7 +36,7 @@
 #include <stdalign.h>
 #include <stdint.h>
 
-#include "client/kvd.h"
+#include "ipc/base/geometry.h"
 #include "ipc/base/settings.h"
 #include "ipc/base/shm.h"
 #include "ipc/base/util.h"
@@ -46,7 +46,6 @@
 #define KVD_LAYOUT_VERSION 6u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
-#define KVD_MAX_BLOCK_TOKENS 256u
 #define KVD_MAX_SEGMENTS 8192u
 #define KVD_SECRET_BYTES 192u
 #define KVD_PROBE_MAX 256u       /* table slots that one search looks at: 32 cache lines; further is a miss */
@@ -162,8 +161,8 @@ struct kvd_index {
         uint32_t header_bytes;
         uint64_t size;        /* bytes of the whole index */
         uint64_t instance[2]; /* random; another one is another cache */
-        struct kvd_geometry geometry;
-        uint32_t kind, keys, policy, arena; /* enum kvd_kind, kvd_keys, kvd_policy; arena: 1 if isolated by writer */
+        struct kvd_shape geometry;
+        uint32_t kind, keys, policy, arena; /* KVD_kind_*, KVD_keys_*, KVD_policy_*; arena: 1 if isolated by writer */
         uint64_t block_bytes;
         uint64_t segment_bytes;  /* of address space; all segments are of one size */
         uint32_t segment_blocks; /* of one segment, at most */
@@ -296,22 +295,5 @@ void kvd_index_lay_out(struct kvd_index *ix);
 
 /* -EPROTO if the header (from a daemon) does not describe an index that fits in bytes. */
 int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes);
-
-/* Fills in defaults; 0, or -EINVAL with the reason in *why. */
-int kvd_geometry_normalise(struct kvd_geometry *g, const char **why);
-uint32_t kvd_dtype_bytes(uint32_t dtype);
-
-/* Blocks whose contents only their users know. */
-static inline bool kvd_geometry_is_opaque(const struct kvd_geometry *g) {
-        return g->block_bytes != 0;
-}
-
-/* vocab 0, which opaque spaces may have: any word is a token. */
-static inline bool kvd_token_is_valid(const struct kvd_geometry *g, uint32_t token) {
-        return token <= g->vocab - 1;
-}
-
-/* Name of the first field in which the two differ, or NULL. */
-const char *kvd_geometry_difference(const struct kvd_geometry *a, const struct kvd_geometry *b);
 
 #endif

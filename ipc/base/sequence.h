@@ -11,7 +11,6 @@
 
 #include <stdint.h>
 
-#include "client/kvd_methods.h"
 #include "ipc/base/layout.h"
 
 #define KVD_MAX_SEQUENCES 1024u /* of a space */

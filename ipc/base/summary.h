@@ -36,7 +36,7 @@ struct kvd_summary {
 };
 
 static inline struct kvd_summary kvd_summary_of(const struct kvd_index *ix) {
-        const struct kvd_geometry *g = &ix->geometry;
+        const struct kvd_shape *g = &ix->geometry;
         struct kvd_summary s = {.layers = g->layers / g->layer_groups, .channels = ix->label_channels};
         uint64_t heads = (uint64_t)s.layers * g->kv_heads;
 

@@ -17,6 +17,7 @@ bool kvd_is_plain(const char *text, size_t n);            /* all of it UTF-8, wi
 /* ---- names ------------------------------------------------------------------------------------------------------ */
 
 /* Spaces, domains and layouts are called by these letters; a message says so in the words below. */
+#define KVD_NAME_MAX 63
 #define KVD_NAME_LETTERS "A-Z a-z 0-9 . _ -"
 
 bool kvd_is_name_letter(char c);

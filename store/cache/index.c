@@ -188,7 +188,7 @@ static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, s
 }
 
 static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {
-        uint64_t block_bytes = kvd_block_bytes(&spec->geometry);
+        uint64_t block_bytes = kvd_shape_bytes(&spec->geometry);
         uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
         int r;
 

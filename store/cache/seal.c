@@ -26,7 +26,7 @@ static int refuse(struct attachment *a, int error, const char *what) {
 }
 
 static int check_counts(struct attachment *a, const struct seal_request *q) {
-        const struct kvd_geometry *g = &a->space->ix->geometry;
+        const struct kvd_shape *g = &a->space->ix->geometry;
         uint64_t room = (uint64_t)q->n_blocks * g->block_tokens;
         bool bidirectional = a->space->ix->kind == KVD_kind_bidirectional;
 

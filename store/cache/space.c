@@ -32,7 +32,7 @@ static int normalise(struct store *store, struct space_spec *spec) {
 
         if (!kvd_is_name(spec->name, KVD_NAME_MAX))
                 return store_refuse(store, -EINVAL, "a space's name is 1 to %u of " KVD_NAME_LETTERS, KVD_NAME_MAX);
-        if (kvd_geometry_normalise(&spec->geometry, &why) < 0)
+        if (kvd_shape_normalise(&spec->geometry, &why) < 0)
                 return store_refuse(store, -EINVAL, "space '%s': %s", spec->name, why);
         if (!spec->options.kind)
                 spec->options.kind = KVD_kind_causal;
@@ -41,9 +41,9 @@ static int normalise(struct store *store, struct space_spec *spec) {
         if (!spec->options.policy)
                 spec->options.policy = KVD_policy_lru;
         if (spec->options.kind > KVD_kind_max || spec->options.keys > KVD_keys_max ||
-            spec->options.policy > KVD_policy_max || spec->options.flags)
-                return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys, policy or flags", spec->name);
-        if (policy_goes_by_worth(spec->options.policy) && kvd_geometry_is_opaque(&spec->geometry))
+            spec->options.policy > KVD_policy_max)
+                return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys or policy", spec->name);
+        if (policy_goes_by_worth(spec->options.policy) && kvd_shape_is_opaque(&spec->geometry))
                 return store_refuse(store, -EOPNOTSUPP, "space '%s': policy %s goes by what the methods think of a "
                                     "block, and they cannot look into opaque ones", spec->name,
                                     kvd_enum_word(KVD_ENUM_policy, spec->options.policy));
@@ -57,7 +57,7 @@ static int refuse_different(struct space *space, const char *field) {
 
 static int compare(struct space *space, const struct space_spec *spec) {
         const struct kvd_index *ix = space->ix;
-        const char *field = kvd_geometry_difference(&ix->geometry, &spec->geometry);
+        const char *field = kvd_shape_difference(&ix->geometry, &spec->geometry);
 
         if (!field)
                 field = ix->kind != spec->options.kind     ? "kind" :

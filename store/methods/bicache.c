@@ -179,7 +179,7 @@ static void profile_leave(struct attachment *a) {
 #define SAMPLES_WAITING 64u
 
 static int check_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n) {
-        const struct kvd_geometry *g = &a->space->ix->geometry;
+        const struct kvd_shape *g = &a->space->ix->geometry;
         uint32_t side = n / g->layer_groups / 2;
 
         if (r >= RATIOS)

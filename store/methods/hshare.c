@@ -22,7 +22,7 @@ struct critical {
         uint8_t answer[]; /* [layers], then [layers][kv_heads] */
 };
 
-static size_t answer_bytes(const struct kvd_geometry *g) {
+static size_t answer_bytes(const struct kvd_shape *g) {
         return (size_t)g->layers * (1 + g->kv_heads);
 }
 
@@ -37,7 +37,7 @@ static int refuse(struct attachment *a, int error, const char *what) {
 static bool write_config(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         struct critical *c = q->critical;
-        const struct kvd_geometry *g = &q->space->ix->geometry;
+        const struct kvd_shape *g = &q->space->ix->geometry;
         const uint32_t params[] = {g->layers, g->kv_heads, c->queries, c->words, c->selected};
 
         if (!c->wanted || !blocks_filled_by(q->attachment, c->blocks, c->n_blocks)) {
@@ -61,7 +61,7 @@ static bool sources_are_sound(const uint8_t *source, uint32_t n) {
         return true;
 }
 
-static bool answer_is_sound(const struct kvd_geometry *g, const uint8_t *answer) {
+static bool answer_is_sound(const struct kvd_shape *g, const uint8_t *answer) {
         bool sound = sources_are_sound(answer, g->layers);
 
         for (uint32_t l = 0; sound && l < g->layers; l++)
@@ -110,7 +110,7 @@ static struct critical *critical_of(struct sequence *q) {
 
 static int check(struct attachment *a, const struct critical_request *req) {
         const struct kvd_index *ix = a->space->ix;
-        const struct kvd_geometry *g = &ix->geometry;
+        const struct kvd_shape *g = &ix->geometry;
         uint64_t bits = (uint64_t)g->layers * g->kv_heads * req->queries * req->words * sizeof(uint64_t);
 
         if (g->layers > 256 || g->kv_heads > 256)
@@ -148,7 +148,7 @@ int sequence_critical(struct attachment *a, uint32_t number, const struct critic
 }
 
 int sequence_sharing(struct attachment *a, uint32_t number, uint8_t *layers, uint8_t *heads) {
-        const struct kvd_geometry *g = &a->space->ix->geometry;
+        const struct kvd_shape *g = &a->space->ix->geometry;
         struct sequence *q = sequence_find(a, number);
         const struct critical *c = q ? q->critical : NULL;
 

@@ -109,7 +109,7 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
 /* ---- growing ---------------------------------------------------------------------------------------------------- */
 
 static int check_append(struct attachment *a, const struct sequence *q, const struct append_request *req) {
-        const struct kvd_geometry *g = &a->space->ix->geometry;
+        const struct kvd_shape *g = &a->space->ix->geometry;
         uint64_t room = (uint64_t)req->n_blocks * g->block_tokens;
 
         if (!req->n_blocks || req->n_tokens > room || req->n_tokens + g->block_tokens <= room)

@@ -16,6 +16,7 @@
  * is writing is the job's until it has the answer. A block that is offered is held, and gets its reference when taken.
  */
 
+#include "client/kvd_methods.h" /* enum kvd_entry_flags: what a table says is the public word for it */
 #include "ipc/base/job.h"
 #include "ipc/base/sequence.h"
 #include "store/job.h"

@@ -38,7 +38,8 @@ struct world {
 /* ---- memory ------------------------------------------------------------------------------------------------- */
 
 static struct kvd_index layout_of(const struct world *w) {
-        struct kvd_index layout = {.geometry = w->kvd.geometry, .capacity = (uint32_t)w->chains.n_blocks,
+        struct kvd_index layout = {.geometry = {.block_tokens = w->kvd.geometry.block_tokens},
+                                   .capacity = (uint32_t)w->chains.n_blocks,
                                    .run_capacity = (uint32_t)w->chains.n_blocks / KVD_RUN_BLOCKS};
 
         kvd_index_lay_out(&layout);

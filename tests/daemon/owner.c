@@ -79,9 +79,9 @@ static void make_index(struct owner *o, uint32_t n_blocks) {
         struct kvd_index ix = {.magic = KVD_INDEX_MAGIC, .version = KVD_LAYOUT_VERSION, .kind = KVD_CAUSAL,
                                .keys = KVD_KEYS_SERVE, .policy = KVD_LRU, .run_capacity = 1, .max_segments = 1};
 
-        ck_assert_int_eq(kvd_geometry_normalise(&o->g, &why), 0);
+        ck_assert_int_eq(kvd_shape_normalise(&o->g, &why), 0);
         ix.geometry = o->g;
-        ix.block_bytes = kvd_block_bytes(&o->g);
+        ix.block_bytes = kvd_shape_bytes(&o->g);
         ix.segment_blocks = ALIGN_UP(n_blocks, 64);
         ix.segment_bytes = ix.segment_blocks * ix.block_bytes;
         ix.capacity = ix.segment_blocks;
@@ -122,7 +122,7 @@ static void spawn(struct owner *o) {
         o->socket = ends[0];
 }
 
-void owner_start(struct owner *o, const struct kvd_geometry *g, uint32_t n_blocks) {
+void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks) {
         struct kvd_msg segments = {.number = KVD_MSG_work_segments, .work_segments = {.space = 5, .count = 1}};
         struct kvd_msg space = {.number = KVD_MSG_work_space};
         uint64_t copies;
@@ -221,7 +221,7 @@ uint8_t *owner_block(const struct owner *o, uint32_t block) {
 }
 
 static size_t place(const struct owner *o, uint32_t layer, int plane, uint32_t head, uint32_t token, uint32_t d) {
-        const struct kvd_geometry *g = &o->g;
+        const struct kvd_shape *g = &o->g;
         size_t in_plane = g->order == KVD_HND ? (size_t)head * g->block_tokens + token :
                                                 (size_t)token * g->kv_heads + head;
 

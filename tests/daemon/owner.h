@@ -21,7 +21,7 @@ struct owner {
         int socket;
         uint64_t serial, jobs;
         struct kvd_decoder *decoder;
-        struct kvd_geometry g;
+        struct kvd_shape g;
         struct kvd_index *ix;
         struct kvd_device device; /* if the pool is on one */
         struct kvd_summary layout;
@@ -38,7 +38,7 @@ struct owner {
 };
 
 /* A space of that geometry with that many sealed blocks, all of generation 7; sent and mapped. */
-void owner_start(struct owner *o, const struct kvd_geometry *g, uint32_t n_blocks);
+void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks);
 void owner_stop(struct owner *o); /* closes the socket; the worker must end with 0 */
 void owner_sketch(struct owner *o, uint32_t rows, uint32_t columns);
 

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/kvd.h"
 #include "ipc/base/device.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "client/kvd.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/harness.h"

@@ -18,7 +18,7 @@
 
 static struct owner o;
 
-static const struct kvd_geometry geometries[] = {
+static const struct kvd_shape geometries[] = {
         {.layers = 2, .kv_heads = 3, .head_dim = 40, .dtype = KVD_F32, .order = KVD_HND, .vocab = 1000},
         {.layers = 4, .kv_heads = 2, .head_dim = 17, .dtype = KVD_BF16, .order = KVD_NHD, .vocab = 1000,
          .block_tokens = 5, .layer_groups = 2, .state_width = 9},
@@ -246,7 +246,7 @@ END_TEST
 
 /* More dimensions than the kernel has. */
 START_TEST(what_no_kernel_takes_is_staged) {
-        static const struct kvd_geometry wide = {.layers = 1, .kv_heads = 2, .head_dim = 264, .dtype = KVD_F16,
+        static const struct kvd_shape wide = {.layers = 1, .kv_heads = 2, .head_dim = 264, .dtype = KVD_F16,
                                                  .order = KVD_HND, .vocab = 1000};
         const uint8_t *row;
         char path[64];
@@ -569,7 +569,7 @@ END_TEST
 
 /* Layers 0, 1 dense; layer 3 selects like 2, layer 5 like 4; in all of them head 1 is like head 0. */
 START_TEST(a_configuration_shares_what_is_alike) {
-        const struct kvd_geometry g = {.layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+        const struct kvd_shape g = {.layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
         const uint32_t queries = 4, words = 9;
         struct owner_job *job;
         uint8_t *bits;

@@ -22,7 +22,7 @@ enum { UNIFORM, PERMUTATION };
 
 static struct owner o;
 
-static const struct kvd_geometry geometries[] = {
+static const struct kvd_shape geometries[] = {
         {.layers = 2, .kv_heads = 2, .head_dim = 24, .dtype = KVD_F32, .order = KVD_HND, .vocab = 1000},
         {.layers = 2, .kv_heads = 3, .head_dim = 17, .dtype = KVD_F16, .order = KVD_NHD, .vocab = 1000,
          .block_tokens = 5, .state_width = 9},
@@ -384,7 +384,7 @@ END_TEST
 
 /* Numbers of 8 bits: copies, yes; anything that reads them, no. */
 START_TEST(eight_bits_are_copied_only) {
-        const struct kvd_geometry g = {.layers = 2, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+        const struct kvd_shape g = {.layers = 2, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
         struct owner_job *job;
 
         owner_start(&o, &g, 2 * BLOCKS);

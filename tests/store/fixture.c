@@ -12,7 +12,7 @@
 struct store *store;
 struct domain *domain;
 
-static const struct kvd_geometry geometry = {
+static const struct kvd_shape geometry = {
         .layers = 2, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 100000};
 
 void fixture_open(uint64_t pool_blocks, uint64_t spill_blocks) {

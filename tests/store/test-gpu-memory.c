@@ -81,7 +81,7 @@ static void teardown(void) {
 
 static struct space *make(struct domain *domain, const char *name, uint32_t layers) {
         struct space_spec spec = {.geometry = {.layers = layers, .kv_heads = 4, .head_dim = 128, .block_tokens = 16,
-                                               .dtype = KVD_F16, .vocab = 1000}};
+                                               .dtype = KVD_dtype_f16, .vocab = 1000}};
         struct space *space;
         bool created;
 
@@ -242,7 +242,7 @@ END_TEST
 
 START_TEST(blocks_that_do_not_fit_are_refused) {
         struct space_spec spec = {.name = "s", .geometry = {.layers = 5 * A_MIB, .kv_heads = 4, .head_dim = 128,
-                                                            .dtype = KVD_F16, .vocab = 1000}};
+                                                            .dtype = KVD_dtype_f16, .vocab = 1000}};
         struct space *space;
         bool created;
 

@@ -17,8 +17,8 @@
 #define BLOCK_BYTES 4096u
 #define POOL_BLOCKS 64u
 
-static const struct kvd_geometry geometry = {
-        .layers = 1, .kv_heads = 1, .head_dim = 128, .block_tokens = BT, .dtype = KVD_F32, .vocab = 100000};
+static const struct kvd_shape geometry = {
+        .layers = 1, .kv_heads = 1, .head_dim = 128, .block_tokens = BT, .dtype = KVD_dtype_f32, .vocab = 100000};
 
 static _Noreturn void wrong(const struct fault_state *s, const char *what) {
         fprintf(stderr, "failing call %u of %s, errno %d%s: %s\n", s->fault.nth, fault_name(s->fault.call),
@@ -84,7 +84,7 @@ static void idle(struct store *store) {
 }
 
 static void work(const struct fault_state *s, struct store *store, struct domain *domain) {
-        struct space *one = make_space(domain, "one", KVD_CAUSAL), *two;
+        struct space *one = make_space(domain, "one", KVD_kind_causal), *two;
         struct attachment *a = attach(one), *b = attach(one), *c;
         kvd_ref ref;
         bool more;
@@ -94,7 +94,7 @@ static void work(const struct fault_state *s, struct store *store, struct domain
         expect_clean(s, store);
         if (b && space_allocate(b, 1, &ref) == 1)
                 attachment_orphan(b);
-        two = make_space(domain, "two", KVD_CAUSAL); /* takes segments from the first */
+        two = make_space(domain, "two", KVD_kind_causal); /* takes segments from the first */
         c = attach(two);
         seal_chain(c, POOL_BLOCKS / 3, 50000);
         expect_clean(s, store);
@@ -122,7 +122,7 @@ static void expect_full_service(const struct fault_state *s, struct store *store
                 ;
         if (store_pool_used(store))
                 wrong(s, "bytes of the pool are left over");
-        fresh = make_space(domain, "fresh", KVD_CAUSAL);
+        fresh = make_space(domain, "fresh", KVD_kind_causal);
         a = attach(fresh);
         if (!a || seal_chain(a, POOL_BLOCKS / 2, 7) < POOL_BLOCKS / 2)
                 wrong(s, "a fresh space does not work");

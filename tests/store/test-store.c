@@ -16,8 +16,8 @@
 static struct store *store;
 static struct domain *domain;
 
-static const struct kvd_geometry geometry = {
-        .layers = 2, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000};
+static const struct kvd_shape geometry = {
+        .layers = 2, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_dtype_f32, .vocab = 1000};
 static const uint64_t block_bytes = 2 * 2 * 1 * 8 * BT * 4;
 
 static void open_store(uint64_t blocks, const struct domain_config *config) {
@@ -37,7 +37,7 @@ static void teardown(void) {
         store = store_free(store);
 }
 
-static struct space *make_space_with(const char *name, struct kvd_space_options options) {
+static struct space *make_space_with(const char *name, struct space_options options) {
         struct space_spec spec = {.geometry = geometry, .options = options};
         struct space *space;
         bool created;
@@ -48,7 +48,7 @@ static struct space *make_space_with(const char *name, struct kvd_space_options 
 }
 
 static struct space *make_space(const char *name) {
-        return make_space_with(name, (struct kvd_space_options){0});
+        return make_space_with(name, (struct space_options){0});
 }
 
 static struct attachment *attach(struct space *space) {
@@ -160,7 +160,7 @@ START_TEST(partial_tail_ends_a_chain) {
 END_TEST
 
 START_TEST(a_whole_prefix_has_a_length) {
-        struct space *space = make_space_with("s", (struct kvd_space_options){.kind = KVD_BIDIRECTIONAL});
+        struct space *space = make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
         struct attachment *a = attach(space);
         kvd_ref ret[2];
 
@@ -254,7 +254,7 @@ START_TEST(full_pool_evicts_coldest_leaf_first) {
 END_TEST
 
 START_TEST(fifo_ignores_use) {
-        struct space *space = make_space_with("s", (struct kvd_space_options){.policy = KVD_FIFO});
+        struct space *space = make_space_with("s", (struct space_options){.policy = KVD_policy_fifo});
         struct attachment *a = attach(space);
         kvd_ref first[16], second[48], last[8];
 
@@ -269,7 +269,7 @@ START_TEST(fifo_ignores_use) {
 END_TEST
 
 START_TEST(pinned_leaf_keeps_its_whole_chain) {
-        struct space *space = make_space_with("s", (struct kvd_space_options){.policy = _i ? KVD_FIFO : KVD_LRU});
+        struct space *space = make_space_with("s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
         struct attachment *a = attach(space), *reader = attach(space);
         kvd_ref chain[20], other[44], more[60];
         shm_u32 *pin;
@@ -524,7 +524,7 @@ START_TEST(another_geometry_is_refused_by_name) {
         ck_assert_int_eq(space_open(domain, &spec, true, &space, &created), -EEXIST);
         ck_assert_ptr_nonnull(strstr(store_why(store), "head_dim"));
         spec.geometry = geometry;
-        spec.options.kind = KVD_BIDIRECTIONAL;
+        spec.options.kind = KVD_kind_bidirectional;
         ck_assert_int_eq(space_open(domain, &spec, true, &space, &created), -EEXIST);
         ck_assert_ptr_nonnull(strstr(store_why(store), "kind"));
         snprintf(spec.name, sizeof spec.name, "a/b");
@@ -533,7 +533,7 @@ START_TEST(another_geometry_is_refused_by_name) {
 END_TEST
 
 START_TEST(lease_has_one_holder_and_dies_with_it) {
-        struct space *space = make_space_with("s", (struct kvd_space_options){.kind = KVD_BIDIRECTIONAL});
+        struct space *space = make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
         struct attachment *a = attach(space), *b = attach(space);
         struct kvd_key key = {1, 2};
         uint32_t epoch = space_index(space)->lease_epoch;
@@ -606,7 +606,7 @@ static void walk_one(struct space *space, struct walker *w) {
 }
 
 START_TEST(random_walk_keeps_the_invariants) {
-        struct space *space = make_space_with("s", (struct kvd_space_options){.policy = _i ? KVD_FIFO : KVD_LRU});
+        struct space *space = make_space_with("s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
         struct walker walkers[4] = {0};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(walkers); i++)

@@ -44,6 +44,9 @@ expect 'client must not include "store/store.h" (store)'
 echo '  #  include "ipc/msg.h"' >>"$copy/tree/ipc/base/util.h"
 expect 'ipc/base must not include "ipc/msg.h" (ipc)'
 
+echo '#include "client/kvd.h"' >>"$copy/tree/ipc/base/util.h"
+expect 'ipc/base must not include "client/kvd.h" (client)'
+
 echo '#include "../ipc/msg.h"' >>"$copy/tree/daemon/loop.h"
 expect '"../ipc/msg.h" is not written from the root'
 

@@ -61,8 +61,8 @@ static const struct column space_columns[] = {
         {"sketch_bytes", NULL, UNIT_BYTES},
 };
 
-static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info, const struct kvd_geometry *g) {
-        if (kvd_geometry_is_opaque(g))
+static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info, const struct kvd_shape *g) {
+        if (kvd_shape_is_opaque(g))
                 table_format(t, "%.31s x %u", g->layout, g->block_tokens);
         else
                 table_format(t, "%ux%ux%u %s x %u", g->layers, g->kv_heads, g->head_dim,
@@ -73,8 +73,8 @@ static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply
         table_string(t, info->arena ? "arena" : "shared");
 }
 
-static void fill_geometry(struct table *t, const struct kvd_geometry *g) {
-        bool opaque = kvd_geometry_is_opaque(g);
+static void fill_geometry(struct table *t, const struct kvd_shape *g) {
+        bool opaque = kvd_shape_is_opaque(g);
 
         table_number(t, g->layers);
         table_number(t, g->kv_heads);
@@ -145,7 +145,7 @@ static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply 
 }
 
 static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info, struct map_sums sums) {
-        struct kvd_geometry geometry = {0};
+        struct kvd_shape geometry = {0};
 
         if (info->geometry.size == sizeof geometry)
                 memcpy(&geometry, info->geometry.data, sizeof geometry);

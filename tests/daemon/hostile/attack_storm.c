@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/kvd_methods.h"
 #include "ipc/base/sequence.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/hostile/methods.h"

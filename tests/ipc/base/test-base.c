@@ -21,10 +21,10 @@ static struct kvd_index make_index(uint32_t keys) {
         struct kvd_index ix = {
                 .magic = KVD_INDEX_MAGIC,
                 .version = KVD_LAYOUT_VERSION,
-                .geometry = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_F16, .vocab = 32000},
-                .kind = KVD_CAUSAL,
+                .geometry = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_dtype_f16, .vocab = 32000},
+                .kind = KVD_kind_causal,
                 .keys = keys,
-                .policy = KVD_LRU,
+                .policy = KVD_policy_lru,
                 .segment_blocks = 64,
                 .max_segments = 8,
                 .capacity = 512,
@@ -32,8 +32,8 @@ static struct kvd_index make_index(uint32_t keys) {
         };
         const char *why;
 
-        ck_assert_int_eq(kvd_geometry_normalise(&ix.geometry, &why), 0);
-        ix.block_bytes = kvd_block_bytes(&ix.geometry);
+        ck_assert_int_eq(kvd_shape_normalise(&ix.geometry, &why), 0);
+        ix.block_bytes = kvd_shape_bytes(&ix.geometry);
         ix.segment_bytes = ix.segment_blocks * ix.block_bytes;
         for (uint32_t i = 0; i < KVD_SECRET_BYTES; i++)
                 ix.secret[i] = (uint8_t)(i * 73 + 5);
@@ -43,7 +43,7 @@ static struct kvd_index make_index(uint32_t keys) {
 
 START_TEST(hash_variants_are_equal) {
         static uint8_t data[4200];
-        struct kvd_index ix = make_index(KVD_KEYS_SERVE);
+        struct kvd_index ix = make_index(KVD_keys_serve);
         kvd_hash best = kvd_hash_best();
 
         for (size_t i = 0; i < sizeof data; i++)
@@ -62,7 +62,7 @@ END_TEST
 
 START_TEST(paper_keys_are_xxh64_of_the_ids) {
         static const uint32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
-        struct kvd_index ix = make_index(KVD_KEYS_PAPER);
+        struct kvd_index ix = make_index(KVD_keys_paper);
         struct kvd_key key = kvd_key_prefix(&ix, ids, 10);
 
         ck_assert_uint_eq(key.lo, XXH64(ids, sizeof ids, 0));
@@ -74,7 +74,7 @@ END_TEST
 START_TEST(B1_hash_vectors) {
         static const uint8_t bytes[] = {1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0};
         static const uint32_t ids[] = {1, 2, 3};
-        struct kvd_index ix = make_index(KVD_KEYS_PAPER);
+        struct kvd_index ix = make_index(KVD_keys_paper);
 
         ck_assert_uint_eq(kvd_key_prefix(&ix, ids, 0).lo, UINT64_C(0xef46db3751d8e999));
         ck_assert_uint_eq(kvd_key_prefix(&ix, ids, 3).lo, XXH64(bytes, sizeof bytes, 0));
@@ -84,7 +84,7 @@ END_TEST
 
 START_TEST(keys_depend_on_all_that_they_should) {
         static const uint32_t a[16] = {1, 2, 3}, b[16] = {1, 2, 4};
-        struct kvd_index ix = make_index(KVD_KEYS_SERVE), other = ix;
+        struct kvd_index ix = make_index(KVD_keys_serve), other = ix;
         struct kvd_key root = kvd_key_root(&ix, 0, 0), key = kvd_key_block(&ix, root, a, 16);
 
         other.secret[0] ^= 1;
@@ -100,7 +100,7 @@ START_TEST(keys_depend_on_all_that_they_should) {
 END_TEST
 
 START_TEST(every_changed_header_field_is_refused) {
-        struct kvd_index good = make_index(KVD_KEYS_SERVE), bad;
+        struct kvd_index good = make_index(KVD_keys_serve), bad;
         uint64_t bytes = good.size;
 
         ck_assert_int_eq(kvd_index_validate(&good, bytes), 0);
@@ -128,15 +128,15 @@ START_TEST(every_changed_header_field_is_refused) {
 END_TEST
 
 START_TEST(impossible_geometries_are_refused) {
-        static const struct kvd_geometry good = {
-                .layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_F16, .vocab = 9};
+        static const struct kvd_shape good = {
+                .layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_dtype_f16, .vocab = 9};
         const char *why;
 
 #define BAD(field, value) \
         do { \
-                struct kvd_geometry g = good; \
+                struct kvd_shape g = good; \
                 g.field = value; \
-                ck_assert_int_eq(kvd_geometry_normalise(&g, &why), -EINVAL); \
+                ck_assert_int_eq(kvd_shape_normalise(&g, &why), -EINVAL); \
                 ck_assert_ptr_nonnull(strstr(why, #field)); \
         } while (0)
         BAD(layers, 0);
