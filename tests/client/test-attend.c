@@ -19,12 +19,12 @@
 #include "client/kvd_attend.h"
 #include "ipc/base/util.h"
 #include "tests/client/attend_reference.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
 enum { VOCAB = 1000, MOST_TOKENS = 64, MOST_BLOCKS = 24, PAD = 3 };
 
-static struct daemon server;
+static struct instance server;
 static kvd *handle;
 static kvd_space *space;
 static struct kvd_geometry geometry;
@@ -58,21 +58,13 @@ static float *random_floats(size_t n) {
 /* ---- spaces and sequences -------------------------------------------------------------------------------------- */
 
 static void start_daemon(void) {
-        daemon_start(&server, (const char *[]){"--pool", "64M", "--set", "daemon.segment=2M", "--backend",
-                                               getenv("KVD_TEST_BACKEND"), NULL});
+        instance_start(&server, SETTINGS("daemon.segment=2M"));
         ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
 }
 
 static void stop_daemon(void) {
-        struct conn *conn;
-
         handle = kvd_close(handle);
-        conn = daemon_connect(&server);
-        expect_quiet(conn, 5000);
-        expect_clean(conn);
-        conn_close(conn);
-        daemon_stop(&server);
-        daemon_sweep(&server);
+        instance_end_clean(&server);
 }
 
 static void open_space(const struct kvd_geometry *g) {
@@ -372,8 +364,8 @@ START_TEST(a_table_outlives_its_daemon) {
         for (uint32_t layer = 0; layer < 2; layer++)
                 write_tokens(layer, &h, 0, 9);
         seal_blocks(2);
-        daemon_kill(&server);
-        daemon_again(&server, (const char *[]){"--pool", "64M", "--set", "daemon.segment=2M", NULL});
+        instance_kill(&server);
+        instance_again(&server, SETTINGS("daemon.segment=2M"));
         fresh = alloc_of_another_view(others, &n, ARRAY_SIZE(others));
         memset(fresh.data, 0xff, kvd_block_bytes(&small));
         write_tokens(1, &h, 9, 1);

@@ -30,16 +30,16 @@ static uint32_t mappings_left(void) {
 }
 
 static void session(struct fault_state *s, void *arg) {
-        uint32_t fds = open_fds();
+        uint32_t fds = fds_of(0);
 
         fault_install(s);
         s->on = true;
         session_run(arg);
         s->on = false;
-        if (open_fds() != fds)
-                daemon_process_wrong(s, "descriptors are left over in the client");
+        if (fds_of(0) != fds)
+                die("descriptors are left over in the client");
         if (mappings_left())
-                daemon_process_wrong(s, "mappings are left over in the client");
+                die("mappings are left over in the client");
 }
 
 static void service(struct fault_state *s, void *arg) {
@@ -48,16 +48,10 @@ static void service(struct fault_state *s, void *arg) {
 
 static void run(struct fault_state *s, void *arg) {
         struct daemon_process *d = arg;
-        struct conn *conn;
 
-        fault_fork(s, session, d->socket, 30);
-        if (conn_open(d->socket, "check", &conn) < 0)
-                daemon_process_wrong(s, kvd_error());
-        if (!daemon_is_quiet(conn, 1000))
-                daemon_process_wrong(s, "the daemon holds what belonged to processes that are gone");
-        daemon_expect_sound(s, conn);
-        conn_close(conn);
-        fault_fork(s, service, d->socket, 20);
+        fault_fork(s, session, d->in.socket, 300);
+        instance_expect_clean(&d->in);
+        fault_fork(s, service, d->in.socket, 300);
 }
 
 int main(void) {
@@ -68,7 +62,6 @@ int main(void) {
         fault_set(s, &(struct fault){.call = N_FAULT_CALLS});
         daemon_process_start(&d, s);
         fault_sweep(s, "client", run, &d);
-        daemon_process_stop(&d, s);
-        daemon_process_sweep(&d);
+        daemon_process_stop(&d);
         return 0;
 }

@@ -18,12 +18,12 @@
 #include "client/kvd_cuda.h"
 #include "ipc/base/cuda.h"
 #include "ipc/base/util.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
 enum { LAYERS = 4, GROUPS = 2, HEADS = 3, DIM = 8, TOKENS = 16, VOCAB = 1000 };
 
-static struct daemon server;
+static struct instance server;
 static kvd *handle;
 static kvd_space *space;
 static struct kvd_place place;
@@ -45,20 +45,11 @@ static void close_space(void) {
 }
 
 static void set_up(void) {
-        const char *backend = getenv("KVD_TEST_BACKEND");
-        const char *arguments[] = {"--pool", "8M", "--set", "daemon.segment=2M", "--backend", backend, NULL};
-
-        daemon_start(&server, arguments);
+        instance_start(&server, SETTINGS("daemon.pool=8M", "daemon.segment=2M"));
 }
 
 static void tear_down(void) {
-        struct conn *conn = daemon_connect(&server);
-
-        expect_quiet(conn, 5000); /* no pin is left */
-        expect_clean(conn);
-        conn_close(conn);
-        daemon_stop(&server);
-        daemon_sweep(&server);
+        instance_end_clean(&server); /* no pin is left */
 }
 
 /* Chain number `number`: no two have a block in common. */
@@ -303,8 +294,6 @@ END_TEST
 
 /* The daemon is replaced, the space attaches anew; what tensors of the old memory show stays until they are deleted. */
 START_TEST(a_tensor_outlives_the_daemon) {
-        const char *arguments[] = {"--pool", "8M", "--set", "daemon.segment=2M", "--backend",
-                                   getenv("KVD_TEST_BACKEND"), NULL};
         struct DLManagedTensor *block, *layer;
         struct kvd_block blocks[2], again;
         volatile uint32_t *in_layer;
@@ -317,8 +306,8 @@ START_TEST(a_tensor_outlives_the_daemon) {
         kvd_unpin(space, &pin);
         in_layer = (uint32_t *)layer->tensor.data + blocks[0].id * (size_t)layer->tensor.strides[0];
         *in_layer = 4711; /* on the stand-in, the device's addresses are ours */
-        daemon_kill(&server);
-        daemon_again(&server, arguments);
+        instance_kill(&server);
+        instance_again(&server, SETTINGS("daemon.pool=8M", "daemon.segment=2M"));
         for (int i = 0; kvd_alloc(space, 1, &again) != 1; i++)
                 ck_assert_int_lt(i, 10);
         kvd_free(space, 1, &again);

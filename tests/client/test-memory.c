@@ -19,7 +19,7 @@
 #include "client/kvd_cuda.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
@@ -30,17 +30,8 @@ struct client {
         kvd_space *space;
 };
 
-static struct daemon server;
+static struct instance server;
 static struct client ours, other;
-
-/* Once a millisecond until true, up to ten seconds. */
-#define WAIT_UNTIL(condition) \
-        do { \
-                for (int tries_ = 0; !(condition); tries_++) { \
-                        ck_assert_msg(tries_ < 10000, "still not: %s", #condition); \
-                        usleep(1000); \
-                } \
-        } while (0)
 
 static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32, .block_tokens = TOKENS,
                                              .dtype = KVD_F32, .vocab = 1000000};
@@ -64,23 +55,15 @@ static void client_close(struct client *c) {
 }
 
 static void set_up(void) {
-        const char *arguments[] = {"--pool", "16M", "--set", "daemon.segment=256K", NULL};
-
-        daemon_start(&server, arguments);
+        instance_start(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
         ours = client_open();
         other = client_open();
 }
 
 static void tear_down(void) {
-        struct conn *conn = daemon_connect(&server);
-
         client_close(&ours);
         client_close(&other);
-        expect_quiet(conn, 5000);
-        expect_clean(conn);
-        conn_close(conn);
-        daemon_stop(&server);
-        daemon_sweep(&server);
+        instance_end_clean(&server);
 }
 
 /* Of chain `number`; no two chains have a block in common. */
@@ -370,10 +353,8 @@ END_TEST
 /* ---- fixed addresses -------------------------------------------------------------------------------------------- */
 
 static void replace_daemon(const char *pool) {
-        const char *arguments[] = {"--pool", pool, "--set", "daemon.segment=256K", NULL};
-
-        daemon_kill(&server);
-        daemon_again(&server, arguments);
+        instance_kill(&server);
+        instance_again(&server, SETTINGS(pool, "daemon.segment=256K"));
 }
 
 /*
@@ -423,7 +404,7 @@ START_TEST(fixed_addresses_are_taken_over) {
         memset(block.data, 0x77, BLOCK_BYTES);
         ck_assert_int_eq(kvd_dlpack_memory(fixed.space, &all), 0);
         ck_assert_int_eq(kvd_space_memory(fixed.space, &before), 0);
-        replace_daemon("16M");
+        replace_daemon("daemon.pool=16M");
         ck_assert_int_eq(alloc_result(&other, &more), 1);
         kvd_free(other.space, 1, &more);
         publish(&other, 2, 8, &new);
@@ -476,7 +457,7 @@ START_TEST(fixed_addresses_outlive_many_daemons) {
                 if (what & 2)
                         take(&fixed, n, blocks);
                 for (; deaths <= random_below(&random, 2); deaths++) {
-                        replace_daemon("16M");
+                        replace_daemon("daemon.pool=16M");
                         ck_assert_int_eq(alloc_result(&fixed, &one), what ? -ESTALE : 1);
                         if (!what)
                                 kvd_free(fixed.space, 1, &one);
@@ -504,9 +485,9 @@ START_TEST(fixed_addresses_are_as_many_as_there_were) {
 
         client_close(&ours); /* their space has a bound of its own */
         client_close(&other);
-        replace_daemon("16M");
+        replace_daemon("daemon.pool=16M");
         fixed = client_open_with(KVD_SPACE_FIXED, 0);
-        replace_daemon("64M");
+        replace_daemon("daemon.pool=64M");
         ck_assert_int_eq(alloc_result(&fixed, &block), -ENOSPC);
         ck_assert_ptr_nonnull(strstr(kvd_error(), "open the space anew"));
         client_close(&fixed);

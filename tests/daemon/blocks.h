@@ -8,7 +8,7 @@
  */
 
 #include "client/kvd_methods.h"
-#include "tests/daemon/harness.h"
+#include "tests/lib/peer.h"
 
 #define USER_BLOCKS 64u
 

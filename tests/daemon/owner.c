@@ -116,7 +116,7 @@ static void spawn(struct owner *o) {
         int ends[2];
 
         ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
-        o->pid = sys->spawn(getenv("KVD_BIN"), arguments, ends[1]);
+        o->pid = sys->spawn(getenv("KVD"), arguments, ends[1]);
         ck_assert_int_gt(o->pid, 0);
         close(ends[1]);
         o->socket = ends[0];

@@ -3,7 +3,7 @@
 #define KVD_TESTS_DAEMON_OWNER_H
 
 /*
- * The test as a worker's owner: starts $KVD_BIN --worker, gives it memory of its own making, and asks it to do jobs. So
+ * The test as a worker's owner: starts $KVD --worker, gives it memory of its own making, and asks it to do jobs. So
  * what a worker does is compared with what the test computes, with no daemon in between. Every failure fails the test.
  */
 

@@ -31,7 +31,7 @@ static void start(const char *const settings[]) {
 static void stop(void) {
         user_check(&u);
         user_close(&u);
-        instance_stop(&in);
+        instance_end(&in);
 }
 
 static int settle(void) {
@@ -369,7 +369,7 @@ START_TEST(a_daemon_that_dies_in_the_middle_leaves_the_table_whole) {
         waitpid(in.pid, NULL, 0);
         kill(worker, SIGKILL);
         user_close(&u);
-        instance_remove_dir(&in);
+        instance_sweep(&in);
 }
 END_TEST
 

@@ -19,7 +19,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/harness.h"
+#include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
 #define MSG(name, ...) ((struct kvd_msg){.number = KVD_MSG_##name, .name = {__VA_ARGS__}})
@@ -250,7 +250,7 @@ START_TEST(the_owner_has_no_context) {
         ck_assert_uint_eq(take(u, POOL_BLOCKS, 0x5a), POOL_BLOCKS);
         user_close(u);
         owner = in.pid;
-        instance_stop(&in);
+        instance_end(&in);
         log = fopen(path, "r");
         ck_assert_ptr_nonnull(log);
         while (fscanf(log, "%d %63s%*[^\n]", &pid, call) == 2) {
@@ -274,7 +274,7 @@ START_TEST(what_it_is_on_is_told) {
         ck_assert_ptr_nonnull(strstr(told.device, "UUID GPU-"));
         ck_assert_str_eq(told.pages, "GPU memory");
         ck_assert_uint_gt(strlen(told.why), 0);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -307,7 +307,7 @@ START_TEST(what_cannot_be_had_is_refused_in_a_line) {
         int status;
 
         instance_make_dir(&in);
-        snprintf(command, sizeof command, "%s=%s %s --private %s %s 2>&1", r->environment, r->value, getenv("KVD_BIN"),
+        snprintf(command, sizeof command, "%s=%s %s --private %s %s 2>&1", r->environment, r->value, getenv("KVD"),
                  in.dir, r->arguments);
         f = popen(command, "r");
         while (fgets(line, sizeof line, f))
@@ -317,7 +317,7 @@ START_TEST(what_cannot_be_had_is_refused_in_a_line) {
         ck_assert_msg(strstr(all, r->why) != NULL, "%s", all);
         ck_assert_int_ne(WEXITSTATUS(status), 0);
         ck_assert_int_eq(access(in.socket, F_OK), -1);
-        instance_remove_dir(&in);
+        instance_sweep(&in);
 }
 END_TEST
 
@@ -342,7 +342,7 @@ START_TEST(auto_takes_what_works) {
         told = info();
         ck_assert_str_eq(told.backend, choices[_i].backend);
         ck_assert_msg(strstr(told.why, choices[_i].why) != NULL, "%s", told.why);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -357,7 +357,7 @@ START_TEST(an_instance_takes_its_gpu) {
         instance_run(&in, arguments, true);
         told = info();
         ck_assert_msg(strstr(told.device, _i ? "GPU 0" : "GPU 1") != NULL, "%s", told.device);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -394,7 +394,7 @@ START_TEST(two_domains_never_see_each_others_bytes) {
         check(b, "b");
         user_close(a);
         user_close(b);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -421,7 +421,7 @@ START_TEST(the_memory_of_the_dead_is_cleared) {
         ck_assert_uint_ge(got, POOL_BLOCKS / 2 - 4);
         check(b, "b");
         user_close(b);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -461,7 +461,7 @@ START_TEST(a_worker_killed_while_it_clears_is_replaced) {
         check(b, "b");
         user_close(a);
         user_close(b);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -508,7 +508,7 @@ START_TEST(an_error_of_the_gpu_ends_the_worker_and_nothing_else) {
         check(b, "b");
         user_close(a);
         user_close(b);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -545,7 +545,7 @@ START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
         ck_assert_uint_eq(new->n, POOL_BLOCKS);
         check(new, "a");
         user_close(new);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -590,7 +590,7 @@ START_TEST(a_space_has_one_segment_from_the_exporter) {
         user_close(a);
         user_close(b);
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -641,7 +641,7 @@ START_TEST(an_exporter_that_dies_takes_the_spaces_with_it) {
         user_close(again);
         peer_close(a->peer);
         user_leave(a);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 

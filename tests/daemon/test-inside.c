@@ -5,69 +5,34 @@
 #include <dirent.h>
 #include <errno.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/daemon.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/harness.h"
+#include "tests/lib/inproc.h"
+#include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
-static struct instance in;
-static struct daemon *daemon_;
-static pthread_t thread;
-static unsigned fds_before;
+static struct inproc it;
+static uint32_t fds_before;
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
-static unsigned own_fds(void) {
-        DIR *d = opendir("/proc/self/fd");
-        unsigned n = 0;
-
-        while (readdir(d))
-                n++;
-        closedir(d);
-        return n;
-}
-
-static void *run(void *data) {
-        return (void *)(intptr_t)daemon_run(daemon_);
-}
-
 static void setup(void) {
-        char why[DAEMON_WHY] = "", setting[128];
-        struct config config;
-
-        fds_before = own_fds();
-        instance_make_dir(&in);
-        snprintf(setting, sizeof setting, "daemon.socket=%s", in.socket);
-        ck_assert_int_eq(config_init(&config), 0);
-        ck_assert_int_eq(config_set(&config, setting, why), 0);
-        ck_assert_int_eq(config_set(&config, "daemon.pool=64M", why), 0);
-        ck_assert_int_eq(config_set(&config, "daemon.segment=1M", why), 0);
-        ck_assert_int_eq(config_set(&config, "daemon.loop=epoll", why), 0); /* which ThreadSanitizer can follow */
-        ck_assert_msg(daemon_new(&config, &daemon_, why) == 0, "%s", why);
-        ck_assert_msg(daemon_listen(daemon_, -1, why) == 0, "%s", why);
-        ck_assert_int_eq(pthread_create(&thread, NULL, run, NULL), 0);
+        fds_before = fds_of(0);
+        inproc_start(&it, SETTINGS("daemon.pool=64M", "daemon.segment=1M"));
 }
 
 static void end_daemon(void) {
-        void *result;
-
-        daemon_stop(daemon_);
-        ck_assert_int_eq(pthread_join(thread, &result), 0);
-        ck_assert_ptr_null(result);
-        daemon_ = daemon_free(daemon_);
+        inproc_stop(&it);
 }
 
 static void teardown(void) {
-        if (daemon_)
+        if (it.daemon)
                 end_daemon();
-        ck_assert_uint_eq(own_fds(), fds_before);
-        ck_assert_int_eq(access(in.socket, F_OK), -1);
-        instance_remove_dir(&in);
+        ck_assert_uint_eq(fds_of(0), fds_before);
 }
 
 /* A round of everything that clients do all day. */
@@ -91,7 +56,7 @@ static void work(struct peer_end *p, uint32_t space, uint32_t round) {
 }
 
 START_TEST(steady_state_allocates_nothing) {
-        struct peer_end *p = peer_attach(in.socket);
+        struct peer_end *p = peer_attach(it.in.socket);
         uint32_t space = peer_open_space(p, "s");
         struct mallinfo2 before;
 
@@ -106,7 +71,7 @@ START_TEST(steady_state_allocates_nothing) {
 END_TEST
 
 START_TEST(connections_allocate_nothing) {
-        struct peer_end *p = peer_attach(in.socket);
+        struct peer_end *p = peer_attach(it.in.socket);
         struct mallinfo2 before;
 
         for (int i = 0; i < 200; i++) {
@@ -114,7 +79,7 @@ START_TEST(connections_allocate_nothing) {
 
                 if (i == 100)
                         before = mallinfo2();
-                q = peer_attach(in.socket);
+                q = peer_attach(it.in.socket);
                 peer_close(q);
                 WAIT_UNTIL(peer_ok(p, MSG(daemon_info)).daemon_info_reply.clients == 1);
         }
@@ -124,7 +89,7 @@ START_TEST(connections_allocate_nothing) {
 END_TEST
 
 START_TEST(stopped_while_clients_are_busy) {
-        struct peer_end *p = peer_attach(in.socket), *q = peer_connect(in.socket);
+        struct peer_end *p = peer_attach(it.in.socket), *q = peer_connect(it.in.socket);
 
         peer_ok(p, MSG(allocate, .space = peer_open_space(p, "s"), .count = 4));
         peer_send(q, &MSG(attach, .protocol = KVD_PROTOCOL));

@@ -10,7 +10,7 @@
 #include "client/kvd.h"
 #include "client/kvd_cuda.h"
 #include "client/kvd_methods.h"
-#include "tests/daemon/harness.h"
+#include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
 #define BT 4u
@@ -31,7 +31,7 @@ static void setup(void) {
 static void teardown(void) {
         handle = kvd_close(handle);
         peer_close(peer);
-        instance_stop(&in);
+        instance_end(&in);
 }
 
 static void check_clean(const char *space) {

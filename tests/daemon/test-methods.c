@@ -33,7 +33,7 @@ static void start(const char *const settings[]) {
 static void stop(void) {
         user_check(&u);
         user_close(&u);
-        instance_stop(&in);
+        instance_end(&in);
 }
 
 /* ---- settings ---------------------------------------------------------------------------------------------------- */
@@ -339,7 +339,7 @@ START_TEST(a_repeated_step_is_shared) {
         ck_assert_uint_ge(stats.shared, 1);
         user_check(&u);
         user_close(&u);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -406,7 +406,7 @@ START_TEST(a_measured_threshold_tells_repeats_from_strangers) {
         ck_assert_uint_lt(user_counter(&u, KVD_SPACE_TAU_BLOCK), 816000);
         user_check(&u);
         user_close(&u);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 

@@ -14,7 +14,7 @@
 #include "client/kvd.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/harness.h"
+#include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
 static const char *const loops[] = {"daemon.loop=epoll", "daemon.loop=auto"};
@@ -46,7 +46,7 @@ START_TEST(attach) {
         ck_assert_uint_eq(r.client_info_reply.connected, 1);
         ck_assert_uint_eq(r.client_info_reply.uid, getuid());
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -59,7 +59,7 @@ START_TEST(another_protocol) {
         peer_refused(p, MSG(attach, .protocol = KVD_PROTOCOL + 1), -EPROTO);
         ck_assert(!peer_receive(p, &r));
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -73,7 +73,7 @@ START_TEST(nothing_before_attach) {
         peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL));
         peer_ok(p, MSG(daemon_info));
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -98,7 +98,7 @@ START_TEST(a_refused_request_changes_nothing) {
         peer_refused(p, (struct kvd_msg){.number = KVD_MSG_error}, -ENOSYS);
         peer_ok(p, MSG(allocate, .space = space, .count = 1));
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -125,7 +125,7 @@ START_TEST(a_message_from_the_future) {
         r = peer_ok(p, MSG(daemon_info));
         ck_assert_uint_eq(r.daemon_info_reply.bad_frames, 2);
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -154,7 +154,7 @@ START_TEST(a_malformed_frame_ends_the_connection) {
         ck_assert_uint_eq(r.daemon_info_reply.bad_frames, 3);
         ck_assert_uint_eq(r.daemon_info_reply.clients, 1);
         peer_close(q);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -201,7 +201,7 @@ START_TEST(a_block_from_free_to_evicted) {
         info = peer_ok(p, MSG(space_info));
         ck_assert_uint_eq(info.space_info_reply.total, info.space_info_reply.free);
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -221,7 +221,7 @@ START_TEST(leases) {
         ck_assert_uint_eq(peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted, 1);
         peer_close(p);
         peer_close(q);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -244,7 +244,7 @@ START_TEST(a_space_deleted_under_its_client) {
         peer_refused(p, MSG(detach, .space = space), -EBADF);
         peer_close(p);
         peer_close(q);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -264,7 +264,7 @@ START_TEST(spaces_have_limits) {
                 peer_ok(p, MSG(space, .name = kvd_slice_of("a")));
         peer_refused(p, MSG(space, .name = kvd_slice_of("a")), -EMFILE);
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -282,7 +282,7 @@ START_TEST(clients_have_limits) {
         q = peer_attach(in.socket);
         peer_close(q);
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 
         instance_start(&in, (const char *const[]){loops[_i], "daemon.user_clients=1", NULL});
         p = peer_attach(in.socket);
@@ -290,7 +290,7 @@ START_TEST(clients_have_limits) {
         peer_refused(q, MSG(attach, .protocol = KVD_PROTOCOL), -EUSERS);
         peer_close(q);
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -378,11 +378,11 @@ START_TEST(tenants) {
         as_user(4001, 4100, is_in_red);
         as_user(4002, 4100, is_admin_of_blue); /* listed by name before by group */
         peer_close(p);
-        instance_stop(&in);
+        instance_end(&in);
         run_public("daemon.unlisted=refuse");
         as_user(4001, 0, is_refused);
         as_user(4001, 4100, is_in_red);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -405,7 +405,7 @@ START_TEST(private_is_private) {
                 chmod(in.socket, 0666); /* even so */
                 as_user(4001, 0, cannot_use_it);
         }
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 

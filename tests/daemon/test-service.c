@@ -18,7 +18,7 @@
 
 #include "ipc/address.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/harness.h"
+#include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
 static struct instance in;
@@ -28,7 +28,7 @@ static void setup(void) {
 }
 
 static void teardown(void) {
-        instance_remove_dir(&in);
+        instance_sweep(&in);
 }
 
 #define RUN(ready, ...) instance_run(&in, (const char *const[]){__VA_ARGS__, NULL}, ready)
@@ -285,7 +285,7 @@ static void activate(int fd, const char *names) {
                 setenv("LISTEN_FDNAMES", names, 1);
         if (dup2(fd, 3) != 3 || (fd == 3 && fcntl(3, F_SETFD, 0) < 0))
                 _exit(99);
-        execl(getenv("KVD_BIN"), "kvd", "--pool", "64M", "--socket", "/nonexistent/unused", NULL);
+        execl(getenv("KVD"), "kvd", "--pool", "64M", "--socket", "/nonexistent/unused", NULL);
         _exit(98);
 }
 

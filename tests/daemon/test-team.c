@@ -18,14 +18,14 @@
 #include "client/conn.h"
 #include "client/kvd.h"
 #include "ipc/base/util.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
 enum { TAKEN = 3 };
 
 static const uint8_t team[16] = "a team of two";
 
-static struct daemon server;
+static struct instance server;
 
 struct process {
         pid_t pid;
@@ -109,7 +109,7 @@ static struct kvd_msg_space_info_reply space_state(struct conn *conn) {
 static void wait_for_limbo(struct conn *conn, uint64_t filling, uint64_t limbo) {
         struct kvd_msg_space_info_reply now;
 
-        for (int tries = 0; tries < 10000; tries++) {
+        for (int tries = 0; tries < PATIENCE_MS; tries++) {
                 now = space_state(conn);
                 if (now.filling == filling && now.limbo == limbo)
                         return;
@@ -123,16 +123,16 @@ START_TEST(a_scheduler_dies_while_its_worker_writes) {
         struct conn *conn;
         uint64_t taken;
 
-        daemon_start(&server, NULL);
+        instance_start(&server, NULL);
         start(&scheduler);
         start(&worker);
         if (_i) {
-                daemon_kill(&server);
-                daemon_again(&server, NULL);
+                instance_kill(&server);
+                instance_again(&server, NULL);
                 tell(&worker);
         }
         tell(&scheduler);
-        conn = daemon_connect(&server);
+        conn = instance_connect(&server);
         taken = space_state(conn).filling;
         ck_assert_uint_ge(taken, TAKEN);
         end(&scheduler);
@@ -143,8 +143,8 @@ START_TEST(a_scheduler_dies_while_its_worker_writes) {
         wait_for_limbo(conn, 0, 0);
         expect_clean(conn);
         conn_close(conn);
-        daemon_stop(&server);
-        daemon_sweep(&server);
+        instance_stop(&server);
+        instance_sweep(&server);
 }
 END_TEST
 
@@ -152,15 +152,15 @@ START_TEST(a_team_has_a_name) {
         static const uint8_t none[16], other[16] = {1};
         kvd *handle;
 
-        daemon_start(&server, NULL);
+        instance_start(&server, NULL);
         ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
         ck_assert_int_eq(kvd_join(handle, none), -EINVAL);
         ck_assert_int_eq(kvd_join(handle, team), 0);
         ck_assert_int_eq(kvd_join(handle, team), 0);
         ck_assert_int_eq(kvd_join(handle, other), -EBUSY);
         kvd_close(handle);
-        daemon_stop(&server);
-        daemon_sweep(&server);
+        instance_stop(&server);
+        instance_sweep(&server);
 }
 END_TEST
 

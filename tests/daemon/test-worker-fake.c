@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +19,7 @@
 #include "ipc/base/job.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
+#include "tests/lib/inproc.h"
 #include "tests/lib/suite.h"
 
 /* ---- the fake worker --------------------------------------------------------------------------------------------- */
@@ -87,41 +87,12 @@ static int fake_main(enum fake fake, int socket) {
 
 /* ---- the daemon -------------------------------------------------------------------------------------------------- */
 
-static struct instance in;
+static struct inproc it;
 static struct user u;
-static struct daemon *daemon_;
-static pthread_t thread;
-
-static void *run(void *data) {
-        return (void *)(intptr_t)daemon_run(daemon_);
-}
 
 static void start_daemon(const char *program) {
-        const char *const settings[] = {"daemon.pool=64M", "daemon.segment=1M", "daemon.worker_deadline=2",
-                                        "daemon.log=error"};
-        char why[DAEMON_WHY] = "", setting[128];
-        struct config config;
-
-        instance_make_dir(&in);
-        snprintf(setting, sizeof setting, "daemon.socket=%s", in.socket);
-        ck_assert_int_eq(config_init(&config), 0);
-        ck_assert_int_eq(config_set(&config, setting, why), 0);
-        for (uint32_t i = 0; i < ARRAY_SIZE(settings); i++)
-                ck_assert_msg(config_set(&config, settings[i], why) == 0, "%s", why);
-        snprintf(config.worker_program, sizeof config.worker_program, "%s", program);
-        ck_assert_msg(daemon_new(&config, &daemon_, why) == 0, "%s", why);
-        ck_assert_msg(daemon_listen(daemon_, -1, why) == 0, "%s", why);
-        ck_assert_int_eq(pthread_create(&thread, NULL, run, NULL), 0);
-}
-
-static void stop_daemon(void) {
-        void *result;
-
-        daemon_stop(daemon_);
-        ck_assert_int_eq(pthread_join(thread, &result), 0);
-        ck_assert_ptr_null(result);
-        daemon_ = daemon_free(daemon_);
-        instance_remove_dir(&in);
+        inproc_start_with_worker(&it, SETTINGS("daemon.pool=64M", "daemon.segment=1M", "daemon.worker_deadline=2"),
+                                 program);
 }
 
 static const char *const spilling[] = {"kvreviver=on", NULL};
@@ -152,7 +123,7 @@ START_TEST(nothing_breaks) {
         snprintf(name, sizeof name, "%d", fake);
         setenv("KVD_TEST_FAKE", name, 1);
         start_daemon("/proc/self/exe");
-        user_open(&u, in.socket, spilling);
+        user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
         ck_assert_uint_eq(cool_all(), 8);
         WAIT_UNTIL(all_settled());
@@ -165,7 +136,7 @@ START_TEST(nothing_breaks) {
         ck_assert_uint_lt(user_info(&u).turn_max_us, 1000000);
         user_check(&u);
         user_close(&u);
-        stop_daemon();
+        inproc_stop(&it);
 }
 END_TEST
 
@@ -177,16 +148,16 @@ START_TEST(a_copy_that_is_none_never_comes_back) {
         snprintf(name, sizeof name, "%d", WRONG_CHECKSUMS);
         setenv("KVD_TEST_FAKE", name, 1);
         start_daemon("/proc/self/exe");
-        user_open(&u, in.socket, spilling);
+        user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
         ck_assert_uint_eq(cool_all(), 8);
         WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 0); /* it was believed: its answer is what it should be */
         user_close(&u);
-        stop_daemon();
+        inproc_stop(&it);
 
         unsetenv("KVD_TEST_FAKE"); /* now the real one, with a copy that somebody wrote over */
-        start_daemon(getenv("KVD_BIN"));
-        user_open(&u, in.socket, spilling);
+        start_daemon(getenv("KVD"));
+        user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
         user_spill(&u);
         {
@@ -214,14 +185,14 @@ START_TEST(a_copy_that_is_none_never_comes_back) {
         ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), 8);
         user_check(&u);
         user_close(&u);
-        stop_daemon();
+        inproc_stop(&it);
 }
 END_TEST
 
 /* After some tries nobody waits any longer. */
 START_TEST(a_worker_that_cannot_be_started_is_none) {
         start_daemon("/nonexistent/kvd");
-        user_open(&u, in.socket, spilling);
+        user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
         ck_assert_uint_eq(cool_all(), 8);
         WAIT_UNTIL(all_settled());
@@ -229,7 +200,7 @@ START_TEST(a_worker_that_cannot_be_started_is_none) {
         ck_assert_uint_eq(user_resident(&u), 8);
         user_check(&u);
         user_close(&u);
-        stop_daemon();
+        inproc_stop(&it);
 }
 END_TEST
 

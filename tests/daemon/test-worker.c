@@ -29,7 +29,7 @@ static void start(const char *const daemon_settings[], const char *const setting
 static void stop(void) {
         user_check(&u);
         user_close(&u);
-        instance_stop(&in);
+        instance_end(&in);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
@@ -201,7 +201,7 @@ START_TEST(who_waits_for_a_daemon_that_dies_hears_of_it) {
         waitpid(in.pid, NULL, 0);
         kill(worker, SIGKILL);
         user_close(&u);
-        instance_remove_dir(&in);
+        instance_sweep(&in);
 }
 END_TEST
 
@@ -293,7 +293,7 @@ START_TEST(a_worker_ends_with_its_daemon) {
         WAIT_UNTIL(is_gone(worker));
         ck_assert_uint_eq(user_resident(&u), 8);
         user_close(&u);
-        instance_remove_dir(&in);
+        instance_sweep(&in);
 }
 END_TEST
 
@@ -327,7 +327,7 @@ START_TEST(a_deleted_space_is_unmapped) {
         peer_ok(u.peer, delete);
         WAIT_UNTIL(mappings(worker) == 1);
         user_close(&u);
-        instance_stop(&in);
+        instance_end(&in);
 }
 END_TEST
 
@@ -364,7 +364,7 @@ START_TEST(a_worker_is_nothing_for_people) {
         instance_make_dir(&in);
         instance_run(&in, arguments, false);
         ck_assert_int_eq(wait_status(in.pid), 1);
-        instance_remove_dir(&in);
+        instance_sweep(&in);
 }
 END_TEST
 

@@ -3,7 +3,7 @@
  * Processes that share one GPU cache through kvd, and die: scripts for actors (act_pool.c) and a daemon. JSON lines
  * (line.h). $KVD is the daemon's binary, KVD_GPU the device.
  *
- *      gpu-share [--only NAME[,NAME...]] [-- ARGUMENT OF kvd...]
+ *      gpu-share [--only NAME[,NAME...]] [-- SECTION.KEY=VALUE...]
  */
 #include <errno.h>
 #include <signal.h>
@@ -18,23 +18,24 @@
 #include "tests/gpu/act_pool.h"
 #include "tests/gpu/check.h"
 #include "tests/gpu/driver.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 
 #define BLOCKS 64u
 #define CLIENTS 4
 
 static struct driver driver;
-static char **more; /* arguments of kvd */
+static char **more; /* settings of kvd */
 
 /* ---- a daemon on the device ------------------------------------------------------------------------------------- */
 
-static const char *const *arguments(void) {
-        static const char *list[16] = {"--backend", "cuda", "--device", "0", "--pool"};
-        size_t n = 5;
+static const char *const *settings(void) {
+        static const char *list[16] = {"daemon.backend=cuda"};
+        static char device[64];
+        size_t n = 1;
 
-        list[3] = getenv("KVD_GPU") ? getenv("KVD_GPU") : "0";
-        list[n++] = driver.stand_in ? "64M" : "2G";
-        list[n++] = "--set";
+        snprintf(device, sizeof device, "daemon.device=%s", getenv("KVD_GPU") ? getenv("KVD_GPU") : "0");
+        list[n++] = device;
+        list[n++] = driver.stand_in ? "daemon.pool=64M" : "daemon.pool=2G";
         list[n++] = driver.stand_in ? "daemon.segment=4M" : "daemon.segment=64M";
         for (char **m = more; m && *m && n < ARRAY_SIZE(list) - 1; m++)
                 list[n++] = *m;
@@ -43,7 +44,7 @@ static const char *const *arguments(void) {
 }
 
 struct scene {
-        struct daemon daemon;
+        struct instance daemon;
         struct actor clients[CLIENTS];
         unsigned n;
         int r;
@@ -52,7 +53,7 @@ struct scene {
 
 static void scene_start(struct scene *s, unsigned clients) {
         *s = (struct scene){.n = clients};
-        daemon_start(&s->daemon, arguments());
+        instance_start(&s->daemon, settings());
         for (unsigned i = 0; i < clients; i++)
                 s->clients[i] = actor_start();
         for (unsigned i = 0; i < clients && !s->r; i++)
@@ -63,8 +64,8 @@ static void scene_stop(struct scene *s) {
         for (unsigned i = 0; i < s->n; i++)
                 actor_stop(&s->clients[i]);
         if (s->daemon.pid)
-                daemon_stop(&s->daemon);
-        daemon_sweep(&s->daemon);
+                instance_stop(&s->daemon);
+        instance_sweep(&s->daemon);
 }
 
 /* Results of libkvd and of the driver in words. */
@@ -243,7 +244,7 @@ static void killed_owner(void) {
         s.r = s.r ? s.r : ask(b, FIND, 5, BLOCKS);
         if (s.r == CU_NOT_READY)
                 s.r = 0;
-        daemon_kill(&s.daemon);
+        instance_kill(&s.daemon);
         for (unsigned i = 0; i < 20 && !s.r; i++) {
                 s.r = ask(b, READ, 5);
                 held += b->note.n[0];
@@ -251,7 +252,7 @@ static void killed_owner(void) {
         }
         line_number(&l, "wrong_words_while_it_was_away", (double)held);
         ask(b, DROP);
-        daemon_again(&s.daemon, arguments());
+        instance_again(&s.daemon, settings());
         for (int tries = 0; tries < 50; tries++, sleep_ms(100))
                 if ((r = ask(a, PUT, 6, BLOCKS)) == 0)
                         break;

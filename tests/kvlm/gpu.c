@@ -13,42 +13,26 @@
 #include "kernels/cuda/cublas.h"
 
 static const struct shape small = {2, 32, 4, 2, 16, 40, 270, true, "F32"};
-static const char *daemon_program, *scene_kvctl;
-static pid_t daemon_pid;
-
-enum { WAIT_MS = 20000, SKIP = 77 };
+static const char *scene_kvctl;
+static struct instance server;
 
 void scene_daemon_of(const char *pool, const char *segment) {
-        char number[16], byte, set[64];
-        int ready[2];
-
-        ck_assert_int_eq(pipe2(ready, O_CLOEXEC), 0);
-        snprintf(number, sizeof number, "%d", ready[1]);
-        daemon_pid = fork();
-        ck_assert_int_ge(daemon_pid, 0);
-        if (daemon_pid == 0) {
-                fcntl(ready[1], F_SETFD, 0);
-                snprintf(set, sizeof set, "daemon.segment=%s", segment);
-                execl(daemon_program, daemon_program, "--private", folder_path("daemon"), "--pool", pool, "--set",
-                      "daemon.backend=cuda", "--set", set, "--ready-fd", number, NULL);
-                _exit(127);
-        }
-        close(ready[1]);
-        ck_assert_int_eq(poll(&(struct pollfd){.fd = ready[0], .events = POLLIN}, 1, WAIT_MS), 1);
-        ck_assert_msg(read(ready[0], &byte, 1) == 1, "the daemon ended before it was ready");
-        close(ready[0]);
+        instance_again(&server, SETTINGS(pool, segment, "daemon.backend=cuda"));
 }
 
 void scene_daemon(void) {
-        scene_daemon_of("32M", "4M");
+        scene_daemon_of("daemon.pool=32M", "daemon.segment=4M");
+}
+
+const char *scene_socket(void) {
+        return server.socket;
 }
 
 void scene_end_daemon(int signal) {
-        int status;
-
-        ck_assert_int_eq(kill(daemon_pid, signal), 0);
-        ck_assert_int_eq(waitpid(daemon_pid, &status, 0), daemon_pid);
-        daemon_pid = 0;
+        if (signal == SIGKILL)
+                instance_kill(&server);
+        else
+                instance_stop(&server);
 }
 
 pid_t scene_spawn(const char *const *argv, const char *out) {
@@ -65,17 +49,10 @@ pid_t scene_spawn(const char *const *argv, const char *out) {
         return pid;
 }
 
-int scene_wait(pid_t pid) {
-        int status;
-
-        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-}
-
 void scene_assert_clean(void) {
-        const char *argv[] = {scene_kvctl, "--socket", folder_path("daemon/kvd.sock"), "check", NULL};
+        const char *argv[] = {scene_kvctl, "--socket", server.socket, "check", NULL};
         size_t size;
-        int status = scene_wait(scene_spawn(argv, folder_path("check")));
+        int status = wait_status(scene_spawn(argv, folder_path("check")));
 
         ck_assert_msg(status == 0, "kvctl check: status %d: %s", status, (char *)folder_read("check", &size));
 }
@@ -84,6 +61,7 @@ void scene_set_up(void) {
         char ids[SCENE_TOKENS * 8], *at = ids;
 
         folder_make();
+        instance_make_dir(&server);
         folder_model("model", &small, 5);
         for (int i = 0; i < SCENE_TOKENS; i++)
                 at = print_to(at, "%d ", i == 0 ? 1 : (i * 7919 + i / 40) % 270);
@@ -91,8 +69,9 @@ void scene_set_up(void) {
 }
 
 void scene_tear_down(void) {
-        if (daemon_pid > 0)
-                scene_end_daemon(SIGTERM);
+        if (server.pid > 0)
+                instance_stop(&server);
+        instance_sweep(&server);
         folder_remove();
 }
 
@@ -131,7 +110,7 @@ void scene_prompts(void) {
 
 /* No --device: the pool's place decides. */
 struct output scene_ask(const char *first, const char *second) {
-        return kvlm("--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"), "--document",
+        return kvlm("--model", folder_path("model"), "--socket", server.socket, "--document",
                     folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "", "--max-tokens", "4",
                     "--json", first, second, NULL);
 }
@@ -194,10 +173,9 @@ static bool has_device(void) {
 
 void scene_begin(int argc, char **argv) {
         kvlm_program = argc > 1 ? argv[1] : "kvlm";
-        daemon_program = argc > 2 ? argv[2] : "kvd";
-        scene_kvctl = argc > 3 ? argv[3] : "kvctl";
+        scene_kvctl = argc > 2 ? argv[2] : "kvctl";
         if (has_device())
                 return;
         puts("skipped: no GPU, no kernels in this build, or no cuBLAS");
-        exit(SKIP);
+        exit(77);
 }

@@ -4,11 +4,11 @@
 
 /*
  * kvlm on a GPU, with a daemon whose pool is there. Each test has a folder (folder.h) with "model", small and random,
- * and "ids", a prompt of SCENE_TOKENS token ids. The programs that use this take three arguments: kvlm, kvd and kvctl.
+ * and "ids", a prompt of SCENE_TOKENS token ids. The programs that use this take two arguments, kvlm and kvctl, and start the daemon $KVD.
  * In the everyday suite the GPU is the stand-in driver (tests/gpu/fakecuda), found by LD_LIBRARY_PATH; on a machine
  * with a GPU they run on it:
  *
- *      test-kvlm-gpu-logits BUILD/tools/kvlm/kvlm BUILD/daemon/kvd BUILD/tools/kvctl/kvctl
+ *      KVD=BUILD/daemon/kvd test-kvlm-gpu-logits BUILD/tools/kvlm/kvlm BUILD/tools/kvctl/kvctl
  *
  * Exit status 77: there is no GPU, no kernels, or no cuBLAS.
  */
@@ -17,6 +17,7 @@
 #include <sys/types.h>
 
 #include "tests/kvlm/folder.h"
+#include "tests/lib/instance.h"
 
 enum { SCENE_TOKENS = 70 };
 
@@ -27,11 +28,11 @@ bool scene_stand_in(void);
 
 /* ---- processes ---- */
 
-void scene_daemon(void); /* its socket is daemon/kvd.sock; it ends with the test */
-void scene_daemon_of(const char *pool, const char *segment);
+void scene_daemon(void); /* it ends with the test */
+void scene_daemon_of(const char *pool, const char *segment); /* settings */
+const char *scene_socket(void);
 void scene_end_daemon(int signal);
 pid_t scene_spawn(const char *const *argv, const char *out);
-int scene_wait(pid_t pid); /* its exit status, or minus the signal */
 void scene_assert_clean(void); /* says kvctl check */
 
 /* ---- kvlm's output ---- */

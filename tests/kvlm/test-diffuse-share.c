@@ -15,15 +15,15 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/kvlm/test-diffuse.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
 enum { N = 300, PREFIX = 250, AT_ONCE = 8 };
 
 static const struct shape small = {4, 24, 6, 2, 10, 37, 283, true, "F32"};
 static const struct shape deep = {8, 16, 4, 4, 16, 16, 270, true, "F32"};
-static const char *const small_pool[] = {"--pool", "16M", "--set", "daemon.segment=4M", NULL};
-static struct daemon server;
+static const char *const small_pool[] = {"daemon.pool=16M", "daemon.segment=4M", NULL};
+static struct instance server;
 
 static void write_tokens(const char *name, uint32_t n, uint32_t salt) {
         char *text = folder_memory(n * 8), *at = text;
@@ -37,13 +37,13 @@ static void prepare(void) {
         folder_make();
         diffusion_model("model", &small, 21);
         write_tokens("ids", N, 0);
-        daemon_start(&server, small_pool);
+        instance_start(&server, small_pool);
 }
 
 static void clean_up(void) {
         if (server.pid > 0)
-                daemon_kill(&server);
-        daemon_sweep(&server);
+                instance_kill(&server);
+        instance_sweep(&server);
         folder_remove();
 }
 
@@ -120,9 +120,9 @@ static uint64_t counter(struct conn *conn, uint32_t which) {
 }
 
 static void check_invariants(void) {
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
 
-        expect_quiet(conn, 5000);
+        expect_quiet(conn);
         expect_clean(conn);
         conn_close(conn);
 }
@@ -206,7 +206,7 @@ START_TEST(what_was_evicted_is_made_again) {
         struct answer alone = ask_alone(w);
         struct kvd_msg_evict request = {.space = kvd_slice_of("model"), .blocks = 5};
         struct kvd_msg_evict_reply reply;
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
         uint64_t evicted = 0, made = 0;
 
         for (int i = 0; i < 6; i++) {
@@ -307,7 +307,7 @@ static void wait_for_clients(struct conn *conn, uint32_t n) {
 
 START_TEST(B13_single_flight_when_the_holder_is_killed) {
         struct answer alone = ask_alone((struct way){.depth = "4"});
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
         struct kvd_geometry geometry;
         char names[AT_ONCE][16];
         pid_t pids[AT_ONCE], holder;
@@ -329,7 +329,7 @@ END_TEST
 
 START_TEST(B13_single_flight) {
         struct answer alone = ask_alone((struct way){.depth = "4"});
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
         char names[AT_ONCE][16];
         pid_t pids[AT_ONCE];
 
@@ -347,12 +347,12 @@ END_TEST
 
 /* An entry of this model has 63 blocks of 9 KiB a layer: 4 MiB hold seven layers of one. */
 START_TEST(a_full_pool_is_not_an_error) {
-        static const char *const tiny_pool[] = {"--pool", "4M", "--set", "daemon.segment=4M", NULL};
+        static const char *const tiny_pool[] = {"daemon.pool=4M", "daemon.segment=4M", NULL};
         struct way w = {.depth = "8", .prefix = "1000"};
         struct answer a;
 
-        daemon_stop(&server);
-        daemon_again(&server, tiny_pool);
+        instance_stop(&server);
+        instance_again(&server, tiny_pool);
         diffusion_model("deep", &deep, 1);
         ck_assert_int_eq(rename(folder_path("model"), folder_path("small")), 0);
         ck_assert_int_eq(rename(folder_path("deep"), folder_path("model")), 0);
@@ -398,15 +398,15 @@ START_TEST(the_daemons_death_is_not_an_error) {
                         _exit(o.status);
                 }
                 usleep((useconds_t)round * 2000);
-                daemon_kill(&server);
+                instance_kill(&server);
                 if (round % 2)
-                        daemon_again(&server, small_pool);
+                        instance_again(&server, small_pool);
                 ck_assert_int_eq(waitpid(pid, &status, 0), pid);
                 ck_assert_int_eq(status, 0);
                 a = take((struct output){0, folder_read("line", &size), ""}, &w);
                 check_same(a, alone);
                 if (round % 2 == 0)
-                        daemon_again(&server, small_pool);
+                        instance_again(&server, small_pool);
         }
 }
 END_TEST
@@ -416,11 +416,11 @@ START_TEST(without_a_daemon_it_works_and_says_so) {
         struct answer alone = ask_alone(w);
         struct output o;
 
-        daemon_stop(&server);
+        instance_stop(&server);
         o = run(&w);
         check_same(take(o, &w), alone);
         ck_assert_ptr_nonnull(strstr(o.err, "not sharing"));
-        daemon_again(&server, small_pool);
+        instance_again(&server, small_pool);
 }
 END_TEST
 
@@ -429,7 +429,7 @@ START_TEST(B15_no_cross_kind_reuse) {
         struct way w = {.depth = "2"};
         struct answer alone = ask_alone(w);
         struct kvd_geometry geometry;
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
         struct output o;
         kvd *connection;
         kvd_space *space;
@@ -437,8 +437,8 @@ START_TEST(B15_no_cross_kind_reuse) {
         ask(w);
         memcpy(&geometry, facts(conn).geometry.data, sizeof geometry);
         conn_close(conn);
-        daemon_stop(&server);
-        daemon_again(&server, small_pool);
+        instance_stop(&server);
+        instance_again(&server, small_pool);
         ck_assert_int_eq(kvd_open(server.socket, &connection), 0);
         ck_assert_int_eq(kvd_space_open(connection, "model", &geometry, NULL, &space), 0);
         o = run(&w);
@@ -453,7 +453,7 @@ END_TEST
 
 static void set(const char *key, const char *value) {
         struct kvd_msg_space_set request = {kvd_slice_of("model"), {0}, kvd_slice_of(key), kvd_slice_of(value)};
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
 
         ck_assert_msg(conn_call(conn, KVD_MSG_space_set, &request, NULL) == 0, "%s: %s", key, kvd_error());
         conn_close(conn);
@@ -505,7 +505,7 @@ static double listed(const char *line, const char *name, uint32_t i) {
  */
 START_TEST(the_space_makes_the_table) {
         struct kvd_msg_profile request = {.space = kvd_slice_of("model"), .op = 3};
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
         struct kvd_msg_profile_reply reply;
         float mean[4];
         struct output o;
@@ -540,7 +540,7 @@ START_TEST(the_space_takes_a_table) {
         uint8_t depths[101];
         struct kvd_msg_profile request = {
                 .space = kvd_slice_of("model"), .op = 4, .depth = {depths, sizeof depths}, .def = 2};
-        struct conn *conn = daemon_connect(&server);
+        struct conn *conn = instance_connect(&server);
         struct kvd_msg_profile_reply reply;
         struct output o;
 

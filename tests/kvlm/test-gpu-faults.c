@@ -16,7 +16,7 @@ enum { WAIT_MS = 20000 };
 
 /* The victim is somewhere in its prompts, later in each round. */
 START_TEST(a_killed_process_harms_nobody) {
-        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"),
+        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", scene_socket(),
                               "--document", folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "",
                               "--max-tokens", "40", NULL};
         const char *expected;
@@ -32,8 +32,8 @@ START_TEST(a_killed_process_harms_nobody) {
                 nanosleep(&pause, NULL);
                 other = scene_ask_in_background("other");
                 ck_assert_int_eq(kill(victim, SIGKILL), 0);
-                scene_wait(victim);
-                ck_assert_int_eq(scene_wait(other), 0);
+                wait_status(victim);
+                ck_assert_int_eq(wait_status(other), 0);
                 scene_assert_answers((struct output){0, folder_read("other", &size), ""}, expected);
         }
         scene_assert_clean();
@@ -48,9 +48,9 @@ START_TEST(a_full_pool_is_not_an_error) {
         size_t n[2];
 
         folder_model("wide", &wide, 3);
-        scene_daemon_of("4M", "2M");
+        scene_daemon_of("daemon.pool=4M", "daemon.segment=2M");
         for (int i = 0; i < 2; i++) {
-                struct output o = kvlm("--model", folder_path("wide"), "--socket", folder_path("daemon/kvd.sock"),
+                struct output o = kvlm("--model", folder_path("wide"), "--socket", scene_socket(),
                                        "--tokens", folder_path("ids"), "--json", "--logits", folder_path(names[i]),
                                        "--device", "cuda", "--chunk", "32", i == 1 ? "--no-share" : NULL, NULL);
 
@@ -81,7 +81,7 @@ START_TEST(the_daemons_death_is_not_an_error) {
                 scene_end_daemon(SIGKILL);
                 if (round % 2)
                         scene_daemon();
-                ck_assert_int_eq(scene_wait(pid), 0);
+                ck_assert_int_eq(wait_status(pid), 0);
                 o.out = folder_read("out", &size);
                 ck_assert_str_eq(scene_texts(o), expected);
                 ck_assert_uint_eq(scene_sum(o.out, "wrong_bytes"), 0);
@@ -113,7 +113,7 @@ static void wait_for_call(const char *log, const char *call) {
  * killed: B's stream goes on when the daemon has given the blocks up, and B computes all of it again, by itself.
  */
 START_TEST(who_waits_for_a_dead_producer_begins_anew) {
-        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"),
+        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", scene_socket(),
                               "--tokens", folder_path("ids"), "--chunk", "16", "--max-tokens", "3", NULL};
         const char *expected, *model = folder_path("model"), *ids = folder_path("ids");
         struct output o;
@@ -135,15 +135,15 @@ START_TEST(who_waits_for_a_dead_producer_begins_anew) {
         b = fork();
         ck_assert_int_ge(b, 0);
         if (b == 0) {
-                o = kvlm("--model", model, "--socket", folder_path("daemon/kvd.sock"), "--tokens", ids, "--max-tokens",
+                o = kvlm("--model", model, "--socket", scene_socket(), "--tokens", ids, "--max-tokens",
                          "3", "--stop", "", "--json", NULL);
                 folder_write_text("answer", o.out);
                 _exit(o.status);
         }
         wait_for_call("reader", "cuStreamWaitValue64");
         ck_assert_int_eq(kill(victim, SIGKILL), 0);
-        scene_wait(victim);
-        ck_assert_int_eq(scene_wait(b), 0);
+        wait_status(victim);
+        ck_assert_int_eq(wait_status(b), 0);
         o = (struct output){0, folder_read("answer", &size), ""};
         ck_assert_str_eq(scene_texts(o), expected);
         ck_assert_uint_eq(scene_sum(o.out, "\"refused"), 1);

@@ -88,7 +88,7 @@ END_TEST
 
 START_TEST(logits_are_the_same_from_the_pool) {
         static const char *const types[] = {"f32", "bf16"}, *const names[] = {"private", "computed", "reused"};
-        const char *model = folder_path("model"), *socket = folder_path("daemon/kvd.sock");
+        const char *model = folder_path("model"), *socket = scene_socket();
 
         scene_daemon();
         for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
@@ -126,7 +126,7 @@ START_TEST(many_at_once_agree) {
         for (size_t i = 0; i < ARRAY_SIZE(names); i++)
                 all[i] = scene_ask_in_background(names[i]);
         for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-                ck_assert_int_eq(scene_wait(all[i]), 0);
+                ck_assert_int_eq(wait_status(all[i]), 0);
                 scene_assert_answers((struct output){0, folder_read(names[i], &size), ""}, expected);
         }
         last = scene_ask("--verify", NULL);
@@ -144,7 +144,7 @@ START_TEST(what_is_generated_is_published_if_it_is_exact) {
         uint64_t shared[2];
 
         scene_daemon();
-        socket = folder_path("daemon/kvd.sock");
+        socket = scene_socket();
         for (int i = 0; i < 2; i++) {
                 struct output o = kvlm("--model", model, "--socket", socket, "--tokens", folder_path("ids"), "--stop",
                                        "", "--max-tokens", "12", "--json", "--decode", i == 0 ? "fast" : "exact", NULL);

@@ -2,7 +2,7 @@
 
 /*
  * kvlm with a kvd: what is reused is right to the last byte, answers never depend on the cache, and no failure of
- * the daemon or of another kvlm becomes the user's. The second argument of this program is the daemon.
+ * the daemon, $KVD, or of another kvlm becomes the user's.
  */
 
 #include <fcntl.h>
@@ -14,43 +14,23 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
 static const struct shape small = {3, 24, 6, 2, 10, 37, 283, true, "F32"};
-static const char *daemon_program;
-static pid_t daemon_pid;
+static struct instance server;
 
-enum { PROMPTS = 6, WAIT_MS = 10000 };
+enum { PROMPTS = 6 };
 
 static void start_daemon(const char *pool) {
-        int ready[2], status = 0;
-        char number[16], byte;
-
-        ck_assert_int_eq(pipe2(ready, O_CLOEXEC), 0);
-        snprintf(number, sizeof number, "%d", ready[1]);
-        daemon_pid = fork();
-        ck_assert_int_ge(daemon_pid, 0);
-        if (daemon_pid == 0) {
-                fcntl(ready[1], F_SETFD, 0);
-                execl(daemon_program, daemon_program, "--private", folder_path("daemon"), "--backend", "host", "--pool",
-                      pool, "--set", "daemon.segment=4M", "--ready-fd", number, NULL);
-                _exit(127);
-        }
-        close(ready[1]);
-        ck_assert_int_eq(poll(&(struct pollfd){.fd = ready[0], .events = POLLIN}, 1, WAIT_MS), 1);
-        if (read(ready[0], &byte, 1) != 1) {
-                waitpid(daemon_pid, &status, 0);
-                ck_abort_msg("the daemon ended with %#x before it was ready", (unsigned)status);
-        }
-        close(ready[0]);
+        instance_again(&server, SETTINGS(pool, "daemon.segment=4M"));
 }
 
 static void end_daemon(int signal) {
-        int status;
-
-        ck_assert_int_eq(kill(daemon_pid, signal), 0);
-        ck_assert_int_eq(waitpid(daemon_pid, &status, 0), daemon_pid);
-        daemon_pid = 0;
+        if (signal == SIGKILL)
+                instance_kill(&server);
+        else
+                instance_stop(&server);
 }
 
 /* A model, and prompts that share a document of some 600 tokens. */
@@ -58,6 +38,7 @@ static void prepare(void) {
         char *text = folder_memory(8192), *at = text;
 
         folder_make();
+        instance_make_dir(&server);
         folder_model("model", &small, 11);
         for (int i = 0; i < 200; i++)
                 at = print_to(at, "the theory of %d abcd\n", i * i % 97);
@@ -69,13 +50,14 @@ static void prepare(void) {
 }
 
 static void clean_up(void) {
-        if (daemon_pid > 0)
-                end_daemon(SIGKILL);
+        if (server.pid > 0)
+                instance_kill(&server);
+        instance_sweep(&server);
         folder_remove();
 }
 
 static struct output ask(const char *option) {
-        return kvlm("--model", folder_path("model"), "--socket", folder_path("daemon/kvd.sock"), "--document",
+        return kvlm("--model", folder_path("model"), "--socket", server.socket, "--document",
                     folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "", "--max-tokens", "40",
                     "--json", "--verify", option, NULL);
 }
@@ -109,7 +91,7 @@ START_TEST(a_second_process_reuses_what_the_first_computed) {
         struct output first, second;
         uint64_t tokens;
 
-        start_daemon("16M");
+        start_daemon("daemon.pool=16M");
         first = ask("--chunk=64");
         check_answers(first, expected);
         second = ask("--chunk=7");
@@ -128,8 +110,8 @@ START_TEST(a_conversation_goes_on_where_it_ended) {
         char ids[4096], *at = ids;
         struct output o;
 
-        start_daemon("16M");
-        socket = folder_path("daemon/kvd.sock");
+        start_daemon("daemon.pool=16M");
+        socket = server.socket;
         for (int i = 0; i < 100; i++)
                 at = print_to(at, "%d ", i == 0 ? 1 : 100 + i);
         o = kvlm("--model", model, "--socket", socket, "--tokens", folder_write_text("ids", ids), "--stop", "",
@@ -141,13 +123,13 @@ START_TEST(a_conversation_goes_on_where_it_ended) {
 END_TEST
 
 START_TEST(logits_are_the_same_from_the_pool) {
-        const char *model = folder_path("model"), *socket = folder_path("daemon/kvd.sock"), *tokens;
+        const char *model = folder_path("model"), *socket = server.socket, *tokens;
         char ids[4096], *at = ids;
         const char *names[] = {"private", "computed", "reused"};
         void *logits[3];
         size_t size;
 
-        start_daemon("16M");
+        start_daemon("daemon.pool=16M");
         for (int i = 0; i < 300; i++)
                 at = print_to(at, "%d ", i * i % 283);
         tokens = folder_write_text("ids", ids);
@@ -169,14 +151,14 @@ static void set_space(const char *settings) {
         char command[512];
 
         snprintf(command, sizeof command, "\"$KVCTL\" --socket %s space set model %s > /dev/null",
-                 folder_path("daemon/kvd.sock"), settings);
+                 server.socket, settings);
         ck_assert_int_eq(system(command), 0);
 }
 
 static void expect_sound_pool(void) {
         char command[512];
 
-        snprintf(command, sizeof command, "\"$KVCTL\" --socket %s check > /dev/null", folder_path("daemon/kvd.sock"));
+        snprintf(command, sizeof command, "\"$KVCTL\" --socket %s check > /dev/null", server.socket);
         ck_assert_int_eq(system(command), 0);
 }
 
@@ -191,7 +173,7 @@ START_TEST(what_is_lossy_stays_private) {
         const char *expected = texts(ask("--no-share").out);
         struct output o;
 
-        start_daemon("16M");
+        start_daemon("daemon.pool=16M");
         check_answers(ask("--chunk=64"), expected);
         for (size_t i = 0; i < 2 * ARRAY_SIZE(methods); i++) {
                 set_space(methods[i / 2]);
@@ -211,11 +193,11 @@ END_TEST
 
 /* A prompt is exact under HShare, what is generated is not. */
 START_TEST(sparse_answers_stay_private) {
-        const char *model = folder_path("model"), *socket = folder_path("daemon/kvd.sock"), *tokens;
+        const char *model = folder_path("model"), *socket = server.socket, *tokens;
         char ids[4096], *at = ids;
         struct output o;
 
-        start_daemon("16M");
+        start_daemon("daemon.pool=16M");
         for (int i = 0; i < 100; i++)
                 at = print_to(at, "%d ", i == 0 ? 1 : 100 + i);
         tokens = folder_write_text("ids", ids);
@@ -235,12 +217,12 @@ END_TEST
 
 START_TEST(a_full_pool_is_not_an_error) {
         static const struct shape deep = {8, 16, 4, 4, 16, 16, 270, true, "F32"};
-        const char *socket = folder_path("daemon/kvd.sock");
+        const char *socket = server.socket;
         uint64_t shared = 0, private = 0;
         char ids[8192];
 
         folder_model("deep", &deep, 1);
-        start_daemon("4M");
+        start_daemon("daemon.pool=4M");
         for (int i = 0; i < 4; i++) {
                 char *at = ids;
                 struct output o;
@@ -290,7 +272,7 @@ START_TEST(many_at_once_agree) {
         const char *expected = texts(ask("--no-share").out), *names[] = {"a", "b", "c", "d"};
         pid_t all[ARRAY_SIZE(names)];
 
-        start_daemon("16M");
+        start_daemon("daemon.pool=16M");
         for (size_t i = 0; i < ARRAY_SIZE(names); i++)
                 all[i] = ask_in_background(names[i]);
         for (size_t i = 0; i < ARRAY_SIZE(names); i++)
@@ -305,12 +287,12 @@ START_TEST(the_daemons_death_is_not_an_error) {
         for (int round = 0; round < 12; round++) {
                 pid_t pid;
 
-                start_daemon("16M");
+                start_daemon("daemon.pool=16M");
                 pid = ask_in_background("out");
                 usleep((useconds_t)round * 4000);
                 end_daemon(SIGKILL);
                 if (round % 2)
-                        start_daemon("16M");
+                        start_daemon("daemon.pool=16M");
                 check_background(pid, "out", expected);
                 if (round % 2)
                         end_daemon(SIGTERM);
@@ -332,7 +314,7 @@ END_TEST
 START_TEST(another_model_shares_nothing) {
         struct output o;
 
-        start_daemon("16M");
+        start_daemon("daemon.pool=16M");
         ck_assert_int_eq(ask("--json").status, 0);
         remove(folder_path("model/model.safetensors"));
         remove(folder_path("model/config.json"));
@@ -371,12 +353,12 @@ START_TEST(ctrl_c_ends_cleanly) {
         int status;
         pid_t pid;
 
-        start_daemon("16M");
+        start_daemon("daemon.pool=16M");
         pid = fork();
         ck_assert_int_ge(pid, 0);
         if (pid == 0) {
                 execl(kvlm_program, kvlm_program, "--model", folder_path("model"), "--socket",
-                      folder_path("daemon/kvd.sock"), "--text", folder_path("document"), "--max-tokens", "100000",
+                      server.socket, "--text", folder_path("document"), "--max-tokens", "100000",
                       "--stop", "", NULL);
                 _exit(127);
         }
@@ -389,9 +371,8 @@ START_TEST(ctrl_c_ends_cleanly) {
 END_TEST
 
 SUITE("kvlm: sharing",
-      SKIP_IF(argc != 3),
+      SKIP_IF(argc != 2),
       kvlm_program = argv[1],
-      daemon_program = argv[2],
       FIXTURE(prepare, clean_up),
       TESTS(a_second_process_reuses_what_the_first_computed,
             a_conversation_goes_on_where_it_ended, logits_are_the_same_from_the_pool,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/lib/fault.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,19 +13,17 @@
 #include <unistd.h>
 
 #include "ipc/base/util.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/sanitized.h"
 
-static struct fault_state *state;
+static struct fault_state *state; /* in the process under test */
+static const struct fault_state *swept;
 
 static const char *const names[] = {
 #define FAULT_NAME(type, name, parameters, arguments) #name,
         KVD_SYS_CALLS(FAULT_NAME)
 #undef FAULT_NAME
 };
-
-const char *fault_name(enum fault_call call) {
-        return names[call];
-}
 
 /* What each call may say. 0 ends the list. */
 static const int errors[N_FAULT_CALLS][4] = {
@@ -160,9 +157,18 @@ static uint32_t sweep_one(struct fault_state *s, enum fault_call call, int error
         return (uint32_t)s->seen;
 }
 
+static void describe(void) {
+        const struct fault *f = &swept->fault;
+
+        fprintf(stderr, "\nfailing call %u of %s, errno %d%s: ", f->nth, names[f->call], f->error,
+                f->forever ? ", for good" : "");
+}
+
 void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct fault_state *, void *), void *arg) {
         uint32_t total = 0, runs = 0;
 
+        swept = s;
+        before_death = describe;
         printf("%s:", who);
         fflush(stdout);
         for (uint32_t call = 0; call < N_FAULT_CALLS; call++) {
@@ -186,11 +192,6 @@ void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct faul
 
 /* ---- processes ---------------------------------------------------------------------------------------------- */
 
-static void describe(const struct fault_state *s, const char *what, int status) {
-        fprintf(stderr, "%s %u of %s %s with errno %d: a process ended with status %#x\n", what, s->fault.nth,
-                names[s->fault.call], s->fault.forever ? "and all after it" : "alone", s->fault.error, status);
-}
-
 int fault_fork(struct fault_state *s, void (*run)(struct fault_state *, void *), void *arg, unsigned seconds) {
         pid_t pid = fork();
         int status;
@@ -205,16 +206,5 @@ int fault_fork(struct fault_state *s, void (*run)(struct fault_state *, void *),
                 exit(1);
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
                 return 0;
-        describe(s, "failing call", status);
-        exit(1);
-}
-
-uint32_t open_fds(void) {
-        DIR *dir = opendir("/proc/self/fd");
-        uint32_t n = 0;
-
-        while (dir && readdir(dir))
-                n++;
-        closedir(dir);
-        return n - 3; /* ., .., and the directory itself */
+        die("a process ended with status %#x", status);
 }

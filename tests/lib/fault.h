@@ -39,7 +39,6 @@ struct fault_state {
 /* Makes state's failures happen from now on in this process. */
 void fault_install(struct fault_state *state);
 void fault_set(struct fault_state *state, const struct fault *fault);
-const char *fault_name(enum fault_call call);
 
 /*
  * For each of the calls, each error it may have, once and for good: run(state, arg) for n = 1, 2, ... until none was
@@ -51,7 +50,5 @@ struct fault_state *fault_state_new(void); /* shared with processes forked later
 
 /* Runs in a process of its own, at most so many seconds; its exit status, or the end of the test. */
 int fault_fork(struct fault_state *state, void (*run)(struct fault_state *, void *), void *arg, unsigned seconds);
-
-uint32_t open_fds(void); /* of this process */
 
 #endif

@@ -6,24 +6,25 @@
 
 #include <pthread.h>
 
+#include "tests/lib/instance.h"
+
+struct config;
 struct daemon;
 
 struct inproc {
         pthread_t thread;
         struct daemon *daemon;
-        char dir[64], socket[96];
-        int result; /* of daemon_run */
+        struct instance in; /* of which pid is not used */
+        int result;         /* of daemon_run */
 };
 
-/* settings: "section.key=value" on top of a small pool, epoll and no log; ended by NULL. Ends the test on failure. */
+/* settings: "section.key=value" on top of a small pool, epoll and no log; ended by NULL; may be NULL. */
 void inproc_start(struct inproc *d, const char *const *settings);
 /* The same, with a worker: the program that is started with --worker. */
 void inproc_start_with_worker(struct inproc *d, const char *const *settings, const char *program);
-void inproc_stop(struct inproc *d);
+void inproc_stop(struct inproc *d); /* it must leave no socket */
 
-/* Every invariant of every space that the caller may see, and that nobody holds anything any more. */
-void inproc_expect_clean(const struct inproc *d);
-
-_Noreturn __attribute__((format(printf, 1, 2))) void give_up(const char *format, ...);
+/* The same configuration, for a daemon that is started in another way. */
+void inproc_configure(struct config *config, const char *socket, const char *const *settings);
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "store/store.h"
 #include "tests/lib/fault.h"
+#include "tests/lib/instance.h"
 
 #define BT 4u
 #define BLOCK_BYTES 4096u
@@ -19,12 +20,6 @@
 
 static const struct kvd_shape geometry = {
         .layers = 1, .kv_heads = 1, .head_dim = 128, .block_tokens = BT, .dtype = KVD_dtype_f32, .vocab = 100000};
-
-static _Noreturn void wrong(const struct fault_state *s, const char *what) {
-        fprintf(stderr, "failing call %u of %s, errno %d%s: %s\n", s->fault.nth, fault_name(s->fault.call),
-                s->fault.error, s->fault.forever ? ", for good" : "", what);
-        exit(1);
-}
 
 /* ---- steps: each may be refused ----------------------------------------------------------------------------- */
 
@@ -63,7 +58,7 @@ static uint32_t seal_chain(struct attachment *a, uint32_t n, uint32_t first_toke
         return got;
 }
 
-static void expect_clean(const struct fault_state *s, struct store *store) {
+static void check_spaces(const struct fault_state *s, struct store *store) {
         struct check_report report = {0};
         struct space *space;
         uint32_t cursor = 0;
@@ -72,7 +67,7 @@ static void expect_clean(const struct fault_state *s, struct store *store) {
                 do {
                         space_check(space, &cursor, &report);
                         if (report.broken)
-                                wrong(s, report.first);
+                                die("%s", report.first);
                 } while (cursor);
 }
 
@@ -91,24 +86,24 @@ static void work(const struct fault_state *s, struct store *store, struct domain
 
         seal_chain(a, POOL_BLOCKS, 1);
         idle(store);
-        expect_clean(s, store);
+        check_spaces(s, store);
         if (b && space_allocate(b, 1, &ref) == 1)
                 attachment_orphan(b);
         two = make_space(domain, "two", KVD_kind_causal); /* takes segments from the first */
         c = attach(two);
         seal_chain(c, POOL_BLOCKS / 3, 50000);
-        expect_clean(s, store);
+        check_spaces(s, store);
         attachment_free(b, true);
         if (one)
                 space_evict(one, 3, KVD_ROOT, &more);
         if (one)
                 space_set(one, "max_blocks", "16");
         idle(store);
-        expect_clean(s, store);
+        check_spaces(s, store);
         attachment_free(a, false);
         attachment_free(c, false);
         if (two && space_delete(two, false) < 0)
-                wrong(s, "a space that nobody uses cannot be deleted");
+                die("a space that nobody uses cannot be deleted");
 }
 
 /* With the system well again: as much as there would be without anything having happened. */
@@ -121,12 +116,12 @@ static void expect_full_service(const struct fault_state *s, struct store *store
         while (store_idle(store)) /* it takes deleted spaces apart when there is nothing else to do */
                 ;
         if (store_pool_used(store))
-                wrong(s, "bytes of the pool are left over");
+                die("bytes of the pool are left over");
         fresh = make_space(domain, "fresh", KVD_kind_causal);
         a = attach(fresh);
         if (!a || seal_chain(a, POOL_BLOCKS / 2, 7) < POOL_BLOCKS / 2)
-                wrong(s, "a fresh space does not work");
-        expect_clean(s, store);
+                die("a fresh space does not work");
+        check_spaces(s, store);
 }
 
 static void run(struct fault_state *s, void *arg) {
@@ -136,7 +131,7 @@ static void run(struct fault_state *s, void *arg) {
         struct domain_config domain_config = {.name = "d", .arena = *arena};
         struct store *store;
         struct domain *domain;
-        uint32_t fds = open_fds();
+        uint32_t fds = fds_of(0);
 
         s->on = true;
         if (store_new(&config, &store) == 0 && store_domain(store, &domain_config, &domain) == 0) {
@@ -146,8 +141,8 @@ static void run(struct fault_state *s, void *arg) {
         }
         s->on = false;
         store_free(store);
-        if (open_fds() != fds)
-                wrong(s, "descriptors are left over");
+        if (fds_of(0) != fds)
+                die("descriptors are left over");
 }
 
 int main(void) {

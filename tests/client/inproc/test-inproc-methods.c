@@ -24,7 +24,7 @@
 
 static void set(kvd_space *space, const char *name, double value) {
         if (kvd_space_set(space, name, value) < 0)
-                give_up("%s: %s", name, kvd_error());
+                die("%s: %s", name, kvd_error());
 }
 
 static void switch_on(const char *socket) {
@@ -34,7 +34,7 @@ static void switch_on(const char *socket) {
 
         if (kvd_open(socket, &handle) < 0 || kvd_space_open(handle, "methods", &methods_geometry, NULL, &space) < 0 ||
             kvd_space_open(handle, "whole", &methods_whole_geometry, &whole, &second) < 0)
-                give_up("%s", kvd_error());
+                die("%s", kvd_error());
         set(space, "memshare", 1);
         set(space, "memshare.align", 0);
         set(space, "memshare.min_step_tokens", 8);
@@ -57,9 +57,9 @@ static void *work(void *arg) {
 
 static void expect_work(const struct methods_tally *t) {
         if (t->bytes_wrong || t->unmarked)
-                give_up("%llu wrong bytes", (unsigned long long)t->bytes_wrong);
+                die("%llu wrong bytes", (unsigned long long)t->bytes_wrong);
         if (!t->appended || !t->changes || !t->cooled || !t->revived)
-                give_up("%llu blocks, %llu changes, %llu cooled, %llu revived: that is no test",
+                die("%llu blocks, %llu changes, %llu cooled, %llu revived: that is no test",
                         (unsigned long long)t->appended, (unsigned long long)t->changes,
                         (unsigned long long)t->cooled, (unsigned long long)t->revived);
 }
@@ -72,9 +72,9 @@ static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
         void *failed;
 
         inproc_start_with_worker(&d, settings, getenv("KVD"));
-        switch_on(d.socket);
+        switch_on(d.in.socket);
         for (uint32_t i = 0; i < WORKERS; i++) {
-                options[i] = (struct methods_options){.socket = d.socket, .tally = &tally, .seed = seed + i,
+                options[i] = (struct methods_options){.socket = d.in.socket, .tally = &tally, .seed = seed + i,
                                                       .threads = true};
                 pthread_create(&threads[i], NULL, work, &options[i]);
         }
@@ -83,11 +83,11 @@ static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
         for (uint32_t i = 0; i < WORKERS; i++) {
                 pthread_join(threads[i], &failed);
                 if (failed)
-                        give_up("a worker failed");
+                        die("a worker failed");
         }
         expect_work(&tally);
         usleep(200000);
-        inproc_expect_clean(&d);
+        instance_expect_clean(&d.in);
         inproc_stop(&d);
         printf("methods %s: %llu operations, %llu bytes checked, 0 wrong; shared %llu, approximate %llu, absent %llu\n",
                settings[0], (unsigned long long)tally.operations, (unsigned long long)tally.bytes_checked,

@@ -42,7 +42,7 @@ static void run_workers(uint32_t seconds, uint64_t seed, const char *const *sett
         memset(&tally, 0, sizeof tally);
         inproc_start(&d, settings);
         for (uint32_t i = 0; i < WORKERS; i++) {
-                options[i] = (struct worker_options){.socket = d.socket, .tally = &tally, .seed = seed + i,
+                options[i] = (struct worker_options){.socket = d.in.socket, .tally = &tally, .seed = seed + i,
                                                      .threads = true};
                 pthread_create(&threads[i], NULL, worker_main, &options[i]);
         }
@@ -51,9 +51,9 @@ static void run_workers(uint32_t seconds, uint64_t seed, const char *const *sett
         for (uint32_t i = 0; i < WORKERS; i++) {
                 pthread_join(threads[i], &failed);
                 if (failed || tally.bytes_wrong)
-                        give_up("a worker failed, %llu wrong bytes", (unsigned long long)tally.bytes_wrong);
+                        die("a worker failed, %llu wrong bytes", (unsigned long long)tally.bytes_wrong);
         }
-        inproc_expect_clean(&d);
+        instance_expect_clean(&d.in);
         inproc_stop(&d);
         printf("workers %s: %llu operations, %llu bytes checked, 0 wrong\n", settings ? settings[0] : "",
                (unsigned long long)tally.operations, (unsigned long long)tally.bytes_checked);
@@ -76,14 +76,14 @@ static void make_tokens(uint32_t chain, uint32_t *ret) {
 static void expect_right(const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens) {
         for (uint32_t i = 0; i < pin->n_blocks; i++)
                 if (oracle_wrong(kvd_pin_block(pin, ids[i]), pin->block_bytes, oracle_seed(1, tokens, (i + 1) * BT)))
-                        give_up("wrong bytes in block %u", ids[i]);
+                        die("wrong bytes in block %u", ids[i]);
 }
 
 static uint32_t take(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         int r = kvd_alloc(space, n, blocks);
 
         if (r < 0 && r != -ENOBUFS && r != -EDQUOT)
-                give_up("kvd_alloc: %s", kvd_error());
+                die("kvd_alloc: %s", kvd_error());
         return r < 0 ? 0 : (uint32_t)r;
 }
 
@@ -102,7 +102,7 @@ static void extend(struct sharer *s, struct kvd_pin *pin, uint32_t *ids, const u
                 return;
         }
         if (kvd_seal(s->space, pin, n, blocks, tokens + first * BT, n * BT) != (int)n)
-                give_up("kvd_seal: %s", kvd_error());
+                die("kvd_seal: %s", kvd_error());
         for (uint32_t i = 0; i < n; i++)
                 ids[first + i] = blocks[i].id;
         s->sealed += n;
@@ -137,8 +137,8 @@ static void run_shared(uint32_t seconds, uint64_t seed) {
         struct inproc d;
 
         inproc_start(&d, NULL);
-        if (kvd_open(d.socket, &handle) < 0 || kvd_space_open(handle, "shared", &soak_geometry, &options, &space) < 0)
-                give_up("%s", kvd_error());
+        if (kvd_open(d.in.socket, &handle) < 0 || kvd_space_open(handle, "shared", &soak_geometry, &options, &space) < 0)
+                die("%s", kvd_error());
         for (uint32_t i = 0; i < SHARERS; i++) {
                 sharers[i] = (struct sharer){.space = space, .random = {seed * 31 + i}, .stop = &stop};
                 pthread_create(&threads[i], NULL, sharer_main, &sharers[i]);
@@ -151,7 +151,7 @@ static void run_shared(uint32_t seconds, uint64_t seed) {
         }
         kvd_space_close(space);
         kvd_close(handle);
-        inproc_expect_clean(&d);
+        instance_expect_clean(&d.in);
         inproc_stop(&d);
         printf("shared: %llu hits, 0 wrong bytes\n", (unsigned long long)hits);
 }

@@ -11,7 +11,7 @@
 #include "tests/client/killpoints/chains.h"
 #include "tests/client/killpoints/elsewhere.h"
 #include "tests/client/killpoints/hook.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 
 struct actor {
         const char *socket;

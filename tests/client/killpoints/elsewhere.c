@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "tests/client/killpoints/chains.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 
 const struct kvd_space_options causal_options = {.max_blocks = CAUSAL_BLOCKS};
 

@@ -36,11 +36,10 @@
 #include "tests/client/killpoints/elsewhere.h"
 #include "tests/client/killpoints/hook.h"
 #include "tests/client/killpoints/reclaim.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 
 #define EVERY UINT32_MAX
-#define LATE_AGAIN 9
 #define RESTARTS 25u /* deaths with a new daemon, a time: each takes some ten milliseconds */
 
 struct test {
@@ -48,36 +47,31 @@ struct test {
         uint64_t seed;
         const char *only;
         bool churn, stop, arena, epoll, mutant;
-        struct daemon daemon;
+        struct instance daemon;
         struct stage *stage;
         struct conn *conn;
         pid_t observer;
         struct random random;
-        uint64_t kills, late, *ns; /* reclaim times of one operation */
+        uint64_t kills, *ns; /* reclaim times of one operation */
         uint32_t n_ns;
 };
 
 /* ---- processes ---------------------------------------------------------------------------------------------- */
 
-static const char *const *daemon_arguments(const struct test *t) {
-        static const char *a[20] = {"--pool", "4M", "--set", "daemon.segment=64K", "--set", "daemon.pages=small",
-                                    "--set", "daemon.log=error"};
+static const char *const *daemon_settings(const struct test *t) {
+        static const char *s[10] = {"daemon.pool=4M", "daemon.segment=64K", "daemon.pages=small", "daemon.log=error"};
         static char users[64];
-        uint32_t n = 8;
+        uint32_t n = 4;
 
         if (t->arena) {
                 snprintf(users, sizeof users, "domain killed.users=%u", getuid());
-                a[n++] = "--set";
-                a[n++] = users;
-                a[n++] = "--set";
-                a[n++] = "domain killed.isolation=arena";
+                s[n++] = users;
+                s[n++] = "domain killed.isolation=arena";
         }
-        if (t->epoll) {
-                a[n++] = "--set";
-                a[n++] = "daemon.loop=epoll";
-        }
-        a[n] = NULL;
-        return a;
+        if (t->epoll)
+                s[n++] = "daemon.loop=epoll";
+        s[n] = NULL;
+        return s;
 }
 
 /* The world is another one before it goes on. */
@@ -146,11 +140,7 @@ static void partner_end(const struct operation *op, pid_t pid) {
 }
 
 static void wait_settled(const struct test *t) {
-        for (int i = 0; t->stage->settled != t->stage->daemon; i++) {
-                if (i == 20000)
-                        die("the observer does not settle");
-                usleep(500);
-        }
+        WAIT_UNTIL(t->stage->settled == t->stage->daemon);
 }
 
 /*
@@ -172,11 +162,11 @@ static void wait_closed(const char *path) {
 
 static void renew_daemon(struct test *t) {
         conn_close(t->conn);
-        daemon_kill(&t->daemon);
+        instance_kill(&t->daemon);
         wait_closed(t->daemon.socket);
-        daemon_again(&t->daemon, daemon_arguments(t));
+        instance_again(&t->daemon, daemon_settings(t));
         t->stage->daemon++;
-        t->conn = daemon_connect(&t->daemon);
+        t->conn = instance_connect(&t->daemon);
         wait_settled(t);
 }
 
@@ -228,23 +218,6 @@ static uint64_t die_once(struct test *t, const struct operation *op, uint64_t nt
         return ns;
 }
 
-/*
- * A busy or virtual machine stands still for a tenth of a second now and then, whatever the daemon does: what is late
- * every time is its fault.
- */
-static void die_in_time(struct test *t, const struct operation *op, uint64_t nth) {
-        uint64_t limit = RECLAIM_LIMIT_MS * UINT64_C(1000000), ns = die_once(t, op, nth);
-
-        t->ns[t->n_ns++] = ns;
-        for (int i = 0; ns > limit; i++) {
-                t->late++;
-                if (i == LATE_AGAIN)
-                        die("%s, point %llu: taken back after %llu ms, as every time", op->name,
-                            (unsigned long long)nth, (unsigned long long)ns / 1000000);
-                ns = die_once(t, op, nth);
-        }
-}
-
 /* ---- one operation ------------------------------------------------------------------------------------------ */
 
 static int by_value(const void *a, const void *b) {
@@ -274,14 +247,14 @@ static void die_everywhere(struct test *t, const struct operation *op) {
 
         t->n_ns = 0;
         t->ns = calloc(1, sizeof *t->ns);
-        die_in_time(t, op, 0);
+        t->ns[t->n_ns++] = die_once(t, op, 0);
         points = t->stage->points;
         t->ns = reallocarray(t->ns, points + 2, sizeof *t->ns);
         if (!points || !t->ns)
                 die("%s has no point", op->name);
         for (uint64_t nth = 1; nth <= points + 1; nth++)
                 if (chosen(t, nth, points + 1, limit))
-                        die_in_time(t, op, nth);
+                        t->ns[t->n_ns++] = die_once(t, op, nth);
         report(t, op, points);
         free(t->ns);
 }
@@ -297,26 +270,22 @@ static void round_of_all(struct test *t) {
 static void begin(struct test *t) {
         t->stage = mmap(NULL, sizeof *t->stage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         t->stage->daemon = 1;
-        daemon_start(&t->daemon, daemon_arguments(t));
+        instance_start(&t->daemon, daemon_settings(t));
         t->observer = observer_start(t->daemon.socket, t->stage);
         wait_settled(t);
-        t->conn = daemon_connect(&t->daemon);
+        t->conn = instance_connect(&t->daemon);
 }
 
 static void end(struct test *t, uint32_t fds) {
         const struct stage *s = t->stage;
         int status;
 
-        for (int i = 0; fds_beside_segments(&t->daemon, t->conn) != fds; i++) {
-                if (i == 200)
-                        die("%u descriptors before, %u now", fds, fds_beside_segments(&t->daemon, t->conn));
-                usleep(5000);
-        }
+        WAIT_UNTIL(fds_beside_segments(&t->daemon, t->conn) == fds);
         t->stage->stop = true;
         if (waitpid(t->observer, &status, 0) != t->observer || status != 0)
                 die("the observer ended with status %#x", status);
-        printf("{\"kills\": %llu, \"late\": %llu, \"fewer_points\": %llu, \"looks\": %llu, \"bytes_checked\": %llu, "
-               "\"wrong_bytes\": %llu, \"seed\": %llu}\n", (unsigned long long)t->kills, (unsigned long long)t->late,
+        printf("{\"kills\": %llu, \"fewer_points\": %llu, \"looks\": %llu, \"bytes_checked\": %llu, "
+               "\"wrong_bytes\": %llu, \"seed\": %llu}\n", (unsigned long long)t->kills,
                (unsigned long long)s->survived, (unsigned long long)s->looks, (unsigned long long)s->bytes_checked,
                (unsigned long long)s->bytes_wrong, (unsigned long long)t->seed);
         if (t->mutant && !s->bytes_wrong)
@@ -324,8 +293,8 @@ static void end(struct test *t, uint32_t fds) {
         if (!t->kills)
                 die("nobody was killed: is there an operation of that name?");
         conn_close(t->conn);
-        daemon_stop(&t->daemon);
-        daemon_sweep(&t->daemon);
+        instance_stop(&t->daemon);
+        instance_sweep(&t->daemon);
 }
 
 static void parse(struct test *t, int argc, char **argv) {

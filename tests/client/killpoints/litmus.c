@@ -30,7 +30,7 @@
 #include "ipc/base/util.h"
 #include "tests/client/killpoints/chains.h"
 #include "tests/client/killpoints/hook.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 
 struct tally { /* shared by all processes */
@@ -43,7 +43,7 @@ struct litmus {
         uint64_t seed;
         bool shake, mutant;
         uint32_t n_blocks, n_tokens; /* of a chain */
-        struct daemon daemon;
+        struct instance daemon;
         struct tally *tally;
 };
 
@@ -87,7 +87,7 @@ static void evict_all(struct conn *conn) {
 }
 
 static void write_rounds(struct litmus *l) {
-        struct conn *conn = daemon_connect(&l->daemon);
+        struct conn *conn = instance_connect(&l->daemon);
         struct kvd_space *space = open_space(l);
         uint32_t tokens[2][CHAIN_TOKENS];
 
@@ -213,17 +213,16 @@ static void parse(struct litmus *l, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        static const char *const arguments[] = {"--pool", "4M", "--set", "daemon.segment=256K", "--set",
-                                              "daemon.pages=small", "--set", "daemon.log=error", NULL};
         struct litmus l = {.seconds = 5, .seed = (uint64_t)time(NULL), .n_blocks = 2};
 
         parse(&l, argc, argv);
         l.n_tokens = l.n_blocks * BT;
         hook_install();
         l.tally = mmap(NULL, sizeof *l.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        daemon_start(&l.daemon, arguments);
+        instance_start(&l.daemon, SETTINGS("daemon.pool=4M", "daemon.segment=256K",
+                                           "daemon.pages=small", "daemon.log=error"));
         run(&l);
-        daemon_stop(&l.daemon);
-        daemon_sweep(&l.daemon);
+        instance_stop(&l.daemon);
+        instance_sweep(&l.daemon);
         return verdict(&l);
 }

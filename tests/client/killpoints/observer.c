@@ -10,7 +10,7 @@
 #include "tests/client/killpoints/actor.h"
 #include "tests/client/killpoints/chains.h"
 #include "tests/client/killpoints/elsewhere.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 
 struct observer {
         struct stage *stage;

@@ -9,9 +9,7 @@
 #include "client/conn.h"
 #include "client/kvd.h"
 #include "tests/client/killpoints/actor.h"
-#include "tests/lib/daemon.h"
-
-#define GIVE_UP_NS UINT64_C(10000000000)
+#include "tests/lib/instance.h"
 
 uint64_t now_ns(void) {
         struct timespec t;
@@ -20,7 +18,7 @@ uint64_t now_ns(void) {
         return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-uint32_t fds_beside_segments(const struct daemon *d, struct conn *conn) {
+uint32_t fds_beside_segments(const struct instance *d, struct conn *conn) {
         struct kvd_msg_space_info_reply info;
         uint32_t segments = 0;
 
@@ -28,7 +26,7 @@ uint32_t fds_beside_segments(const struct daemon *d, struct conn *conn) {
                 space_facts(conn, i, &info);
                 segments += info.segments;
         }
-        return daemon_fds(d) - 2 * segments; /* one to write, one to read */
+        return instance_fds(d) - 2 * segments; /* one to write, one to read */
 }
 
 static void evict(struct conn *conn, const char *space) {
@@ -66,12 +64,12 @@ static _Noreturn void complain(struct conn *conn) {
                         (unsigned long long)info.limbo, (unsigned long long)info.sealed,
                         (unsigned long long)info.leases, info.clients);
         }
-        die("a dead process still holds something");
+        die("a dead process still holds something after %d looks", RECLAIM_LOOKS);
 }
 
 uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns) {
-        while (!at_rest(conn)) {
-                if (now_ns() - since_ns > GIVE_UP_NS)
+        for (int looks = 1; !at_rest(conn); looks++) {
+                if (looks == RECLAIM_LOOKS)
                         complain(conn);
                 usleep(100);
         }

@@ -25,7 +25,7 @@
 #include "ipc/base/util.h"
 #include "tests/client/killpoints/chains.h"
 #include "tests/client/killpoints/hook.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 
 #define MAX_CLIENTS 16u
@@ -40,7 +40,7 @@ struct tally { /* shared by all processes */
 struct shaking {
         uint32_t seconds, clients;
         uint64_t seed;
-        struct daemon daemon;
+        struct instance daemon;
         struct tally *tally;
 };
 
@@ -114,7 +114,7 @@ static void be_client(struct shaking *s, uint32_t number) {
 
 static void be_evictor(struct shaking *s, uint32_t number) {
         struct random random = {s->seed * MAX_CLIENTS + number};
-        struct conn *conn = daemon_connect(&s->daemon);
+        struct conn *conn = instance_connect(&s->daemon);
         struct kvd_msg_evict_reply reply;
 
         open_space(s); /* so that it exists */
@@ -157,9 +157,9 @@ static void run(struct shaking *s) {
 }
 
 static void expect_nothing_left(const struct shaking *s) {
-        struct conn *conn = daemon_connect(&s->daemon);
+        struct conn *conn = instance_connect(&s->daemon);
 
-        expect_quiet(conn, 2000);
+        expect_quiet(conn);
         expect_clean(conn);
         conn_close(conn);
 }
@@ -196,17 +196,16 @@ static void parse(struct shaking *s, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        static const char *const arguments[] = {"--pool", "4M", "--set", "daemon.segment=64K", "--set",
-                                                "daemon.pages=small", "--set", "daemon.log=error", NULL};
         struct shaking s = {.seconds = 8, .clients = 4, .seed = (uint64_t)time(NULL)};
 
         parse(&s, argc, argv);
         hook_install();
         s.tally = mmap(NULL, sizeof *s.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        daemon_start(&s.daemon, arguments);
+        instance_start(&s.daemon, SETTINGS("daemon.pool=4M", "daemon.segment=64K",
+                                           "daemon.pages=small", "daemon.log=error"));
         run(&s);
         expect_nothing_left(&s);
-        daemon_stop(&s.daemon);
-        daemon_sweep(&s.daemon);
+        instance_stop(&s.daemon);
+        instance_sweep(&s.daemon);
         return verdict(&s);
 }

@@ -28,36 +28,21 @@ static void service(struct fault_state *s, void *arg) {
 /* ---- one run ------------------------------------------------------------------------------------------------ */
 
 /* Deleted spaces are taken apart when there is nothing else to do. */
-static bool pool_is_empty(struct conn *conn, uint32_t ms) {
+static bool pool_is_empty(const struct instance *in) {
         struct kvd_msg_daemon_info_reply info = {.pool_used = 1};
+        struct conn *conn = instance_connect(in);
 
-        for (uint32_t i = 0; i < ms && info.pool_used; i++) {
-                if (conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
-                        return false;
-                usleep(i ? 1000 : 0);
-        }
+        if (conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
+                die("daemon_info: %s", kvd_error());
+        conn_close(conn);
         return info.pool_used == 0;
 }
 
 static void expect_nothing_held(struct fault_state *s, struct daemon_process *d, uint32_t fds) {
-        struct conn *conn;
-
-        if (conn_open(d->socket, "check", &conn) < 0)
-                daemon_process_wrong(s, kvd_error());
-        if (!daemon_is_quiet(conn, 1000))
-                daemon_process_wrong(s, "it holds what belonged to processes that are gone");
-        daemon_expect_sound(s, conn);
-        conn_close(conn);
-        fault_fork(s, service, d->socket, 20);
-        if (conn_open(d->socket, "check", &conn) < 0)
-                daemon_process_wrong(s, kvd_error());
-        if (!pool_is_empty(conn, 1000))
-                daemon_process_wrong(s, "bytes of the pool are left over");
-        conn_close(conn);
-        for (int i = 0; i < 200 && process_fds(d->pid) != fds; i++)
-                usleep(2000);
-        if (process_fds(d->pid) != fds)
-                daemon_process_wrong(s, "descriptors are left over");
+        instance_expect_clean(&d->in);
+        fault_fork(s, service, d->in.socket, 300);
+        WAIT_UNTIL(pool_is_empty(&d->in));
+        WAIT_UNTIL(instance_fds(&d->in) == fds);
 }
 
 static void run(struct fault_state *s, void *arg) {
@@ -65,15 +50,14 @@ static void run(struct fault_state *s, void *arg) {
         uint32_t fds;
 
         if (!daemon_process_start(&d, s)) { /* it said that it cannot start, and ended well */
-                daemon_process_sweep(&d);
+                instance_sweep(&d.in);
                 return;
         }
-        fds = process_fds(d.pid);
-        fault_fork(s, session, d.socket, 30);
+        fds = instance_fds(&d.in);
+        fault_fork(s, session, d.in.socket, 300);
         s->on = false;
         expect_nothing_held(s, &d, fds);
-        daemon_process_stop(&d, s);
-        daemon_process_sweep(&d);
+        daemon_process_stop(&d);
 }
 
 int main(void) {

@@ -76,23 +76,23 @@ static void look_up_and_extend(struct user *u) {
 
         make_tokens(random_below(&u->random, 200), tokens);
         if (kvd_lookup(u->space, 0, tokens, want * BT, ids, MAX_BLOCKS, &pin) < 0)
-                give_up("kvd_lookup: %s", kvd_error());
+                die("kvd_lookup: %s", kvd_error());
         if (pin.n_blocks < want) {
                 r = kvd_alloc(u->space, want - pin.n_blocks, blocks);
                 if (r < 0)
-                        give_up("kvd_alloc: %s", kvd_error());
+                        die("kvd_alloc: %s", kvd_error());
                 n = (uint32_t)r;
                 if (random_below(&u->random, 10) == 0)
                         kvd_free(u->space, n, blocks);
                 else if (kvd_seal(u->space, &pin, n, blocks, tokens + pin.n_tokens, n * BT) < 0)
-                        give_up("kvd_seal: %s", kvd_error());
+                        die("kvd_seal: %s", kvd_error());
         }
         kvd_unpin(u->space, &pin);
 }
 
 static void call(struct user *u, uint32_t number, const void *request) {
         if (conn_call(u->conn, number, request, NULL) < 0)
-                give_up("request %u: %s", number, kvd_error());
+                die("request %u: %s", number, kvd_error());
 }
 
 static void ask(struct user *u) {
@@ -111,7 +111,7 @@ static void single_flight(struct user *u) {
 
         make_tokens(random_below(&u->random, 50), tokens);
         if (kvd_lease(u->whole, tokens, 9, 0) != 1 || kvd_lease_end(u->whole, tokens, 9) < 0)
-                give_up("lease: %s", kvd_error());
+                die("lease: %s", kvd_error());
 }
 
 static void operation(struct user *u) {
@@ -130,23 +130,23 @@ static void operation(struct user *u) {
 static void open_all(struct user *u, struct kvd **handle) {
         struct kvd_space_options whole = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 64};
 
-        if (kvd_open(daemon_thread.socket, handle) < 0 ||
+        if (kvd_open(daemon_thread.in.socket, handle) < 0 ||
             kvd_space_open(*handle, "steady", &geometry, NULL, &u->space) < 0 ||
             kvd_space_open(*handle, "whole", &geometry, &whole, &u->whole) < 0 ||
-            conn_open(daemon_thread.socket, "asks", &u->conn) < 0)
-                give_up("%s", kvd_error());
+            conn_open(daemon_thread.in.socket, "asks", &u->conn) < 0)
+                die("%s", kvd_error());
 }
 
 static void expect_none(const struct fault_state *s) {
+        static const char *const names[] = {"calloc", "mmap", "memfd_create", "ftruncate", "fallocate", "open"};
         static const enum fault_call calls[] = {FAULT_calloc, FAULT_mmap, FAULT_memfd_create, FAULT_ftruncate,
                                                 FAULT_fallocate, FAULT_open};
 
         for (uint32_t i = 0; i < sizeof calls / sizeof *calls; i++)
                 if (s->calls[calls[i]])
-                        give_up("%llu calls of %s in steady state", (unsigned long long)s->calls[calls[i]],
-                                fault_name(calls[i]));
+                        die("%llu calls of %s in steady state", (unsigned long long)s->calls[calls[i]], names[i]);
         if (daemon_mallocs)
-                give_up("the daemon called malloc %llu times in steady state", (unsigned long long)daemon_mallocs);
+                die("the daemon called malloc %llu times in steady state", (unsigned long long)daemon_mallocs);
 }
 
 int main(void) {
@@ -169,7 +169,7 @@ int main(void) {
         kvd_space_close(u.space);
         kvd_space_close(u.whole);
         kvd_close(handle);
-        inproc_expect_clean(&daemon_thread);
+        instance_expect_clean(&daemon_thread.in);
         inproc_stop(&daemon_thread);
         printf("%u operations: %llu messages, 0 allocations\n", OPERATIONS,
                (unsigned long long)s->calls[FAULT_sendmsg]);

@@ -213,17 +213,6 @@ static void service(struct fault_state *s, void *socket) {
         delete_space(socket);
 }
 
-static void expect_sound(struct fault_state *s, struct daemon_process *d) {
-        struct conn *conn;
-
-        if (conn_open(d->socket, "check", &conn) < 0)
-                daemon_process_wrong(s, kvd_error());
-        if (!daemon_is_quiet(conn, 1000))
-                daemon_process_wrong(s, "it holds what belonged to processes that are gone");
-        daemon_expect_sound(s, conn);
-        conn_close(conn);
-}
-
 static void run(struct fault_state *s, void *arg) {
         struct daemon_process d = {.worker = arg, .later = true};
         uint32_t fds;
@@ -231,19 +220,15 @@ static void run(struct fault_state *s, void *arg) {
         if (!is_of_interest(s->fault.call))
                 return;
         if (!daemon_process_start(&d, s))
-                daemon_process_wrong(s, "the daemon did not start");
-        fds = process_fds(d.pid);
+                die("the daemon did not start");
+        fds = instance_fds(&d.in);
         s->on = true;
-        fault_fork(s, session, d.socket, 30);
+        fault_fork(s, session, d.in.socket, 300);
         s->on = false;
-        expect_sound(s, &d);
-        fault_fork(s, service, d.socket, 30);
-        for (int i = 0; i < 500 && process_fds(d.pid) != fds + WORKER_FDS; i++)
-                usleep(2000);
-        if (process_fds(d.pid) != fds + WORKER_FDS)
-                daemon_process_wrong(s, "descriptors are left over");
-        daemon_process_stop(&d, s);
-        daemon_process_sweep(&d);
+        instance_expect_clean(&d.in);
+        fault_fork(s, service, d.in.socket, 300);
+        WAIT_UNTIL(instance_fds(&d.in) == fds + WORKER_FDS);
+        daemon_process_stop(&d);
 }
 
 int main(void) {

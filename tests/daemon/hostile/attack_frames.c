@@ -214,7 +214,7 @@ static void many_descriptors(const struct hostile *h) {
         for (int i = 0; i < 200; i++)
                 if (sendmsg(fd, &m, MSG_NOSIGNAL) < 0 || raw_receive(fd, &reply, NULL) != 1)
                         die("a request that carries descriptors ended the connection");
-        if (daemon_fds(&h->daemon) > h->fds + 4)
+        if (instance_fds(&h->daemon) > h->fds + 4)
                 die("the daemon took descriptors from a client");
 }
 

@@ -98,7 +98,7 @@ static void sequences_of_others(const struct hostile *h) {
 
 static void tables_that_cannot_be(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "tables");
-        uint32_t rss = (uint32_t)daemon_rss_kib(&h->daemon), n = 0, numbers[KVD_MAX_SEQUENCES];
+        uint32_t rss = (uint32_t)instance_rss_kib(&h->daemon), n = 0, numbers[KVD_MAX_SEQUENCES];
 
         refused(&a, MSG(table, .space = a.space, .op = 0), EINVAL);
         refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = 0), EINVAL);
@@ -115,7 +115,7 @@ static void tables_that_cannot_be(const struct hostile *h) {
                 }
         }
         printf("  1,024 tables of 2,000 entries: memory of the daemon %u to %llu KiB\n", rss,
-               (unsigned long long)daemon_rss_kib(&h->daemon));
+               (unsigned long long)instance_rss_kib(&h->daemon));
 }
 
 static void appends(const struct hostile *h) {

@@ -24,8 +24,8 @@ static void half_open(const struct hostile *h) {
 
         for (uint32_t i = 0; i < FLOOD; i++)
                 fds[i] = raw_connect(h->daemon.socket);
-        if (daemon_fds(&h->daemon) > h->fds + 2 * 66)
-                die("%u descriptors for connections that did not attach", daemon_fds(&h->daemon) - h->fds);
+        if (instance_fds(&h->daemon) > h->fds + 2 * 66)
+                die("%u descriptors for connections that did not attach", instance_fds(&h->daemon) - h->fds);
         sleep(1);
         for (uint32_t i = 0; i < FLOOD; i++)
                 close(fds[i]);
@@ -155,7 +155,7 @@ static _Noreturn void hold_and_check(const struct hostile *h, int ready) {
 static void evict_everything(const struct hostile *h, const char *space) {
         struct kvd_msg_evict request = {.space = kvd_slice_of(space)};
         struct kvd_msg_evict_reply reply = {0};
-        struct conn *conn = daemon_connect(&h->daemon);
+        struct conn *conn = instance_connect(&h->daemon);
 
         do
                 if (conn_call(conn, KVD_MSG_evict, &request, &reply) < 0)

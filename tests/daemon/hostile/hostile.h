@@ -3,10 +3,10 @@
 #define KVD_TESTS_HOSTILE_H
 
 #include "tests/daemon/hostile/victim.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 
 struct hostile {
-        struct daemon daemon;
+        struct instance daemon;
         struct victim victim;
         struct conn *conn; /* of the one who checks */
         uint32_t fds;      /* of the daemon, with victim and checker */

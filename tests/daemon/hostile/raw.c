@@ -1,71 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/daemon/hostile/raw.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "ipc/address.h"
 #include "tests/daemon/hostile/victim.h"
-#include "tests/lib/daemon.h"
-
-#define ANSWER_MS 10000
-
-int raw_connect(const char *path) {
-        struct kvd_address address;
-        int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-        if (fd < 0 || kvd_address_make(path, &address) < 0 ||
-            connect(fd, kvd_address_of(&address), address.size) < 0)
-                die("connect %s: %s", path, strerror(errno));
-        return fd;
-}
-
-int raw_attach(const char *path) {
-        struct kvd_msg hello = {.number = KVD_MSG_attach, .serial = 1, .attach.protocol = KVD_PROTOCOL}, reply;
-        int fd = raw_connect(path);
-
-        if (raw_call(fd, &hello, &reply, NULL) != 1 || reply.number != KVD_MSG_attach_reply)
-                die("an honest client cannot attach");
-        return fd;
-}
-
-int raw_receive(int fd, struct kvd_msg *reply, struct kvd_fds *fds) {
-        static struct kvd_decoder *decoder;
-        static uint8_t in[KVD_FRAME_MAX];
-        struct pollfd p = {.fd = fd, .events = POLLIN};
-        ssize_t n;
-
-        if (poll(&p, 1, ANSWER_MS) != 1)
-                die("the daemon neither answered nor ended the connection");
-        n = kvd_frame_receive(fd, in, fds, 0);
-        if (n <= 0)
-                return 0;
-        if (!decoder && kvd_decoder_new(&decoder) < 0)
-                die("out of memory");
-        if (kvd_msg_decode(decoder, in, (size_t)n, reply) < 0)
-                die("the daemon sent nonsense: %s", kvd_decoder_why(decoder));
-        return 1;
-}
-
-int raw_exchange(int fd, const void *frame, size_t n, struct kvd_msg *reply) {
-        if (send(fd, frame, n, MSG_NOSIGNAL) < 0)
-                return 0;
-        return raw_receive(fd, reply, NULL);
-}
-
-int raw_call(int fd, const struct kvd_msg *request, struct kvd_msg *reply, struct kvd_fds *fds) {
-        static uint8_t out[KVD_FRAME_MAX];
-        ssize_t n = kvd_msg_encode(request, out, sizeof out);
-
-        if (n < 0)
-                die("message %u cannot be encoded", request->number);
-        if (send(fd, out, (size_t)n, MSG_NOSIGNAL) < 0)
-                return 0;
-        return raw_receive(fd, reply, fds);
-}
+#include "tests/lib/instance.h"
 
 const char *raw_expect_refusal(int fd, const struct kvd_msg *request, int error) {
         static char text[256];

@@ -2,22 +2,13 @@
 #ifndef KVD_TESTS_RAW_H
 #define KVD_TESTS_RAW_H
 
-/* A peer that may say anything. Silence of the daemon ends the test: a reply or the end of the connection must come. */
+/* Requests of attackers that the daemon may well serve, and those that it must refuse. */
 
 #include <stddef.h>
 #include <stdint.h>
 
 #include "ipc/base/layout.h"
-#include "ipc/frame.h"
-#include "ipc/msg.h"
-
-int raw_connect(const char *socket);
-int raw_attach(const char *socket); /* connected, and attached as an honest client */
-
-/* 1: *reply is the answer; 0: the daemon ended the connection. fds may be NULL. */
-int raw_receive(int fd, struct kvd_msg *reply, struct kvd_fds *fds);
-int raw_exchange(int fd, const void *frame, size_t n, struct kvd_msg *reply);
-int raw_call(int fd, const struct kvd_msg *request, struct kvd_msg *reply, struct kvd_fds *fds);
+#include "tests/lib/peer.h"
 
 /* Spaces like the victim's, and blocks in them. */
 uint32_t raw_open_space(int fd, const char *name);

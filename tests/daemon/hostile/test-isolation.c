@@ -37,7 +37,7 @@ static const struct kvd_geometry geometry = {
 
 static void become(uid_t user) {
         if (setresgid(user, user, user) < 0 || setresuid(user, user, user) < 0)
-                give_up("cannot become user %u: %s", user, strerror(errno));
+                die("cannot become user %u: %s", user, strerror(errno));
 }
 
 static void as_user(uid_t user, void (*run)(const char *socket, char *transcript), const char *socket,
@@ -53,7 +53,7 @@ static void as_user(uid_t user, void (*run)(const char *socket, char *transcript
         }
         waitpid(pid, &status, 0);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-                give_up("a process of user %u ended with status %#x", user, status);
+                die("a process of user %u ended with status %#x", user, status);
 }
 
 /* ---- what users do ------------------------------------------------------------------------------------------ */
@@ -68,7 +68,7 @@ static struct kvd_space *open_space(const char *socket) {
         struct kvd *handle;
 
         if (kvd_open(socket, &handle) < 0 || kvd_space_open(handle, "llama", &geometry, NULL, &space) < 0)
-                give_up("%s", kvd_error());
+                die("%s", kvd_error());
         return space;
 }
 
@@ -78,11 +78,11 @@ static uint32_t find(struct kvd_space *space) {
 
         make_tokens(tokens);
         if (kvd_lookup(space, 0, tokens, BLOCKS * BT, ids, BLOCKS, &pin) < 0)
-                give_up("%s", kvd_error());
+                die("%s", kvd_error());
         n = pin.n_blocks;
         for (uint32_t i = 0; i < n; i++)
                 if (oracle_wrong(kvd_pin_block(&pin, ids[i]), pin.block_bytes, i))
-                        give_up("wrong bytes");
+                        die("wrong bytes");
         kvd_unpin(space, &pin);
         return n;
 }
@@ -97,25 +97,25 @@ static void publish(struct kvd_space *space) {
         for (; got < BLOCKS; got += (uint32_t)r) {
                 r = kvd_alloc(space, BLOCKS - got, blocks + got);
                 if (r < 0)
-                        give_up("%s", kvd_error());
+                        die("%s", kvd_error());
         }
         for (uint32_t i = 0; i < BLOCKS; i++)
                 oracle_fill(blocks[i].data, kvd_block_bytes(&geometry), i);
         if (kvd_seal(space, &pin, BLOCKS, blocks, tokens, BLOCKS * BT) < 0)
-                give_up("%s", kvd_error());
+                die("%s", kvd_error());
 }
 
 static void publish_and_go(const char *socket, char *transcript) {
         struct kvd_space *space = open_space(socket);
 
         if (find(space) != 0)
-                give_up("found before anybody has published");
+                die("found before anybody has published");
         publish(space);
 }
 
 static void expect_hit(const char *socket, char *transcript) {
         if (find(open_space(socket)) != BLOCKS)
-                give_up("another process of the same domain does not find what was published");
+                die("another process of the same domain does not find what was published");
 }
 
 static void expect_miss(const char *socket, char *transcript) {
@@ -124,7 +124,7 @@ static void expect_miss(const char *socket, char *transcript) {
 
         make_tokens(tokens);
         if (find(space) != 0 || kvd_match(space, 0, tokens, BLOCKS * BT) != 0)
-                give_up("a process of another domain finds what was published");
+                die("a process of another domain finds what was published");
 }
 
 /* ---- what one is told --------------------------------------------------------------------------------------- */
@@ -167,7 +167,7 @@ static void note_daemon(struct conn *conn, char *t) {
         struct kvd_msg_daemon_info_reply d;
 
         if (conn_call(conn, KVD_MSG_daemon_info, NULL, &d) < 0)
-                give_up("%s", kvd_error());
+                die("%s", kvd_error());
         note(t, "worker %u starts %llu jobs %llu waiting %llu\n", d.worker, (unsigned long long)d.worker_starts,
              (unsigned long long)d.jobs, (unsigned long long)d.jobs_waiting);
         note(t, "daemon: pool %llu used %llu spaces %u clients %u requests %llu errors %llu bad %llu turn %llu\n",
@@ -219,7 +219,7 @@ static void look_around(const char *socket, char *t) {
         struct conn *conn;
 
         if (conn_open(socket, "b", &conn) < 0)
-                give_up("%s", kvd_error());
+                die("%s", kvd_error());
         note(t, "client %u admin %u\n", conn_peer(conn)->client, conn_peer(conn)->admin);
         note_refusals(conn, t);
         note_daemon(conn, t);
@@ -240,8 +240,8 @@ static const char *const settings[] = {"daemon.socket_mode=0666", "domain a.user
 
 static void start(struct inproc *d) {
         inproc_start(d, settings);
-        if (chmod(d->dir, 0755) < 0)
-                give_up("chmod: %s", strerror(errno));
+        if (chmod(d->in.dir, 0755) < 0)
+                die("chmod: %s", strerror(errno));
 }
 
 /* Tables, blocks of its own, and changes that it never takes. */
@@ -256,7 +256,7 @@ static void hold_sequences(struct kvd_space *space) {
                 if (kvd_sequence_open(space, 8, &sequence) < 0 || kvd_alloc(space, 4, blocks) != 4 ||
                     kvd_sequence_append(sequence, 4, blocks, tokens, 4 * BT) != 4 ||
                     kvd_sequence_cool(sequence, 4, slots, KVD_COOL_DROP) != 4)
-                        give_up("%s", kvd_error());
+                        die("%s", kvd_error());
         }
 }
 
@@ -284,16 +284,16 @@ static void tell_apart(char *alone, char *beside) {
         pid_t neighbour;
 
         start(&d);
-        as_user(USER_B, look_around, d.socket, alone);
+        as_user(USER_B, look_around, d.in.socket, alone);
         inproc_stop(&d);
         start(&d);
-        neighbour = busy_neighbour(d.socket);
-        as_user(USER_B, look_around, d.socket, beside);
+        neighbour = busy_neighbour(d.in.socket);
+        as_user(USER_B, look_around, d.in.socket, beside);
         kill(neighbour, SIGKILL);
         waitpid(neighbour, NULL, 0);
         inproc_stop(&d);
         if (strcmp(alone, beside) != 0)
-                give_up("alone, B is told:\n%s\nand beside A:\n%s", alone, beside);
+                die("alone, B is told:\n%s\nand beside A:\n%s", alone, beside);
         printf("isolation: B is told the same %zu bytes with and without A\n", strlen(alone));
 }
 
@@ -304,11 +304,11 @@ int main(void) {
         if (getuid() != 0)
                 return 77;
         start(&d);
-        as_user(USER_A, publish_and_go, d.socket, NULL);
-        as_user(USER_A, expect_hit, d.socket, NULL);
-        as_user(USER_B, expect_miss, d.socket, NULL);
-        as_user(USER_B, publish_and_go, d.socket, NULL);
-        as_user(USER_B, expect_hit, d.socket, NULL);
+        as_user(USER_A, publish_and_go, d.in.socket, NULL);
+        as_user(USER_A, expect_hit, d.in.socket, NULL);
+        as_user(USER_B, expect_miss, d.in.socket, NULL);
+        as_user(USER_B, publish_and_go, d.in.socket, NULL);
+        as_user(USER_B, expect_hit, d.in.socket, NULL);
         inproc_stop(&d);
         printf("isolation: hit in its own domain, miss in the other\n");
         fflush(stdout);

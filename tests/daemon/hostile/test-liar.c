@@ -9,7 +9,6 @@
 
 #include <math.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,17 +107,6 @@ static int liar_main(int socket) {
         return 0;
 }
 
-/* For the files that this shares with tests whose daemon is a process. */
-_Noreturn void die(const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vfprintf(stderr, format, args);
-        va_end(args);
-        fputc('\n', stderr);
-        exit(1);
-}
-
 /* ---- its victims ------------------------------------------------------------------------------------------------ */
 
 /* Not for any child: the daemon in this process has some, too. */
@@ -127,15 +115,15 @@ static void wait_for(const pid_t *pids, uint32_t n) {
 
         for (uint32_t i = 0; i < n; i++)
                 if (waitpid(pids[i], &status, 0) != pids[i] || status)
-                        give_up("a storm ended with %#x", status);
+                        die("a storm ended with %#x", status);
 }
 
 static uint64_t jobs_of(const struct inproc *d) {
         struct kvd_msg_daemon_info_reply info = {0};
         struct conn *conn;
 
-        if (conn_open(d->socket, "liar", &conn) < 0 || conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
-                give_up("%s", kvd_error());
+        if (conn_open(d->in.socket, "liar", &conn) < 0 || conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
+                die("%s", kvd_error());
         conn_close(conn);
         printf("liar: %llu lies were heard, from %llu workers\n", (unsigned long long)info.jobs,
                (unsigned long long)info.worker_starts);
@@ -147,16 +135,16 @@ static void expect_nothing_left(const struct inproc *d) {
         struct kvd_msg_space_info_reply info = {0};
         struct conn *conn;
 
-        if (conn_open(d->socket, "liar", &conn) < 0)
-                give_up("%s", kvd_error());
+        if (conn_open(d->in.socket, "liar", &conn) < 0)
+                die("%s", kvd_error());
         for (int i = 0; i == 0 || info.clients || info.private || info.spilled || info.vague || info.sequences; i++) {
-                if (i == 10000 || conn_call(conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){0}, &info) < 0)
-                        give_up("%llu private blocks and %llu copies are left", (unsigned long long)info.private,
+                if (i == PATIENCE_MS || conn_call(conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){0}, &info) < 0)
+                        die("%llu private blocks and %llu copies are left", (unsigned long long)info.private,
                                 (unsigned long long)info.spilled);
                 usleep(1000);
         }
         conn_close(conn);
-        inproc_expect_clean(d);
+        instance_expect_clean(&d->in);
 }
 
 int main(int argc, char **argv) {
@@ -174,13 +162,13 @@ int main(int argc, char **argv) {
                 if (pids[i] != 0)
                         continue;
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
-                methods_storm(d.socket, "lies", seed + i, SANITIZED ? 5000 : 15000);
+                methods_storm(d.in.socket, "lies", seed + i, SANITIZED ? 5000 : 15000);
                 fflush(stdout);
                 _exit(0);
         }
         wait_for(pids, ARRAY_SIZE(pids));
         if (jobs_of(&d) < 20)
-                give_up("the liar was hardly asked");
+                die("the liar was hardly asked");
         expect_nothing_left(&d);
         inproc_stop(&d);
         return 0;

@@ -8,11 +8,10 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/util.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 
 const struct kvd_geometry victim_geometry = {.layers = 1, .kv_heads = 2, .head_dim = 128, .block_tokens = VICTIM_BT,
@@ -53,20 +52,14 @@ void victim_block_fill(uint8_t *data, uint32_t chain, uint32_t nth) {
 /* ---- work --------------------------------------------------------------------------------------------------- */
 
 struct worker {
+        const struct instance *daemon;
         struct victim_facts *facts;
         struct kvd_space *space;
         struct random random;
 };
 
-static uint64_t now_ns(void) {
-        struct timespec t;
-
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void note_time(struct worker *w, uint64_t since) {
-        w->facts->longest_ns = MAX(w->facts->longest_ns, now_ns() - since);
+static void note_work(struct worker *w, uint64_t since) {
+        w->facts->most_work_ns = MAX(w->facts->most_work_ns, instance_cpu_ns(w->daemon) - since);
 }
 
 static bool went_well(struct worker *w, int64_t r, const char *what) {
@@ -110,7 +103,7 @@ static void extend(struct worker *w, struct kvd_pin *pin, uint32_t *ids, uint32_
 
 static void operation(struct worker *w) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS], chain = random_below(&w->random, 60);
-        uint64_t began = now_ns();
+        uint64_t began = instance_cpu_ns(w->daemon);
         struct kvd_pin pin = {0};
         int64_t n;
 
@@ -121,15 +114,15 @@ static void operation(struct worker *w) {
                 extend(w, &pin, ids, chain);
         check(w, &pin, ids, chain);
         kvd_unpin(w->space, &pin);
-        note_time(w, began);
+        note_work(w, began);
         w->facts->operations++;
 }
 
-static int work(struct victim_facts *facts, const char *socket) {
-        struct worker w = {.facts = facts, .random = {5}};
+static int work(struct victim_facts *facts, const struct instance *daemon) {
+        struct worker w = {.daemon = daemon, .facts = facts, .random = {5}};
         struct kvd *handle;
 
-        if (kvd_open(socket, &handle) < 0 || kvd_space_open(handle, "victim", &victim_geometry, NULL, &w.space) < 0)
+        if (kvd_open(daemon->socket, &handle) < 0 || kvd_space_open(handle, "victim", &victim_geometry, NULL, &w.space) < 0)
                 die("victim: %s", kvd_error());
         while (!facts->stop) {
                 operation(&w);
@@ -142,12 +135,12 @@ static int work(struct victim_facts *facts, const char *socket) {
 
 /* ---- life --------------------------------------------------------------------------------------------------- */
 
-void victim_start(struct victim *v, const char *socket) {
+void victim_start(struct victim *v, const struct instance *daemon) {
         v->facts = mmap(NULL, sizeof *v->facts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         v->pid = fork();
         if (v->pid == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
-                _exit(work(v->facts, socket));
+                _exit(work(v->facts, daemon));
         }
         while (v->facts->operations < 20)
                 usleep(1000);

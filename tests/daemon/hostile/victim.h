@@ -14,6 +14,7 @@
 
 #include "client/kvd.h"
 #include "ipc/msg.h"
+#include "tests/lib/instance.h"
 
 #define VICTIM_BT 4u
 #define VICTIM_BLOCKS 24u
@@ -21,7 +22,8 @@
 extern const struct kvd_geometry victim_geometry;
 
 struct victim_facts {
-        _Atomic uint64_t operations, hits, bytes_checked, bytes_wrong, errors, refusals, longest_ns;
+        _Atomic uint64_t operations, hits, bytes_checked, bytes_wrong, errors, refusals;
+        _Atomic uint64_t most_work_ns; /* what the daemon worked while one operation waited: its time, not the machine's */
         _Atomic bool stop;
 };
 
@@ -30,7 +32,7 @@ struct victim {
         struct victim_facts *facts; /* shared */
 };
 
-void victim_start(struct victim *v, const char *socket);
+void victim_start(struct victim *v, const struct instance *daemon);
 void victim_stop(struct victim *v);
 
 /* What every open of the victim's space by others says. */

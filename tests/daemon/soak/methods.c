@@ -22,7 +22,7 @@
 
 #include "client/conn.h"
 #include "ipc/base/util.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 #include "tests/daemon/soak/methods_worker.h"
 
@@ -37,7 +37,7 @@ struct options {
 
 struct soak {
         struct options o;
-        struct daemon daemon;
+        struct instance daemon;
         struct methods_tally *tally;
         struct random random;
         pid_t pids[MAX_WORKERS];
@@ -54,17 +54,12 @@ static uint64_t now_ms(void) {
 
 /* ---- the daemon -------------------------------------------------------------------------------------------------- */
 
-static const char *const *daemon_arguments(const struct soak *s) {
-        static const char *a[8];
+static const char *const *daemon_settings(const struct soak *s) {
+        static char pool[64];
+        static const char *const settings[] = {pool, "daemon.segment=128K", "daemon.pages=small", NULL};
 
-        a[0] = "--pool";
-        a[1] = s->o.pool;
-        a[2] = "--set";
-        a[3] = "daemon.segment=128K";
-        a[4] = "--set";
-        a[5] = "daemon.pages=small";
-        a[6] = NULL;
-        return a;
+        snprintf(pool, sizeof pool, "daemon.pool=%s", s->o.pool);
+        return settings;
 }
 
 static void create(struct conn *conn, const char *name, const struct kvd_geometry *g, uint32_t kind,
@@ -88,7 +83,7 @@ static void set(struct conn *conn, const char *space, const char *key, const cha
 }
 
 static void prepare(struct soak *s) {
-        struct conn *conn = daemon_connect(&s->daemon);
+        struct conn *conn = instance_connect(&s->daemon);
 
         create(conn, "methods", &methods_geometry, KVD_CAUSAL, 0);
         create(conn, "whole", &methods_whole_geometry, KVD_BIDIRECTIONAL, 32);
@@ -147,7 +142,7 @@ static void kill_kernels(struct soak *s, struct conn *conn) {
 }
 
 static void look_in(struct soak *s) {
-        struct conn *conn = daemon_connect(&s->daemon);
+        struct conn *conn = instance_connect(&s->daemon);
 
         if (random_below(&s->random, 2) == 0)
                 kill_kernels(s, conn);
@@ -171,10 +166,10 @@ static void end_workers(struct soak *s) {
 
 /* The clients are gone: no sequence, no private block, no copy, no sketch may be left. */
 static void expect_nothing_left(struct soak *s) {
-        struct conn *conn = daemon_connect(&s->daemon);
+        struct conn *conn = instance_connect(&s->daemon);
         struct kvd_msg_space_info_reply info;
 
-        expect_quiet(conn, 5000);
+        expect_quiet(conn);
         for (int i = 0; i < 500; i++, usleep(10000)) {
                 space_facts(conn, 0, &info);
                 if (!info.sequences && !info.private && !info.shared && !info.spilled && !info.vague)
@@ -228,8 +223,8 @@ static void soak(struct soak *s) {
                 if (random_below(&s->random, 8) == 0)
                         look_in(s);
                 if (s->o.kill_daemon && now_ms() > restart) {
-                        daemon_kill(&s->daemon);
-                        daemon_again(&s->daemon, daemon_arguments(s));
+                        instance_kill(&s->daemon);
+                        instance_again(&s->daemon, daemon_settings(s));
                         prepare(s);
                         restart = now_ms() + 1000 + random_below(&s->random, 2000);
                 }
@@ -262,7 +257,7 @@ int main(int argc, char **argv) {
         parse(&s.o, argc, argv);
         s.random.state = s.o.seed;
         s.tally = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        daemon_start(&s.daemon, daemon_arguments(&s));
+        instance_start(&s.daemon, daemon_settings(&s));
         prepare(&s);
         soak(&s);
         report(&s);
@@ -272,7 +267,7 @@ int main(int argc, char **argv) {
         if (!s.o.kill_daemon)
                 expect_used(&s);
         expect_nothing_left(&s);
-        daemon_stop(&s.daemon);
-        daemon_sweep(&s.daemon);
+        instance_stop(&s.daemon);
+        instance_sweep(&s.daemon);
         return 0;
 }

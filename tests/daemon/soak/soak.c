@@ -24,7 +24,7 @@
 
 #include "client/conn.h"
 #include "ipc/base/util.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 #include "tests/daemon/soak/worker.h"
 
@@ -39,7 +39,7 @@ struct options {
 
 struct soak {
         struct options o;
-        struct daemon daemon;
+        struct instance daemon;
         struct tally *tally; /* shared with the workers */
         struct random random;
         pid_t pids[MAX_WORKERS];
@@ -130,35 +130,29 @@ static void end_workers(struct soak *s) {
 
 /* ---- the daemon --------------------------------------------------------------------------------------------- */
 
-static const char *const *daemon_arguments(const struct soak *s) {
-        static const char *a[16];
-        static char users[64];
+static const char *const *daemon_settings(const struct soak *s) {
+        static const char *settings[10];
+        static char pool[64], users[64];
         uint32_t n = 0;
 
-        a[n++] = "--pool";
-        a[n++] = s->o.pool;
-        a[n++] = "--set";
-        a[n++] = "daemon.segment=256K";
-        a[n++] = "--set";
-        a[n++] = s->o.huge ? "daemon.pages=huge" : "daemon.pages=small";
+        snprintf(pool, sizeof pool, "daemon.pool=%s", s->o.pool);
+        settings[n++] = pool;
+        settings[n++] = "daemon.segment=256K";
+        settings[n++] = s->o.huge ? "daemon.pages=huge" : "daemon.pages=small";
         if (s->o.arena) {
                 snprintf(users, sizeof users, "domain soak.users=%u", getuid());
-                a[n++] = "--set";
-                a[n++] = users;
-                a[n++] = "--set";
-                a[n++] = "domain soak.isolation=arena";
+                settings[n++] = users;
+                settings[n++] = "domain soak.isolation=arena";
         }
-        if (s->o.epoll) {
-                a[n++] = "--set";
-                a[n++] = "daemon.loop=epoll";
-        }
-        a[n] = NULL;
-        return a;
+        if (s->o.epoll)
+                settings[n++] = "daemon.loop=epoll";
+        settings[n] = NULL;
+        return settings;
 }
 
 static void replace_daemon(struct soak *s) {
-        daemon_kill(&s->daemon);
-        daemon_again(&s->daemon, daemon_arguments(s));
+        instance_kill(&s->daemon);
+        instance_again(&s->daemon, daemon_settings(s));
 }
 
 /* ---- the end ------------------------------------------------------------------------------------------------ */
@@ -173,35 +167,32 @@ static void delete_space(struct conn *conn, const char *name) {
 
 /* Descriptors of a daemon that has one client and no space. */
 static uint32_t fds_at_rest(const struct soak *s) {
-        struct conn *conn = daemon_connect(&s->daemon);
-        uint32_t n = daemon_fds(&s->daemon);
+        struct conn *conn = instance_connect(&s->daemon);
+        uint32_t n = instance_fds(&s->daemon);
 
         conn_close(conn);
         return n;
 }
 
 /* Everybody is gone: what is left over must be nothing but the cache, and that must be deletable. */
-static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
-        struct conn *conn = daemon_connect(&s->daemon);
+static uint64_t pool_used(struct conn *conn) {
         struct kvd_msg_daemon_info_reply info;
 
-        expect_quiet(conn, 2000);
+        if (conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
+                die("daemon_info: %s", kvd_error());
+        return info.pool_used;
+}
+
+static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
+        struct conn *conn = instance_connect(&s->daemon);
+
+        expect_quiet(conn);
         expect_clean(conn);
         delete_space(conn, "causal");
         delete_space(conn, "whole");
         delete_space(conn, "keyed");
-        for (int i = 0; i < 200; i++, usleep(5000)) {
-                if (conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
-                        die("daemon_info: %s", kvd_error());
-                if (!info.pool_used)
-                        break;
-        }
-        if (info.pool_used)
-                die("%llu bytes of the pool are left over", (unsigned long long)info.pool_used);
-        for (int i = 0; i < 200 && daemon_fds(&s->daemon) != fds_before; i++)
-                usleep(5000); /* pidfds of processes that end this moment */
-        if (daemon_fds(&s->daemon) != fds_before)
-                die("%u descriptors before, %u now", fds_before, daemon_fds(&s->daemon));
+        WAIT_UNTIL(pool_used(conn) == 0);
+        WAIT_UNTIL(instance_fds(&s->daemon) == fds_before); /* pidfds of processes that end this moment */
         conn_close(conn);
 }
 
@@ -240,7 +231,7 @@ static void soak(struct soak *s) {
                         restart = now_ms() + 500 + random_below(&s->random, 1000);
                 }
                 if (random_below(&s->random, 20) == 0) {
-                        conn = daemon_connect(&s->daemon);
+                        conn = instance_connect(&s->daemon);
                         expect_clean(conn);
                         conn_close(conn);
                 }
@@ -282,7 +273,7 @@ int main(int argc, char **argv) {
         parse(&s.o, argc, argv);
         s.random.state = s.o.seed;
         s.tally = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        daemon_start(&s.daemon, daemon_arguments(&s));
+        instance_start(&s.daemon, daemon_settings(&s));
         fds = fds_at_rest(&s);
         soak(&s);
         report(&s);
@@ -290,7 +281,7 @@ int main(int argc, char **argv) {
                 die("FAILED: %llu wrong bytes (seed %llu)", (unsigned long long)s.tally->bytes_wrong,
                     (unsigned long long)s.o.seed);
         expect_nothing_left(&s, fds);
-        daemon_stop(&s.daemon);
-        daemon_sweep(&s.daemon);
+        instance_stop(&s.daemon);
+        instance_sweep(&s.daemon);
         return 0;
 }

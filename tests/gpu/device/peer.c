@@ -15,8 +15,7 @@
 #include "client/conn.h"
 #include "ipc/base/util.h"
 
-#define PATIENCE_MS 20000
-#define MAX_SETTINGS 16
+#define MAX_SETTINGS 24
 
 const struct kvd_geometry geometry = {.layers = 2, .kv_heads = 2, .head_dim = 64, .block_tokens = BT,
                                       .dtype = KVD_F32, .vocab = 1u << 24};
@@ -125,29 +124,25 @@ void peer_kill(struct peer *peer) {
 
 /* ---- the daemon ------------------------------------------------------------------------------------------------- */
 
-static void run_daemon(struct daemon *d, const char *const *settings,
-                       void (*run)(struct daemon *, const char *const *)) {
-        const char *arguments[2 * MAX_SETTINGS + 1] = {"--set", "daemon.backend=cuda", "--set", "daemon.pool=32M",
-                                                       "--set", "daemon.segment=2M", "--set",
-                                                       "daemon.quarantine_ms=100",
-                                                       "--set", "daemon.log=warning"};
-        int n = 10;
+static void run_daemon(struct instance *in, const char *const *more,
+                       void (*run)(struct instance *, const char *const *)) {
+        const char *settings[MAX_SETTINGS] = {"daemon.backend=cuda", "daemon.pool=32M", "daemon.segment=2M",
+                                              "daemon.quarantine_ms=100", "daemon.log=warning"};
+        int n = 5;
 
         if (legacy_handles)
-                arguments[1] = "daemon.backend=cuda-legacy";
-        for (; settings && *settings && n < 2 * MAX_SETTINGS; settings++) {
-                arguments[n++] = "--set";
-                arguments[n++] = *settings;
-        }
-        run(d, arguments);
+                settings[0] = "daemon.backend=cuda-legacy";
+        while (more && *more && n < MAX_SETTINGS - 1)
+                settings[n++] = *more++;
+        run(in, settings);
 }
 
-void start_daemon(struct daemon *d, const char *const *settings) {
-        run_daemon(d, settings, daemon_start);
+void start_daemon(struct instance *in, const char *const *settings) {
+        run_daemon(in, settings, instance_start);
 }
 
-void again_daemon(struct daemon *d, const char *const *settings) {
-        run_daemon(d, settings, daemon_again);
+void again_daemon(struct instance *in, const char *const *settings) {
+        run_daemon(in, settings, instance_again);
 }
 
 static bool waits_for_streams(struct conn *conn) {
@@ -160,17 +155,12 @@ static bool waits_for_streams(struct conn *conn) {
         return false;
 }
 
-void end_daemon(struct daemon *d) {
-        struct conn *conn = daemon_connect(d);
+void end_daemon(struct instance *d) {
+        struct conn *conn = instance_connect(d);
 
-        expect_quiet(conn, PATIENCE_MS);
-        for (uint64_t end = now_ms() + PATIENCE_MS; waits_for_streams(conn); usleep(1000))
-                if (now_ms() > end)
-                        die("blocks still wait for streams of nobody");
-        expect_clean(conn);
+        WAIT_UNTIL(!waits_for_streams(conn));
         conn_close(conn);
-        daemon_stop(d);
-        daemon_sweep(d);
+        instance_end_clean(d);
 }
 
 uint64_t evict_all(struct conn *conn) {

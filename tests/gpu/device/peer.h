@@ -14,7 +14,7 @@
 
 #include "client/kvd_cuda.h"
 #include "ipc/base/cuda.h"
-#include "tests/lib/daemon.h"
+#include "tests/lib/instance.h"
 
 #define BT 16u
 #define BLOCK_WORDS (2u * 2 * 2 * BT * 64) /* of the geometry below: 32 KiB, f32 */
@@ -47,10 +47,10 @@ uint64_t now_ms(void);
 extern bool legacy_handles; /* of daemons to be started: as where descriptors of GPU memory cannot be had */
 
 /* A daemon on the GPU with 16 segments of 2 MiB, or otherwise as the settings say ("daemon.x=y", ended by NULL). */
-void start_daemon(struct daemon *d, const char *const *settings);
-void again_daemon(struct daemon *d, const char *const *settings);
+void start_daemon(struct instance *d, const char *const *settings);
+void again_daemon(struct instance *d, const char *const *settings);
 /* Clean, nothing left over but what is in the cache, and ended. */
-void end_daemon(struct daemon *d);
+void end_daemon(struct instance *d);
 uint64_t evict_all(struct conn *conn); /* from space "s"; how many went */
 
 /* ---- a peer ----------------------------------------------------------------------------------------------------- */

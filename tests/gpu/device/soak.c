@@ -135,7 +135,7 @@ static void work(struct role *role) {
         side_close(&s);
 }
 
-static struct peer start(const struct daemon *d) {
+static struct peer start(const struct instance *d) {
         static char slow[64], seed[32];
         const char *settings[] = {slow, NULL, NULL};
 
@@ -171,16 +171,16 @@ static uint64_t segments_returned(struct conn *conn) {
         return sum;
 }
 
-static void kill_one(const struct daemon *d, struct peer *worker) {
+static void kill_one(const struct instance *d, struct peer *worker) {
         if (waitpid(worker->pid, NULL, WNOHANG) != 0)
                 die("a worker has ended by itself");
         peer_kill(worker);
         *worker = start(d);
 }
 
-static void run(const struct daemon *d, uint32_t seconds, bool calm) {
+static void run(const struct instance *d, uint32_t seconds, bool calm) {
         uint64_t end = now_ms() + seconds * UINT64_C(1000);
-        struct conn *conn = daemon_connect(d);
+        struct conn *conn = instance_connect(d);
         struct peer workers[WORKERS];
         uint64_t returned;
         uint32_t kills = 0;
@@ -212,7 +212,7 @@ static void run(const struct daemon *d, uint32_t seconds, bool calm) {
 int main(int argc, char **argv) {
         const char *const settings[] = {"daemon.pool=12M", "daemon.quarantine_ms=50", NULL};
         uint32_t seconds = argc > 1 ? (uint32_t)atoi(argv[1]) : 10;
-        struct daemon d;
+        struct instance d;
 
         if (argc > 3 && strcmp(argv[3], "legacy") == 0) {
                 legacy_handles = true;

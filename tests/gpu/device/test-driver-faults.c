@@ -77,7 +77,7 @@ static void whole_life(struct role *role) {
         kvd_close(handle);
 }
 
-static void fail_each(const struct daemon *d, const char *name, int error) {
+static void fail_each(const struct instance *d, const char *name, int error) {
         char setting[96];
         const char *const settings[] = {setting, "FAKECUDA_SLOW=set:1", NULL};
 
@@ -118,7 +118,7 @@ int main(void) {
                 "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemHostRegister",
                 "cuMemHostGetDevicePointer", "cuStreamCreateWithPriority", "cuStreamWriteValue64",
                 "cuStreamWaitValue64", "cuStreamSynchronize", "cuCtxSynchronize"};
-        struct daemon d;
+        struct instance d;
         struct peer peer;
 
         start_daemon(&d, NULL);

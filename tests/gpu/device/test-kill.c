@@ -119,7 +119,7 @@ static void watcher(struct role *role) {
 }
 
 /* True: it came to its end. */
-static bool round_with(const struct daemon *d, uint32_t point_of_death) {
+static bool round_with(const struct instance *d, uint32_t point_of_death) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:1", NULL};
         struct peer peer;
         int status;
@@ -140,7 +140,7 @@ int main(void) {
         const char *const settings[] = {"daemon.quarantine_ms=20", "daemon.pool=16M", NULL};
         uint32_t n = 1;
         struct peer other;
-        struct daemon d;
+        struct instance d;
 
         shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (shared == MAP_FAILED)
@@ -149,7 +149,7 @@ int main(void) {
         other = peer_start(watcher, d.socket, NULL);
         expect(&other, 'o');
         while (!round_with(&d, n)) {
-                struct conn *conn = n % 8 ? NULL : daemon_connect(&d);
+                struct conn *conn = n % 8 ? NULL : instance_connect(&d);
 
                 if (conn)
                         expect_clean(conn);

@@ -83,7 +83,7 @@ static void reader(struct role *role) {
 static void in_place_with(const char *const *reader_settings) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:600", NULL};
         struct peer a, b;
-        struct daemon d;
+        struct instance d;
         struct conn *conn;
 
         start_daemon(&d, NULL);
@@ -95,7 +95,7 @@ static void in_place_with(const char *const *reader_settings) {
         peer_end(&b);
         cue(&a, 'e');
         peer_end(&a);
-        conn = daemon_connect(&d);
+        conn = instance_connect(&d);
         CHECK(count_of(conn, KVD_SPACE_ORDERED) == 2);
         CHECK(count_of(conn, KVD_SPACE_POISONED) == 0);
         conn_close(conn);
@@ -152,7 +152,7 @@ static void another_stream_with_that_handle(struct role *role) {
 
 static void stream_handle_used_again(void) {
         const char *const settings[] = {"FAKECUDA_REUSE=1", "FAKECUDA_SLOW=set:250", NULL};
-        struct daemon d;
+        struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);
@@ -194,7 +194,7 @@ static void look_once(struct role *role) {
 static void without_streams(void) {
         const char *const settings[] = {"FAKECUDA_STREAM_ORDER=0", "FAKECUDA_SLOW=set:50", NULL};
         struct peer a, b;
-        struct daemon d;
+        struct instance d;
         struct conn *conn;
 
         start_daemon(&d, NULL);
@@ -202,7 +202,7 @@ static void without_streams(void) {
         peer_end(&a);
         b = peer_start(look_once, d.socket, NULL);
         peer_end(&b);
-        conn = daemon_connect(&d);
+        conn = instance_connect(&d);
         CHECK(count_of(conn, KVD_SPACE_ORDERED) == 0);
         conn_close(conn);
         end_daemon(&d);
@@ -260,7 +260,7 @@ static void uses_many_streams(struct role *role) {
 
 static void many_streams(void) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:400", NULL};
-        struct daemon d;
+        struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);
@@ -310,7 +310,7 @@ static void survivor(struct role *role) {
 static void death_with(const char *const *reader_settings) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
         struct peer a, b;
-        struct daemon d;
+        struct instance d;
         struct conn *conn;
 
         start_daemon(&d, NULL);
@@ -320,10 +320,9 @@ static void death_with(const char *const *reader_settings) {
         expect(&b, 'w');
         peer_kill(&a);
         peer_end(&b);
-        conn = daemon_connect(&d);
+        conn = instance_connect(&d);
         CHECK(count_of(conn, KVD_SPACE_POISONED) == 2);
-        for (uint64_t end = now_ms() + 10000; count_of(conn, KVD_SPACE_CLIENTS_REAPED) == 0; usleep(1000))
-                CHECK(now_ms() < end); /* its blocks were poisoned first */
+        WAIT_UNTIL(count_of(conn, KVD_SPACE_CLIENTS_REAPED)); /* its blocks were poisoned first */
         CHECK(count_of(conn, KVD_SPACE_CLIENTS_REAPED) == 1);
         conn_close(conn);
         end_daemon(&d);
@@ -344,7 +343,7 @@ static void producer_killed_and_the_reader_waits_itself(void) {
         const char *const none[] = {"FAKECUDA_STREAM_ORDER=0", NULL};
         const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
         struct peer a, b;
-        struct daemon d;
+        struct instance d;
 
         start_daemon(&d, NULL);
         a = peer_start(never_writes, d.socket, slow);
@@ -377,12 +376,12 @@ static void quarantine(void) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
         const char *const longer[] = {"daemon.quarantine_ms=700", NULL};
         uint64_t killed, held = 0;
-        struct daemon d;
+        struct instance d;
         struct conn *conn;
         struct peer a;
 
         start_daemon(&d, longer);
-        conn = daemon_connect(&d);
+        conn = instance_connect(&d);
         a = peer_start(fills, d.socket, slow);
         expect(&a, 'f');
         CHECK(facts(conn).filling >= 8);
@@ -390,7 +389,7 @@ static void quarantine(void) {
         killed = now_ms();
         while (facts(conn).limbo >= 8 || facts(conn).filling) {
                 held = now_ms() - killed;
-                CHECK(held < 10000);
+                CHECK(held < PATIENCE_MS);
                 usleep(5000);
         }
         CHECK(held >= 300); /* as far as it was looked at */
@@ -418,12 +417,12 @@ static void slow_producer(struct role *role) {
 
 static void pending_is_not_evicted(void) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:200", NULL};
-        struct daemon d;
+        struct instance d;
         struct conn *conn;
         struct peer a;
 
         start_daemon(&d, NULL);
-        conn = daemon_connect(&d);
+        conn = instance_connect(&d);
         a = peer_start(slow_producer, d.socket, slow);
         expect(&a, 'p');
         CHECK(evict_all(conn) == 0);
@@ -463,11 +462,11 @@ static void reads_slowly(struct role *role) {
 static void unpin_waits_for_the_stream(void) {
         const char *const slow[] = {"FAKECUDA_SLOW=copy:200", NULL};
         struct peer a, b;
-        struct daemon d;
+        struct instance d;
         struct conn *conn;
 
         start_daemon(&d, NULL);
-        conn = daemon_connect(&d);
+        conn = instance_connect(&d);
         a = peer_start(slow_producer, d.socket, NULL);
         expect(&a, 'p');
         expect(&a, 'w');
@@ -510,7 +509,7 @@ static void duplicates(struct role *role) {
 
 static void duplicates_wait(void) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:250", NULL};
-        struct daemon d;
+        struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);
@@ -575,7 +574,7 @@ static void first_owner(struct role *role) {
 
 static void second_owner(struct role *role) {
         struct kvd_pin pin = {0};
-        uint64_t end = now_ms() + 15000;
+        uint64_t end = now_ms() + PATIENCE_MS;
         struct kvd_block blocks[256];
         uint32_t n = 0, ids[8];
         struct side s;
@@ -613,7 +612,7 @@ static void second_owner(struct role *role) {
  */
 static void memory_changes_hands(void) {
         struct peer a, b;
-        struct daemon d;
+        struct instance d;
 
         start_daemon(&d, NULL);
         a = peer_start(first_owner, d.socket, NULL);
@@ -667,7 +666,7 @@ static void arena_is_read_only(void) {
         char users[64];
         const char *const settings[] = {"domain d.isolation=arena", users, NULL};
         struct peer a, b;
-        struct daemon d;
+        struct instance d;
 
         snprintf(users, sizeof users, "domain d.users=%u", getuid());
         start_daemon(&d, settings);
@@ -734,13 +733,13 @@ static void outlives_the_daemon(struct role *role) {
 
 static void daemon_killed(void) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:50", NULL};
-        struct daemon d;
+        struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);
         a = peer_start(outlives_the_daemon, d.socket, slow);
         expect(&a, 'p');
-        daemon_kill(&d);
+        instance_kill(&d);
         cue(&a, 'k');
         expect(&a, 'r');
         again_daemon(&d, NULL);
@@ -784,7 +783,7 @@ static void two_daemons_on_two_devices(void) {
         const char *const first[] = {"daemon.device=0", NULL}, *const second[] = {"daemon.device=1", NULL};
         const char *const turned[] = {"CUDA_VISIBLE_DEVICES=1,0", NULL};
         const char *const one[] = {"CUDA_VISIBLE_DEVICES=0", NULL};
-        struct daemon d, e;
+        struct instance d, e;
         struct peer a;
 
         setenv("FAKECUDA_DEVICES", "2", 1);
@@ -824,7 +823,7 @@ static void views_layers(struct role *role) {
 }
 
 static void layers(void) {
-        struct daemon d;
+        struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);
@@ -863,7 +862,7 @@ static void seals_in_doubt(struct role *role) {
 
 static void in_doubt_waits_for_the_stream(void) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:9000", NULL};
-        struct daemon d;
+        struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/lib/instance.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include "client/conn.h"
+#include "client/kvd.h"
+
+#define MAX_ARGUMENTS 64
+
+void (*before_death)(void);
+
+_Noreturn void die(const char *format, ...) {
+        va_list args;
+
+        if (before_death)
+                before_death();
+        va_start(args, format);
+        vfprintf(stderr, format, args);
+        va_end(args);
+        fputc('\n', stderr);
+        exit(1);
+}
+
+/* ---- the process -------------------------------------------------------------------------------------------- */
+
+static _Noreturn void become(const char *const *arguments, int ready) {
+        const char *argv[MAX_ARGUMENTS] = {getenv("KVD")};
+        char number[16];
+        int n = 1;
+
+        while (*arguments && n < MAX_ARGUMENTS - 3)
+                argv[n++] = *arguments++;
+        snprintf(number, sizeof number, "%d", ready);
+        if (ready >= 0) {
+                argv[n++] = "--ready-fd";
+                argv[n++] = number;
+        }
+        if (!argv[0])
+                die("set KVD to the program");
+        setenv("LISTEN_PID", "0", 0);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execv(argv[0], (char *const *)argv);
+        die("%s: %s", argv[0], strerror(errno));
+}
+
+/* Until it has closed its end, for those who count descriptors. */
+static void wait_ready(int fd) {
+        struct pollfd p = {fd, POLLIN, 0};
+        char byte = 0, more;
+
+        if (poll(&p, 1, PATIENCE_MS) != 1 || read(fd, &byte, 1) != 1 || byte != '\n')
+                die("kvd did not become ready");
+        while (read(fd, &more, 1) > 0)
+                ;
+}
+
+void instance_run(struct instance *in, const char *const *arguments, bool ready) {
+        int ends[2];
+
+        if (pipe(ends) < 0)
+                die("pipe: %s", strerror(errno));
+        in->pid = fork();
+        if (in->pid == 0) {
+                close(ends[0]);
+                become(arguments, ready ? ends[1] : -1);
+        }
+        close(ends[1]);
+        if (ready)
+                wait_ready(ends[0]);
+        close(ends[0]);
+}
+
+bool instance_on_gpu(void) {
+        const char *backend = getenv("KVD_TEST_BACKEND");
+
+        return backend && strcmp(backend, "host") != 0;
+}
+
+void instance_again(struct instance *in, const char *const *settings) {
+        const char *arguments[MAX_ARGUMENTS] = {"--private", in->dir, "--pool", "64M", "--set", "daemon.segment=1M",
+                                                "--set", "daemon.quarantine_ms=20", "--backend", "host"};
+        int n = 10;
+
+        if (instance_on_gpu())
+                arguments[9] = getenv("KVD_TEST_BACKEND");
+        for (; settings && *settings && n < MAX_ARGUMENTS - 5; settings++) {
+                arguments[n++] = "--set";
+                arguments[n++] = *settings;
+        }
+        instance_run(in, arguments, true);
+}
+
+void instance_make_dir(struct instance *in) {
+        *in = (struct instance){.dir = "/tmp/kvd-test-XXXXXX"};
+        if (!mkdtemp(in->dir))
+                die("mkdtemp: %s", strerror(errno));
+        snprintf(in->socket, sizeof in->socket, "%s/kvd.sock", in->dir);
+}
+
+void instance_start(struct instance *in, const char *const *settings) {
+        instance_make_dir(in);
+        instance_again(in, settings);
+}
+
+int wait_status(pid_t pid) {
+        int status;
+
+        if (waitpid(pid, &status, 0) != pid)
+                die("waitpid: %s", strerror(errno));
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+void instance_stop(struct instance *in) {
+        int status;
+
+        kill(in->pid, SIGTERM);
+        status = wait_status(in->pid);
+        in->pid = 0;
+        if (status != 0)
+                die("kvd ended with status %d", status);
+        if (access(in->socket, F_OK) == 0)
+                die("kvd left its socket");
+}
+
+void instance_kill(struct instance *in) {
+        kill(in->pid, SIGKILL);
+        wait_status(in->pid);
+        in->pid = 0;
+}
+
+void instance_sweep(struct instance *in) {
+        char path[512];
+        struct dirent *e;
+        DIR *dir = opendir(in->dir);
+
+        while (dir && (e = readdir(dir))) {
+                snprintf(path, sizeof path, "%s/%s", in->dir, e->d_name);
+                unlink(path);
+        }
+        if (dir)
+                closedir(dir);
+        rmdir(in->dir);
+}
+
+void instance_end(struct instance *in) {
+        instance_stop(in);
+        instance_sweep(in);
+}
+
+void instance_end_clean(struct instance *in) {
+        instance_expect_clean(in);
+        instance_end(in);
+}
+
+/* ---- what it has ------------------------------------------------------------------------------------------------ */
+
+uint32_t fds_of(pid_t pid) {
+        uint32_t n = 0;
+        char path[64];
+        DIR *dir;
+
+        snprintf(path, sizeof path, "/proc/%d/fd", pid ? pid : getpid());
+        dir = opendir(path);
+        if (!dir)
+                die("%s: %s", path, strerror(errno));
+        while (readdir(dir))
+                n++;
+        closedir(dir);
+        return n - 2 - (pid == 0); /* ., .., and the directory itself */
+}
+
+uint32_t instance_fds(const struct instance *in) {
+        return fds_of(in->pid);
+}
+
+/* The number that format finds in a line of a file of /proc. */
+static uint64_t number_in(const struct instance *in, const char *file, const char *format) {
+        unsigned long long number = 0;
+        char path[64], line[256];
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/%s", in->pid, file);
+        f = fopen(path, "re");
+        if (!f)
+                die("%s: %s", path, strerror(errno));
+        while (fgets(line, sizeof line, f) && sscanf(line, format, &number) != 1)
+                ;
+        fclose(f);
+        return number;
+}
+
+uint64_t instance_rss_kib(const struct instance *in) {
+        return number_in(in, "status", "RssAnon: %llu");
+}
+
+uint64_t instance_cpu_ns(const struct instance *in) {
+        return number_in(in, "schedstat", "%llu");
+}
+
+/* ---- questions to it ------------------------------------------------------------------------------------------ */
+
+struct conn *instance_connect(const struct instance *in) {
+        struct conn *conn;
+
+        if (conn_open(in->socket, "test", &conn) < 0)
+                die("%s", kvd_error());
+        return conn;
+}
+
+void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_reply *ret) {
+        ret->next = 0;
+        do {
+                struct kvd_msg_space_info request = {ret->next};
+
+                if (conn_call(conn, KVD_MSG_space_info, &request, ret) < 0)
+                        die("space_info: %s", kvd_error());
+        } while (nth--);
+}
+
+static void check_space(struct conn *conn, const char *name) {
+        struct kvd_msg_check request = {.space = kvd_slice_of(name)};
+        struct kvd_msg_check_reply reply;
+        char first[256];
+
+        do {
+                if (conn_call(conn, KVD_MSG_check, &request, &reply) < 0)
+                        die("check: %s", kvd_error());
+                if (reply.broken)
+                        die("space %s: %u invariants broken, first: %s", name, reply.broken,
+                            kvd_slice_copy(reply.first, first, sizeof first));
+                request.cursor = reply.next;
+        } while (reply.next);
+}
+
+static bool next_space(struct conn *conn, struct kvd_msg_space_info_reply *info, char name[64]) {
+        struct kvd_msg_space_info request = {info->next};
+        int r = conn_call(conn, KVD_MSG_space_info, &request, info);
+
+        if (r == -ENOENT)
+                return false;
+        if (r < 0)
+                die("space_info: %s", kvd_error());
+        kvd_slice_copy(info->name, name, 64);
+        return true;
+}
+
+void expect_clean(struct conn *conn) {
+        struct kvd_msg_space_info_reply info = {0};
+        char name[64];
+
+        while (next_space(conn, &info, name)) {
+                if (info.free + info.filling + info.sealed + info.limbo != info.total)
+                        die("space %s: free + filling + sealed + limbo is not total", name);
+                check_space(conn, name);
+        }
+}
+
+static bool is_quiet(struct conn *conn) {
+        struct kvd_msg_space_info_reply info = {0};
+        char name[64];
+
+        while (next_space(conn, &info, name))
+                if (info.filling || info.limbo || info.clients || info.leases)
+                        return false;
+        return true;
+}
+
+void expect_quiet(struct conn *conn) {
+        WAIT_UNTIL(is_quiet(conn));
+}
+
+void instance_expect_clean(const struct instance *in) {
+        struct conn *conn = instance_connect(in);
+
+        expect_quiet(conn);
+        expect_clean(conn);
+        conn_close(conn);
+}

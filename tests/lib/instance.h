@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_LIB_INSTANCE_H
+#define KVD_TESTS_LIB_INSTANCE_H
+
+/*
+ * A kvd of the test's own: the program $KVD, started with --private in a new directory, and ended and swept up at the
+ * end. A failure ends the test with a line: none of these calls returns one.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "ipc/msg.h"
+
+#define PATIENCE_MS 60000 /* whatever takes longer hangs, on however busy a machine */
+
+struct conn;
+
+struct instance {
+        pid_t pid;
+        char dir[64], socket[96];
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------------- */
+
+/*
+ * settings: "daemon.pool=4M" and the like, the last one followed by NULL; NULL: none. They come behind: a pool of 64
+ * MiB in segments of 1 MiB, a quarantine of 20 ms, and the backend $KVD_TEST_BACKEND, or host.
+ */
+void instance_start(struct instance *in, const char *const *settings);
+void instance_again(struct instance *in, const char *const *settings); /* in the same directory, after it ended */
+void instance_stop(struct instance *in);  /* SIGTERM; it must exit with 0 and leave no socket */
+void instance_kill(struct instance *in);  /* SIGKILL */
+void instance_sweep(struct instance *in); /* removes the directory */
+void instance_end(struct instance *in);   /* stop and sweep */
+void instance_end_clean(struct instance *in); /* instance_expect_clean, and the end */
+#define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+void instance_make_dir(struct instance *in);
+/* Runs kvd with exactly these arguments behind the program's name, and waits for readiness only if ready is set. */
+void instance_run(struct instance *in, const char *const *arguments, bool ready);
+bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names another backend than host memory */
+int wait_status(pid_t pid); /* exit status; 128 + signal */
+
+/* ---- what its process has --------------------------------------------------------------------------------------- */
+
+uint32_t fds_of(pid_t pid); /* open descriptors; 0: of this process */
+uint32_t instance_fds(const struct instance *in);
+uint64_t instance_rss_kib(const struct instance *in);
+uint64_t instance_cpu_ns(const struct instance *in); /* time that its loop ran on a processor, so not the machine's */
+
+/* ---- questions to it -------------------------------------------------------------------------------------------- */
+
+struct conn *instance_connect(const struct instance *in);
+
+/* The nth space, and what kvd says about it. slices of the reply live until the next call on conn. */
+void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_reply *ret);
+
+/* Walks every invariant of every space; ends the test with the first broken one. */
+void expect_clean(struct conn *conn);
+
+/* Waits until nobody fills or holds anything in any space: clients that ended were reaped. */
+void expect_quiet(struct conn *conn);
+
+void instance_expect_clean(const struct instance *in); /* both */
+
+/* ---- the end of a test ------------------------------------------------------------------------------------------ */
+
+_Noreturn __attribute__((format(printf, 1, 2))) void die(const char *format, ...);
+extern void (*before_death)(void); /* says more about the circumstances on standard error; NULL: nothing */
+
+/* Looks once a millisecond until it is so. */
+#define WAIT_UNTIL(condition) \
+        do { \
+                for (int tries_ = 0; !(condition); tries_++) { \
+                        if (tries_ == PATIENCE_MS) \
+                                die("%s:%d: still not: %s", __FILE__, __LINE__, #condition); \
+                        usleep(1000); \
+                } \
+        } while (0)
+
+#endif
