@@ -219,7 +219,7 @@ void child_look_after(struct child *c, uint64_t ns) {
 }
 
 void child_look(struct child *c) {
-        if (!c->stopped && !c->look.link)
+        if (!c->stopped && !loop_timer_is_set(&c->look))
                 loop_timer_set(c->loop, &c->look, 0);
 }
 
@@ -228,7 +228,7 @@ static void look_now(struct loop_timer *timer) {
 
         if (c->pid)
                 go_on(c);
-        else if (!c->retry.link && c->ops->wanted(c))
+        else if (!loop_timer_is_set(&c->retry) && c->ops->wanted(c))
                 loop_timer_set(c->loop, &c->retry, 0);
 }
 

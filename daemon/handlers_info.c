@@ -198,7 +198,7 @@ int handle_client_info(struct client *c, const struct kvd_msg *request, struct c
         m->name = kvd_slice_of(other->name);
         m->domain = kvd_slice_of(domain_config(other->domain)->name);
         m->connected = other->state == CLIENT_ATTACHED;
-        m->quarantined = other->quarantine.link != NULL;
+        m->quarantined = loop_timer_is_set(&other->quarantine);
         m->requests = other->requests;
         m->age_ms = ms_since(other->connected_ns);
         put_spaces(other, c->server->scratch->client_counters, m);

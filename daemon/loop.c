@@ -34,7 +34,7 @@ struct loop {
         void *waiter; /* the back end's own; owned */
         struct watch *watches; /* owned */
         uint32_t n_watches, free_watch; /* n_watches ends the list of unused ones */
-        struct loop_timer *timers; /* the next one first */
+        struct kvd_list timers; /* the next one first */
         bool (*idle)(void *);
         void *idle_data;
         bool wants_idle, quit, firing;
@@ -175,36 +175,31 @@ void loop_ready(struct loop *loop, loop_token token, short revents) {
 
 /* ---- timers ---------------------------------------------------------------------------------------------------- */
 
-void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns) {
-        struct loop_timer **link = &loop->timers;
+static struct loop_timer *first_timer(const struct loop *loop) {
+        return kvd_list_first(&loop->timers, struct loop_timer, node);
+}
 
-        loop_timer_stop(timer);
+void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns) {
+        struct kvd_list_node *before;
+
+        kvd_list_remove(&timer->node);
         if (loop->firing) /* not again in this turn: sockets first */
                 at_ns = MAX(at_ns, loop->turn_begin_ns + 1);
-        while (*link && (*link)->at_ns <= at_ns)
-                link = &(*link)->next;
+        before = loop->timers.first;
+        while (before && container_of(before, struct loop_timer, node)->at_ns <= at_ns)
+                before = before->next;
         timer->at_ns = at_ns;
-        timer->next = *link;
-        timer->link = link;
-        if (timer->next)
-                timer->next->link = &timer->next;
-        *link = timer;
+        kvd_list_insert(&loop->timers, before, &timer->node);
 }
 
 void loop_timer_stop(struct loop_timer *timer) {
-        if (!timer->link)
-                return;
-        *timer->link = timer->next;
-        if (timer->next)
-                timer->next->link = timer->link;
-        timer->link = NULL;
+        kvd_list_remove(&timer->node);
 }
 
 static void fire_timers(struct loop *loop) {
         loop->firing = true;
-        while (loop->timers && loop->timers->at_ns <= loop->turn_begin_ns) {
-                struct loop_timer *timer = loop->timers;
-
+        for (struct loop_timer *timer;
+             (timer = first_timer(loop)) && timer->at_ns <= loop->turn_begin_ns;) {
                 loop_timer_stop(timer);
                 timer->fire(timer);
         }
@@ -223,11 +218,13 @@ void loop_want_idle(struct loop *loop) {
 }
 
 static int64_t wait_ns(const struct loop *loop, uint64_t now) {
+        const struct loop_timer *next = first_timer(loop);
+
         if (loop->wants_idle)
                 return 0;
-        if (!loop->timers)
+        if (!next)
                 return -1;
-        return loop->timers->at_ns > now ? (int64_t)(loop->timers->at_ns - now) : 0;
+        return next->at_ns > now ? (int64_t)(next->at_ns - now) : 0;
 }
 
 /* The turn begins when something has happened; events are handled inside wait. */

@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "ipc/base/list.h"
+
 struct loop;
 
 enum loop_kind { LOOP_AUTO, LOOP_IO_URING, LOOP_EPOLL };
@@ -45,12 +47,16 @@ void loop_remove(struct loop_source *source);
 struct loop_timer {
         void (*fire)(struct loop_timer *timer);
         uint64_t at_ns;
-        struct loop_timer *next, **link; /* of the loop; link NULL: not set */
+        struct kvd_list_node node; /* in the loop's */
 };
 
 /* fire is called once, at at_ns (CLOCK_MONOTONIC) or soon after. Setting it again moves it. */
 void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns);
 void loop_timer_stop(struct loop_timer *timer);
+
+static inline bool loop_timer_is_set(const struct loop_timer *timer) {
+        return timer->node.in;
+}
 
 /* idle is called after loop_want_idle, whenever no descriptor is ready, until it returns false. */
 void loop_set_idle(struct loop *loop, bool (*idle)(void *data), void *data);

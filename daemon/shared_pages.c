@@ -45,12 +45,12 @@ void shared_pages_stop(struct shared_pages *p) {
 }
 
 void shared_pages_watch_pins(struct shared_pages *p) {
-        if (!p->pins.link)
+        if (!loop_timer_is_set(&p->pins))
                 loop_timer_set(p->loop, &p->pins, sys_now_ns() + PINS_NS);
 }
 
 void shared_pages_watch_semaphores(struct shared_pages *p) {
-        if (p->semaphores.link && p->pause_ns == SEMAPHORES_FIRST_NS)
+        if (loop_timer_is_set(&p->semaphores) && p->pause_ns == SEMAPHORES_FIRST_NS)
                 return; /* soon enough: a client that seals all the time must not put it off */
         p->pause_ns = SEMAPHORES_FIRST_NS;
         loop_timer_set(p->loop, &p->semaphores, sys_now_ns() + SEMAPHORES_FIRST_NS);

@@ -17,6 +17,7 @@
 
 #include "ipc/base/key.h"
 #include "ipc/base/layout.h"
+#include "ipc/base/list.h"
 #include "ipc/base/why.h"
 #include "store/store.h"
 
@@ -31,17 +32,12 @@ struct ticket {
         const struct job_kind *kind;
         struct space *space;
         void *owner;           /* the kind's: a sequence, or nothing */
-        struct ticket *prev, *next;
-        bool waiting;
+        struct kvd_list_node waiting; /* in jobs.waiting */
         uint32_t losses;       /* of its job, one after the other */
 };
 
-struct ticket_queue {
-        struct ticket *first, *last;
-};
-
 struct jobs {
-        struct ticket_queue waiting[2]; /* for a worker: urgent, others */
+        struct kvd_list waiting[2]; /* tickets, for a worker: urgent, others */
         uint64_t n_waiting, last_id;
         struct job *job;       /* owned; the one in flight */
         void (*wanted)(void *data); /* tells whoever runs the worker that there is something for it */

@@ -42,35 +42,26 @@ uint32_t job_blocks(const struct job *job) {
 
 /* ---- queue ------------------------------------------------------------------------------------------------------ */
 
-static struct ticket_queue *queue_of(const struct ticket *t) {
+static struct kvd_list *queue_of(const struct ticket *t) {
         return &space_store(t->space)->jobs.waiting[t->kind->urgent ? 0 : 1];
 }
 
 static void enqueue(struct ticket *t, bool first) {
-        struct ticket_queue *q = queue_of(t);
+        struct kvd_list *queue = queue_of(t);
 
-        t->waiting = true;
-        t->prev = first ? NULL : q->last;
-        t->next = first ? q->first : NULL;
-        *(t->prev ? &t->prev->next : &q->first) = t;
-        *(t->next ? &t->next->prev : &q->last) = t;
+        kvd_list_insert(queue, first ? queue->first : NULL, &t->waiting);
         space_store(t->space)->jobs.n_waiting++;
 }
 
 static void dequeue(struct ticket *t) {
-        struct ticket_queue *q = queue_of(t);
-
-        *(t->prev ? &t->prev->next : &q->first) = t->next;
-        *(t->next ? &t->next->prev : &q->last) = t->prev;
-        t->prev = t->next = NULL;
-        t->waiting = false;
-        space_store(t->space)->jobs.n_waiting--;
+        if (kvd_list_remove(&t->waiting))
+                space_store(t->space)->jobs.n_waiting--;
 }
 
 void job_ask(struct ticket *t) {
         struct store *store = space_store(t->space);
 
-        if (t->waiting)
+        if (t->waiting.in)
                 return;
         enqueue(t, false);
         /* While a job is written or settled, its caller looks for the next one himself. */
@@ -79,12 +70,11 @@ void job_ask(struct ticket *t) {
 }
 
 bool job_pending(const struct ticket *t) {
-        return t->waiting || space_store(t->space)->jobs.job->ticket == t;
+        return t->waiting.in || space_store(t->space)->jobs.job->ticket == t;
 }
 
 void job_withdraw(struct ticket *t) {
-        if (t->waiting)
-                dequeue(t);
+        dequeue(t);
         if (t->space && space_store(t->space)->jobs.job->ticket == t)
                 space_store(t->space)->jobs.job->ticket = NULL;
 }
@@ -194,7 +184,9 @@ static void end_holds(struct job *job) {
 }
 
 static struct ticket *first_waiting(struct store *store) {
-        return store->jobs.waiting[0].first ? store->jobs.waiting[0].first : store->jobs.waiting[1].first;
+        struct ticket *urgent = kvd_list_first(&store->jobs.waiting[0], struct ticket, waiting);
+
+        return urgent ? urgent : kvd_list_first(&store->jobs.waiting[1], struct ticket, waiting);
 }
 
 #define EFFORT 4096u   /* of one call, in items: that there is nothing to do for a ticket takes time to find out */
@@ -243,8 +235,7 @@ static void settle(struct job *job, enum job_end end, const void *results, uint3
         job_news(job->space);
         if (end != JOB_AGAIN || !t)
                 return;
-        if (t->waiting)
-                dequeue(t);
+        dequeue(t);
         enqueue(t, true);
 }
 

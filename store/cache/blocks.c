@@ -54,33 +54,13 @@ void block_list_remove(struct space *space, struct block_list *list, uint32_t id
 
 /* ---- free lists --------------------------------------------------------------------------------- */
 
-static void arena_list(struct segment *segment) {
-        struct arena *arena = segment->arena;
-
-        segment->prev = NULL;
-        segment->next = arena->avail;
-        if (segment->next)
-                segment->next->prev = segment;
-        arena->avail = segment;
-        segment->listed = true;
-}
-
-void arena_unlist(struct segment *segment) {
-        if (segment->prev)
-                segment->prev->next = segment->next;
-        else
-                segment->arena->avail = segment->next;
-        if (segment->next)
-                segment->next->prev = segment->prev;
-        segment->listed = false;
-}
-
 /* The block may come from any state that nobody can see any more; it begins a new incarnation. */
 static void make_free(struct space *space, struct segment *segment, uint32_t id) {
         space->blocks[id].owner = NONE;
         block_set_state(space, id, KVD_FREE, block_generation(space, id) + 1);
-        if (!segment->listed)
-                arena_list(segment);
+        if (!segment->avail.in)
+                kvd_list_insert(&segment->arena->avail, segment->arena->avail.first,
+                                &segment->avail);
 }
 
 /* The block goes to the head of its segment's list: its memory may still be in a cache. */
@@ -100,7 +80,7 @@ void block_append_free(struct space *space, uint32_t id) {
 }
 
 uint32_t block_pop_free(struct space *space, struct arena *arena) {
-        struct segment *segment = arena->avail;
+        struct segment *segment = kvd_list_first(&arena->avail, struct segment, avail);
         uint32_t id;
 
         if (!segment)
@@ -108,7 +88,7 @@ uint32_t block_pop_free(struct space *space, struct arena *arena) {
         id = segment->free.first;
         block_list_remove(space, &segment->free, id);
         if (segment->free.n == 0)
-                arena_unlist(segment);
+                kvd_list_remove(&segment->avail);
         return id;
 }
 

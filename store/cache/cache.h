@@ -35,14 +35,13 @@ struct segment {
         uint64_t stale;        /* host memory: bytes from the first on that have no blocks any more: to be freed */
         struct block_list free;
         struct arena *arena;   /* who may write it */
-        struct segment *next, *prev; /* in arena->avail while there are free blocks */
-        bool listed;
+        struct kvd_list_node avail; /* in arena->avail while there are free blocks */
 };
 
 struct arena {
         struct space *space;
         struct attachment *writer; /* NULL: everybody (shared), or nobody any more (orphan) */
-        struct segment *avail;
+        struct kvd_list avail;     /* segments with free blocks */
         uint64_t n_ready;      /* blocks that have memory, of all its segments */
         uint32_t *heap;        /* owned; leaves, coldest first */
         uint32_t n_heap;

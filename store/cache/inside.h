@@ -26,7 +26,6 @@ void block_to_free(struct space *space, uint32_t id);
 void block_append_free(struct space *space, uint32_t id); /* ... to be allocated last */
 uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
-void arena_unlist(struct segment *segment);
 
 /* available.c */
 uint32_t fill_limit(const struct space *space); /* blocks that a client may be filling at once */

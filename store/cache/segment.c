@@ -85,8 +85,7 @@ static void segment_return(struct space *space, struct segment *segment) {
 
         for (uint32_t i = 0; i < segment->n_ready; i++)
                 block_set_state(space, first + i, KVD_ABSENT, block_generation(space, first + i));
-        if (segment->listed)
-                arena_unlist(segment);
+        kvd_list_remove(&segment->avail);
         segment->free = (struct block_list){0};
         let_go(space, segment);
         space_count(space, KVD_SPACE_SEGMENTS_RETURNED, 1);

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BASE_LIST_H
+#define KVD_BASE_LIST_H
+
+/*
+ * A doubly linked list of what has a node in it. Zeroed memory is an empty list, and a node in none; a node knows its
+ * list, so that it can be taken out by whoever finds it, and can be asked whether it is in one.
+ *
+ *      struct timer { struct kvd_list_node node; ... };
+ *      struct timer *first = kvd_list_first(&timers, struct timer, node);     NULL: the list is empty
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "ipc/base/util.h"
+
+struct kvd_list {
+        struct kvd_list_node *first, *last;
+};
+
+struct kvd_list_node {
+        struct kvd_list_node *prev, *next;
+        struct kvd_list *in; /* NULL: in no list */
+};
+
+/* Before that node; NULL: behind all. */
+static inline void kvd_list_insert(struct kvd_list *list, struct kvd_list_node *before, struct kvd_list_node *node) {
+        node->in = list;
+        node->next = before;
+        node->prev = before ? before->prev : list->last;
+        *(node->prev ? &node->prev->next : &list->first) = node;
+        *(node->next ? &node->next->prev : &list->last) = node;
+}
+
+/* False: it was in no list. */
+static inline bool kvd_list_remove(struct kvd_list_node *node) {
+        if (!node->in)
+                return false;
+        *(node->prev ? &node->prev->next : &node->in->first) = node->next;
+        *(node->next ? &node->next->prev : &node->in->last) = node->prev;
+        *node = (struct kvd_list_node){0};
+        return true;
+}
+
+/* NULL: the list is empty. */
+#define kvd_list_first(list, type, member) \
+        ((list)->first ? container_of((list)->first, type, member) : NULL)
+
+#endif
