@@ -1,4 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The connection to the daemon: a request goes out, and its reply comes back before the deadline.
+ * What was in doubt when a connection broke is remembered, so that descriptors and blocks of a late
+ * reply are given back and not lost.
+ */
+
 #include "client/conn.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Copies memory: large pieces past the processor's cache, small ones through it. A small piece is
+ * likely to be read again soon, and a large one would only push out what is needed.
+ */
+
 #include <string.h>
 
 #include "client/internal.h"

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Opening and closing a space, and where its memory lies. A space handle outlives its attachments:
+ * each daemon that takes the place of another one gives it a new view.
+ */
+
 #include <assert.h>
 #include <errno.h>
 #include <stdio.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Socket addresses out of paths. A path that does not fit is refused, because the kernel would cut
+ * it to another one.
+ */
+
 #include "ipc/address.h"
 
 #include <errno.h>

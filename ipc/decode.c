@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Messages out of frames. A field that is unknown, missing, of another type or beyond its limit is
+ * refused by its name.
+ */
+
 #include "ipc/msg.h"
 
 #include <errno.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What msg.def says of each message, as data. kvctl proto prints it, and encoder and decoder walk
+ * it.
+ */
+
 #include "ipc/msg.h"
 
 #include <string.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Frames out of messages. Members are written in the order of msg.def, and nothing is written that
+ * would not fit.
+ */
+
 #include "ipc/msg.h"
 
 #include <errno.h>

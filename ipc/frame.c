@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Frames and their descriptors over a socket. A descriptor that was received is either handed out
+ * or closed, whatever else fails.
+ */
+
 #include "ipc/frame.h"
 
 #include <errno.h>

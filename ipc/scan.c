@@ -1,11 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ipc/scan.h"
-
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "ipc/base/util.h"
 
 /*
  * msgpack-c believes what a frame says about itself: five bytes (dd 1f 00 00 00) make it reserve 12 GB, since it
@@ -14,6 +7,14 @@
  * The walk keeps one struct level per open array or map, and the keys of all open maps on one stack: those of an
  * inner map lie above those of the outer one and are popped when it ends.
  */
+
+#include "ipc/scan.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
 
 enum kind { BAD, NUMBER, STR, BIN, ARRAY, MAP };
 

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * libcuda, found at run time. A machine without it works on host memory, and hears in one line why
+ * there is no GPU.
+ */
+
 #include "ipc/base/cuda.h"
 
 #include <dlfcn.h>

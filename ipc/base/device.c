@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A GPU's memory as clients and workers use it: reserved addresses, and chunks mapped into them.
+ * Every failure names the call that the driver refused.
+ */
+
 #include "ipc/base/device.h"
 
 #include <errno.h>

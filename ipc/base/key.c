@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Keys of blocks, in one pass over their tokens. The fastest of the hash's variants is chosen once,
+ * and all of them give the same bits.
+ */
+
 #include "ipc/base/key.h"
 
 #include "ipc/base/enums.h"

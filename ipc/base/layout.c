@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Where the parts of an index lie, and whether an index that somebody sent is laid out so. A client
+ * believes only what this file has compared.
+ */
+
 #include "ipc/base/layout.h"
 
 #include <errno.h>

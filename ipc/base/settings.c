@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Settings of spaces, by the table settings.def: words to numbers and back, and defaults. A profile
+ * is a setting that sets others.
+ */
+
 #include "ipc/base/settings.h"
 
 #include <assert.h>

@@ -1,4 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The table of system calls as it is outside of tests. Everything that can fail goes through it, so
+ * that a test can let the n-th call fail.
+ */
+
 #include "ipc/base/sys.h"
 
 #include <errno.h>

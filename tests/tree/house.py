@@ -27,7 +27,7 @@ COLUMNS = 100
 # The largest that is allowed. A circle's limit is its files, a struct's its fields, a function's its lines.
 LIMITS = {
     "circle client": 4, "circle daemon": 4, "circle ipc": 4, "circle store": 4, "circle tools/kvctl": 4,
-    "circle tools/kvlm": 4, "fields space": 24, "fields store": 24, "function": 48,
+    "circle tools/kvlm": 4, "circle kernels": 4, "fields space": 24, "fields store": 20, "function": 48, "notes": 0,
 }
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
@@ -52,6 +52,7 @@ class Source:
         self.plain = plain(self.text)
         self.functions = [(name, parameters, body.count("\n") + 2 + parameters.count("\n"), bool(static))
                           for static, name, parameters, body in FUNCTION.findall(self.plain)]
+        self.noted = re.match(r"/\* SPDX[^\n]*\n\n/\*", self.text) is not None
         self.comment = sum(1 for a, b in zip(self.lines, self.plain.splitlines()) if a.strip() and not b.strip())
 
 
@@ -212,6 +213,10 @@ def exceeded(files):
             n = fields([f for f in files if f.folder == STRUCTS[what]], what)
             if n > limit:
                 yield f"struct {what} has {n} fields (at most {limit})"
+        elif kind == "notes":
+            for f in files:
+                if f.folder != "tests" and f.path.endswith(".c") and not f.noted:
+                    yield f"{f.path}: no note at the top says what it is"
         else:
             for f in files:
                 for function, _, lines, _ in f.functions if f.folder != "tests" else ():
@@ -223,16 +228,17 @@ def self_test():
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         (root / "store").mkdir()
-        ring = "abcdef"
+        note, ring = "/* SPDX */\n\n/* What it is. */\n", "abcdef"
         for one, other in zip(ring, ring[1:] + ring[0]):
-            (root / "store" / f"{one}.c").write_text(f"int {one}(void) {{\n        return {other}(); /* g() */\n}}\n")
-        (root / "store" / "g.c").write_text("int g(int x,\n      int y) {\n" + "        x++;\n" * 60 + "}\n")
+            (root / "store" / f"{one}.c").write_text(f"{note}int {one}(void) {{\n        return {other}(); /* g() */\n}}\n")
+        (root / "store" / "g.c").write_text(note + "int g(int x,\n      int y) {\n" + "        x++;\n" * 60 + "}\n")
         same = "".join(f"        call_number_{i}(first_thing, second_thing);\n" for i in range(9))
         (root / "store" / "h.h").write_text("struct space {\n" + "        int a, b; /* c; */\n" * 15 + "};\n")
         (root / "store" / "i.c").write_text("void i(void) {\n" + same + "}\n\nvoid k(void) {\n" + same + "}\n")
         files = list(sources(root))
         found = list(exceeded(files))
-        assert len(found) == 3 and "circle of 6" in found[0] and "30 fields" in found[1] and "g has 63" in found[2], found
+        assert [any(part in line for line in found) for part in
+                ("circle of 6", "30 fields", "g has 63", "i.c: no note")] == [True] * 4 == [True] * len(found), found
         assert [n for _, _, n in duplicates([f for f in files if f.path.endswith("i.c")])] == [10]
 
 

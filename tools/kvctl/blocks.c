@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blocks: the map of a space */
+
+/*
+ * blocks: the map of a space. A cell stands for as many blocks as it must, and shows the one among
+ * them that says most.
+ */
+
 #include "ipc/base/layout.h"
 #include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check: the daemon walks the invariants of its spaces, a piece per request */
+
+/*
+ * check: the daemon walks the invariants of its spaces. Each request does a piece, so that the
+ * daemon serves others in between.
+ */
+
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/verbs.h"
 

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clients: who is connected, and what they hold */
+
+/*
+ * clients: who is connected, and what they hold. What a client's pins keep is found by walking the
+ * map of each space (map.c).
+ */
+
 #include "ipc/base/layout.h"
 #include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"

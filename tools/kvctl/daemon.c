@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* status, ping: the daemon as a whole */
+
+/*
+ * status and ping: the daemon as a whole. ping asks twice, because the first answer also pays for
+ * the connection.
+ */
+
 #include "ipc/base/sys.h"
 #include "tools/kvctl/map.h"
 #include "tools/kvctl/verbs.h"

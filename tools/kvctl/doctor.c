@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* doctor: what this machine can do, and what kvd will therefore do */
+
+/*
+ * doctor: what this machine can do, and what kvd will therefore do. Findings come first, and the
+ * advice that follows from them comes last.
+ */
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

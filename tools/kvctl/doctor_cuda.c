@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the driver does, as daemon and clients would ask it to */
+
+/*
+ * What the CUDA driver does, as daemon and clients would ask it to. Each probe runs in a process of
+ * its own, so that a driver that hangs or crashes is a finding.
+ */
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>

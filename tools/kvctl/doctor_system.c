@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the operating system offers */
+
+/*
+ * What the operating system offers: memory files, huge pages, io_uring, limits, containers. Each is
+ * tried as the daemon would use it, not read from a version.
+ */
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>

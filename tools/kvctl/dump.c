@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dump: everything; the tables of the other verbs in one answer */
+
+/*
+ * dump: everything. It is the tables of the other verbs in one answer, so that it cannot say
+ * something else.
+ */
+
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/verbs.h"
 

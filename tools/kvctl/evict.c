@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* evict: takes blocks out of the cache, as many requests long as it takes */
+
+/*
+ * evict: takes blocks out of the cache. The daemon does a bounded piece for each request, and this
+ * asks until the work is done.
+ */
+
 #include <ctype.h>
 #include <errno.h>
 

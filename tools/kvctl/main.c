@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvctl: looks into a kvd daemon, and changes what is in it */
+
+/*
+ * kvctl looks into a kvd daemon, and changes what is in it. A verb builds an answer, and this file
+ * shows it once or, with --watch, again and again.
+ */
+
 #include <errno.h>
 #include <string.h>
 #include <time.h>

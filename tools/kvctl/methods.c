@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* methods: which are on, and how they are set */
+
+/*
+ * methods: which are on, and how they are set. The rows are those of settings.def; what was changed
+ * from its default is marked.
+ */
+
 #include <math.h>
 #include <string.h>
 

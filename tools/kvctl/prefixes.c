@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* prefixes: what is cached, as chains of blocks */
+
+/*
+ * prefixes: what is cached, as chains of blocks. A chain is told by its last block, because the
+ * blocks before it may be shared.
+ */
+
 #include <endian.h>
 #include <string.h>
 

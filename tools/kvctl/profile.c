@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* profile show, build, run, export, import, forget: how deep BiCache reuses a shared prefix */
+
+/*
+ * profile show, build, run, export, import and forget: how deep BiCache reuses a shared prefix. The
+ * daemon collects samples, and the table follows from them.
+ */
+
 #include "tools/kvctl/profile.h"
 
 #include <errno.h>

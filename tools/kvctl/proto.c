@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto: the protocol, from the table that is the protocol */
+
+/*
+ * proto: the protocol, from the table that is the protocol. It needs no daemon.
+ */
+
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/verbs.h"
 

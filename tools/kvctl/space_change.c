@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* space create, space set, space delete */
+
+/*
+ * space create, space set and space delete. What is wrong with an operand is said before the daemon
+ * is asked, with the words that are allowed.
+ */
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spaces: what there is */
+
+/*
+ * spaces: what there is. Each space is a row, with its geometry, its size and the methods that are
+ * on.
+ */
+
 #include <inttypes.h>
 #include <string.h>
 

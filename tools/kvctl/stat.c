@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stat: every counter, and figures derived from them */
+
+/*
+ * stat: every counter, and figures derived from them. Each figure says in words which counters it
+ * was made of.
+ */
+
 #include <ctype.h>
 
 #include "ipc/base/layout.h"

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* top: rates, from the difference of two samples. The formulas of the columns are in kvctl(1). */
+
+/*
+ * top: rates, from the difference of two samples. The formulas of the columns are in kvctl(1).
+ */
+
 #include "tools/kvctl/top.h"
 
 #include <errno.h>
