@@ -1,21 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This table lists the parts of the store; each has its row in its own file. Rows are called in this order. A space ends
- * in it, too, so that sequences are gone before the memory of their copies.
+ * This table lists the parts of the store; each has its row in its own file. Rows are called in this order. A space
+ * ends in it, too, so that sequences are gone before the memory of their copies.
  */
 
 #include "store/hooks.h"
 
-extern const struct hooks semaphore_hooks, drain_hooks, sequence_hooks, tier_hooks;
-extern const struct hooks relief_hooks, summaries_hooks, bicache_hooks, hshare_hooks, memshare_hooks;
-extern const struct hooks memshare_calibrate_hooks, keydiff_priority_hooks, keydiff_compact_hooks;
-extern const struct hooks kvreviver_cool_hooks, kvreviver_revive_hooks, kvreviver_sketch_hooks;
+#define PARTS(ROW) \
+        ROW(semaphore) \
+        ROW(drain) \
+        ROW(relief) \
+        ROW(keydiff_priority) \
+        ROW(keydiff_compact) \
+        ROW(sequence) \
+        ROW(summaries) \
+        ROW(bicache) \
+        ROW(hshare) \
+        ROW(memshare) \
+        ROW(memshare_calibrate) \
+        ROW(kvreviver_cool) \
+        ROW(kvreviver_revive) \
+        ROW(kvreviver_sketch) \
+        ROW(tier)
 
-const struct hooks *const store_hooks[] = {
-        &semaphore_hooks, &drain_hooks,
-        &relief_hooks, &keydiff_priority_hooks, &keydiff_compact_hooks,
-        &sequence_hooks,
-        &summaries_hooks, &bicache_hooks, &hshare_hooks, &memshare_hooks, &memshare_calibrate_hooks,
-        &kvreviver_cool_hooks, &kvreviver_revive_hooks, &kvreviver_sketch_hooks,
-        &tier_hooks, NULL};
+#define DECLARE(part) extern const struct hooks part##_hooks;
+PARTS(DECLARE)
+
+#define ENTER(part) &part##_hooks,
+const struct hooks *const store_hooks[] = {PARTS(ENTER) NULL};

@@ -13,8 +13,6 @@
 struct sequence;
 
 struct hooks {
-        const char *name;
-
         /* A space's index is laid out: how much of it the part needs. */
         void (*lay_out)(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
 

@@ -93,4 +93,4 @@ static void bury(struct attachment *a) {
 }
 
 const struct hooks drain_hooks = {
-        .name = "drain", .attachment_begins = enter, .attachment_ends = leave, .attachment_buried = bury};
+        .attachment_begins = enter, .attachment_ends = leave, .attachment_buried = bury};

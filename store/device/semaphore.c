@@ -366,6 +366,6 @@ uint64_t attachment_pending(const struct attachment *a) {
 }
 
 const struct hooks semaphore_hooks = {
-        .name = "semaphore", .space_begins = semaphores_new, .space_ends = end_space, .look = look_at,
+        .space_begins = semaphores_new, .space_ends = end_space, .look = look_at,
         .attachment_begins = enter, .attachment_ends = resolve, .attachment_lingers = waking,
         .attachment_buried = bury, .promise = promise, .promised = promised};

@@ -325,4 +325,4 @@ void space_profile(struct space *space, struct profile_report *ret) {
 }
 
 const struct hooks bicache_hooks = {
-        .name = "bicache", .attachment_stops = profile_leave, .space_leaves = profile_free, .space_ends = profile_free};
+        .attachment_stops = profile_leave, .space_leaves = profile_free, .space_ends = profile_free};

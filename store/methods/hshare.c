@@ -168,5 +168,5 @@ static bool reads_summaries(const struct space *space) {
 }
 
 const struct hooks hshare_hooks = {
-        .name = "hshare", .reads_summaries = reads_summaries,
+        .reads_summaries = reads_summaries,
         .sequence_pending = pending, .sequence_ends = end};

@@ -269,6 +269,6 @@ static bool reads_summaries(const struct space *space) {
 }
 
 const struct hooks keydiff_compact_hooks = {
-        .name = "keydiff: compact", .reads_summaries = reads_summaries,
+        .reads_summaries = reads_summaries,
         .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_COMPACT, .taken = taken};

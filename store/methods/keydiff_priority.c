@@ -285,6 +285,6 @@ static void end(struct sequence *q) {
 }
 
 const struct hooks keydiff_priority_hooks = {
-        .name = "keydiff: priority", .space_begins = begin_space, .space_leaves = leave_space,
+        .space_begins = begin_space, .space_leaves = leave_space,
         .space_ends = end_space, .idle = idle,
         .worth = worth, .sequence_begins = begin, .sequence_ends = end};

@@ -267,6 +267,6 @@ static bool reads_summaries(const struct space *space) {
 }
 
 const struct hooks kvreviver_cool_hooks = {
-        .name = "kvreviver: cool", .reads_summaries = reads_summaries,
+        .reads_summaries = reads_summaries,
         .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_LEAVE, .taken = taken, .not_taken = not_taken};

@@ -268,6 +268,5 @@ static void end(struct sequence *q) {
 }
 
 const struct hooks kvreviver_revive_hooks = {
-        .name = "kvreviver: revive",
         .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_ARRIVE, .taken = taken, .not_taken = want_the_rest};

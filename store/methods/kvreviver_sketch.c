@@ -469,5 +469,5 @@ static void end(struct sequence *q) {
 }
 
 const struct hooks kvreviver_sketch_hooks = {
-        .name = "kvreviver: sketch", .space_begins = begin_space, .idle = bury_one, .space_buried = bury_one, .space_ends = end_space,
+        .space_begins = begin_space, .idle = bury_one, .space_buried = bury_one, .space_ends = end_space,
         .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end, .sequence_buried = close_all};

@@ -302,6 +302,6 @@ static bool reads_summaries(const struct space *space) {
 }
 
 const struct hooks memshare_hooks = {
-        .name = "memshare", .reads_summaries = reads_summaries,
+        .reads_summaries = reads_summaries,
         .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
         .change = KVD_CHANGE_REMAP, .taken = taken};

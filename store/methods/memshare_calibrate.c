@@ -175,5 +175,5 @@ static void end(struct space *space) {
 }
 
 const struct hooks memshare_calibrate_hooks = {
-        .name = "memshare: calibrate", .space_begins = begin, .setting_changed = forget, .space_leaves = leave,
+        .space_begins = begin, .setting_changed = forget, .space_leaves = leave,
         .space_ends = end};

@@ -199,4 +199,4 @@ static bool idle(struct space *space) {
         return false;
 }
 
-const struct hooks relief_hooks = {.name = "relief", .idle = idle};
+const struct hooks relief_hooks = {.idle = idle};

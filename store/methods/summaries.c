@@ -174,5 +174,5 @@ static bool pending(const struct sequence *q) {
 }
 
 const struct hooks summaries_hooks = {
-        .name = "summaries", .space_begins = begin, .setting_changed = setting_changed, .space_leaves = leave,
+        .space_begins = begin, .setting_changed = setting_changed, .space_leaves = leave,
         .space_ends = end, .usage = usage, .readable = readable, .sequence_pending = pending};

@@ -313,5 +313,5 @@ static void usage(const struct space *space, struct space_usage *ret) {
 }
 
 const struct hooks sequence_hooks = {
-        .name = "sequence", .space_begins = begin, .idle = tidy, .space_buried = bury, .space_ends = end, .usage = usage,
+        .space_begins = begin, .idle = tidy, .space_buried = bury, .space_ends = end, .usage = usage,
         .attachment_stops = close_all};

@@ -163,5 +163,5 @@ static void usage(const struct space *space, struct space_usage *ret) {
 }
 
 const struct hooks tier_hooks = {
-        .name = "tier", .lay_out = lay_out, .space_begins = begin, .space_buried = bury, .space_ends = end,
+        .lay_out = lay_out, .space_begins = begin, .space_buried = bury, .space_ends = end,
         .usage = usage};
