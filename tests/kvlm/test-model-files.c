@@ -7,6 +7,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
 static const struct shape tiny = {2, 16, 2, 1, 8, 16, 270, false, "F32"};
@@ -116,7 +117,7 @@ END_TEST
 START_TEST(damaged_bytes) {
         size_t size;
         char *good = folder_read("model/model.safetensors", &size);
-        uint32_t state = 7;
+        struct random dice = {7};
 
         for (int i = 0; i < 300; i++) {
                 char *bad = folder_memory(size);
@@ -124,8 +125,7 @@ START_TEST(damaged_bytes) {
 
                 memcpy(bad, good, size);
                 for (int n = 0; n < 3; n++) {
-                        state = state * 1664525 + 1013904223;
-                        bad[(state >> 8) % 1500] = (char)state;
+                        bad[random_below(&dice, 1500)] = (char)random_below(&dice, 256);
                 }
                 folder_write("model/model.safetensors", bad, size);
                 o = try();

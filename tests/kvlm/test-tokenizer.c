@@ -7,6 +7,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
 static const struct shape tiny = {1, 16, 1, 1, 16, 16, 300, true, "F32"};
@@ -62,7 +63,7 @@ static size_t piece_bytes(uint32_t id, char *to) {
 
 START_TEST(every_text_comes_back) {
         char text[400], back[4000];
-        uint32_t state = 1;
+        struct random dice = {1};
 
         folder_model("model", &tiny, 1);
         for (int round = 0; round < 60; round++) {
@@ -70,8 +71,9 @@ START_TEST(every_text_comes_back) {
                 char *ids, *end;
 
                 for (size_t i = 0; i < size; i++) { /* every byte, or mostly what pieces are made of */
-                        state = state * 1664525 + 1013904223;
-                        text[i] = round % 2 ? (char)(state >> 24) : "the abcdory\n\\0piece2789"[(state >> 24) % 23];
+                        uint32_t byte = random_below(&dice, 256);
+
+                        text[i] = round % 2 ? (char)byte : "the abcdory\n\\0piece2789"[byte % 23];
                 }
                 ids = (char *)tokenize(text, size);
                 for (end = ids; *ids != '\n' && *ids; ids = end)

@@ -17,11 +17,11 @@
 #include "ipc/base/util.h"
 #include "store/store.h"
 #include "tests/lib/suite.h"
+#include "tests/store/fixture.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define CHUNKS 16u
 
-static struct store *store;
 static struct domain *domains[2];
 
 static const struct kvd_cuda *load(void) {
@@ -79,40 +79,18 @@ static void teardown(void) {
         store = store_free(store);
 }
 
-static struct space *make(struct domain *domain, const char *name, uint32_t layers) {
+static struct space *make(struct domain *owner, const char *name, uint32_t layers) {
         struct space_spec spec = {.geometry = {.layers = layers, .kv_heads = 4, .head_dim = 128, .block_tokens = 16,
                                                .dtype = KVD_dtype_f16, .vocab = 1000}};
         struct space *space;
         bool created;
 
         snprintf(spec.name, sizeof spec.name, "%s", name);
-        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s", store_why(store));
+        ck_assert_msg(space_open(owner, &spec, true, &space, &created) == 0, "%s", store_why(store));
         return space;
 }
 
 #define A_MIB 32u /* layers of a block of 1 MiB */
-
-static struct attachment *attach(struct space *space) {
-        struct attachment *a;
-
-        ck_assert_int_eq(attachment_new(space, NULL, NULL, &a), 0);
-        return a;
-}
-
-static void idle(void) {
-        for (int i = 0; i < 1000 && store_idle(store); i++)
-                ;
-}
-
-static void check_clean(struct space *space) {
-        struct check_report report;
-        uint32_t cursor = 0;
-
-        do {
-                space_check(space, &cursor, &report);
-                ck_assert_msg(report.broken == 0, "%s", report.first);
-        } while (cursor);
-}
 
 static uint64_t chunk_of(struct attachment *a, uint32_t segment) {
         struct stat st;
@@ -155,7 +133,7 @@ START_TEST(nobody_gets_what_is_not_clear) {
         kvd_ref ref;
 
         ck_assert_int_eq(open_pool(), 0);
-        a = attach(make(domains[0], "s", A_MIB));
+        a = fixture_attach(make(domains[0], "s", A_MIB));
         ck_assert_uint_eq(clears().dirty, CHUNKS);
         ck_assert_int_eq(space_allocate(a, 1, &ref), -ENOBUFS);
         ck_assert_uint_eq(clear_all(), CHUNKS);
@@ -209,7 +187,7 @@ START_TEST(no_descriptor_is_an_error_and_no_loss) {
         ck_assert_int_eq(open_pool(), 0);
         ck_assert_uint_eq(clear_all(), CHUNKS); /* one of them in a second round */
         space = make(domains[0], "s", A_MIB);
-        a = attach(space);
+        a = fixture_attach(space);
         ck_assert_int_eq(space_allocate(a, 1, &ref), 1);
         ck_assert_int_ge(fd_of(a, 0), 0);
         ck_assert_int_eq(fd_of(a, 1), -ENOENT);
@@ -222,7 +200,7 @@ END_TEST
 START_TEST(no_block_lies_across_two_segments) {
         struct space *space = make(domains[0], "s", 5);
         const struct kvd_index *ix = space_index(space);
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref refs[500];
         uint32_t n = take(a, ARRAY_SIZE(refs), refs), most = CHUNKS * 25;
 
@@ -261,10 +239,10 @@ struct drained {
         kvd_ref refs[CHUNKS * 4];
 };
 
-static void fill_and_free(struct drained *d, struct domain *domain, uint32_t n) {
-        d->space = make(domain, "s", A_MIB);
-        d->a = attach(d->space);
-        d->b = attach(d->space);
+static void fill_and_free(struct drained *d, struct domain *owner, uint32_t n) {
+        d->space = make(owner, "s", A_MIB);
+        d->a = fixture_attach(d->space);
+        d->b = fixture_attach(d->space);
         ck_assert_uint_eq(take(d->a, n * 4, d->refs), n * 4);
         for (uint32_t i = 0; i < n; i++) {
                 d->chunk[i] = chunk_of(d->a, i);
@@ -393,7 +371,7 @@ END_TEST
 /* Takes all it can get from another domain, which unmaps when it is asked. */
 START_TEST(a_chunk_never_changes_domains) {
         struct drained d;
-        struct attachment *other = attach(make(domains[1], "t", A_MIB));
+        struct attachment *other = fixture_attach(make(domains[1], "t", A_MIB));
         uint32_t wanted[CHUNKS], n, got = 0;
         kvd_ref refs[CHUNKS * 4];
 
@@ -473,7 +451,7 @@ static void client_step(struct client *c, uint32_t what) {
                 struct space *space = attachment_space(c->a);
 
                 attachment_free(c->a, true);
-                *c = (struct client){.a = attach(space)};
+                *c = (struct client){.a = fixture_attach(space)};
         }
 }
 
@@ -483,7 +461,7 @@ START_TEST(at_random) {
 
         srand(1 + (unsigned)_i);
         for (int i = 0; i < 6; i++)
-                clients[i].a = attach(spaces[i / 2]);
+                clients[i].a = fixture_attach(spaces[i / 2]);
         for (int i = 0; i < 20000; i++) {
                 client_step(&clients[rand() % 6], (uint32_t)rand() % 100);
                 if (rand() % 4 == 0)

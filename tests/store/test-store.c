@@ -9,12 +9,9 @@
 #include <sys/stat.h>
 
 #include "store/store.h"
+#include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
-
-#define BT 4u /* tokens per block */
-
-static struct store *store;
-static struct domain *domain;
+#include "tests/store/fixture.h"
 
 static const struct kvd_shape geometry = {
         .layers = 2, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_dtype_f32, .vocab = 1000};
@@ -51,30 +48,6 @@ static struct space *make_space(const char *name) {
         return make_space_with(name, (struct space_options){0});
 }
 
-static struct attachment *attach(struct space *space) {
-        struct attachment *a;
-
-        ck_assert_int_eq(attachment_new(space, NULL, NULL, &a), 0);
-        return a;
-}
-
-static void check_clean(struct space *space) {
-        struct check_report report;
-        uint32_t cursor = 0;
-
-        do {
-                space_check(space, &cursor, &report);
-                ck_assert_msg(report.broken == 0, "%s", report.first);
-        } while (cursor);
-}
-
-static struct space_usage usage_of(struct space *space) {
-        struct space_usage usage;
-
-        space_get_usage(space, &usage);
-        return usage;
-}
-
 /* Seals n blocks of which all tokens are `token`, behind parent, in a chain of that salt. */
 static int seal_salted(struct attachment *a, uint64_t salt, kvd_ref parent, uint32_t n, uint32_t token, kvd_ref *ret) {
         uint32_t tokens[64 * BT];
@@ -109,7 +82,7 @@ static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t t
 
 START_TEST(chain_is_sealed_and_found_again) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space), *b = attach(space);
+        struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         kvd_ref first[40], second[40];
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 20, 7, first), 0);
@@ -129,7 +102,7 @@ END_TEST
 START_TEST(chains_of_different_salts_never_share) {
         static const uint64_t salts[] = {0, 1, 2, 1ull << 32, UINT64_MAX};
         struct space *space = make_space("s");
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref chain[5][12], again[12];
 
         for (uint32_t i = 0; i < 5; i++)
@@ -147,7 +120,7 @@ END_TEST
 
 START_TEST(partial_tail_ends_a_chain) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         uint32_t tokens[BT] = {1, 2};
         kvd_ref own, sealed, more[1];
         struct seal_request q = {.n_blocks = 1, .blocks = &own, .n_tokens = 2, .tokens = tokens};
@@ -161,7 +134,7 @@ END_TEST
 
 START_TEST(a_whole_prefix_has_a_length) {
         struct space *space = make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref ret[2];
 
         ck_assert_int_eq(seal_salted(a, 0, KVD_ROOT, 2, 1, ret), -EINVAL);
@@ -175,7 +148,7 @@ END_TEST
 
 START_TEST(nonsense_is_refused_and_changes_nothing) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space), *b = attach(space);
+        struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         uint32_t tokens[2 * BT] = {0};
         kvd_ref own[2], ret[2], foreign;
         struct seal_request q = {.n_blocks = 2, .blocks = own, .n_tokens = 2 * BT, .tokens = tokens};
@@ -238,7 +211,7 @@ static bool is_sealed(struct space *space, kvd_ref ref) {
 
 START_TEST(full_pool_evicts_coldest_leaf_first) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref cold[16], warm[16], more[32], last[8];
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 16, 1, cold), 0);
@@ -255,7 +228,7 @@ END_TEST
 
 START_TEST(fifo_ignores_use) {
         struct space *space = make_space_with("s", (struct space_options){.policy = KVD_policy_fifo});
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref first[16], second[48], last[8];
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 16, 1, first), 0);
@@ -270,7 +243,7 @@ END_TEST
 
 START_TEST(pinned_leaf_keeps_its_whole_chain) {
         struct space *space = make_space_with("s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
-        struct attachment *a = attach(space), *reader = attach(space);
+        struct attachment *a = fixture_attach(space), *reader = fixture_attach(space);
         kvd_ref chain[20], other[44], more[60];
         shm_u32 *pin;
 
@@ -294,7 +267,7 @@ END_TEST
 
 START_TEST(full_of_pins_is_refused_not_stalled) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref chain[64], one;
 
         for (uint32_t i = 0; i < 64; i++) {
@@ -312,7 +285,7 @@ END_TEST
 
 START_TEST(evict_on_request) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref trunk[20], branch[5];
         bool more;
 
@@ -330,7 +303,7 @@ END_TEST
 
 START_TEST(chain_eviction_leaves_only_what_is_used) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space);
+        struct attachment *a = fixture_attach(space);
         kvd_ref trunk[4], used[3], unused[5];
         bool more;
 
@@ -355,8 +328,8 @@ START_TEST(client_quota_bounds_filling) {
 
         ck_assert_int_eq(store_domain(store, &config, &domain), 0);
         space = make_space("s");
-        a = attach(space);
-        b = attach(space);
+        a = fixture_attach(space);
+        b = fixture_attach(space);
         ck_assert_int_eq(space_allocate(a, 32, refs), 8);
         ck_assert_int_eq(space_allocate(a, 1, refs + 8), -EDQUOT);
         ck_assert_int_eq(space_allocate(b, 4, refs + 8), 4);
@@ -374,7 +347,7 @@ START_TEST(domain_quota_bounds_the_space) {
 
         ck_assert_int_eq(store_domain(store, &config, &domain), 0);
         space = make_space("s");
-        a = attach(space);
+        a = fixture_attach(space);
         for (uint32_t i = 0; i < 10; i++)
                 ck_assert_int_eq(seal_run(a, KVD_ROOT, 5, i, refs), 0);
         ck_assert_uint_le(usage_of(space).total, 20);
@@ -384,7 +357,7 @@ END_TEST
 
 START_TEST(second_space_takes_memory_from_the_first) {
         struct space *one = make_space("one"), *two = make_space("two");
-        struct attachment *a = attach(one), *b = attach(two);
+        struct attachment *a = fixture_attach(one), *b = fixture_attach(two);
         kvd_ref refs[64];
 
         for (uint32_t i = 0; i < 10; i++)
@@ -420,8 +393,8 @@ START_TEST(memory_that_is_given_back_is_freed) {
         open_store(1 << 16, &(struct domain_config){.name = "d"});
         one = make_space("one");
         two = make_space("two");
-        a = attach(one);
-        b = attach(two);
+        a = fixture_attach(one);
+        b = fixture_attach(two);
         for (uint32_t i = 0; i < 1 << 10; i++)
                 ck_assert_int_eq(seal_run(a, KVD_ROOT, 64, i % 1000, refs), 0);
         for (uint32_t i = 0; i < 1 << 10; i++)
@@ -443,7 +416,7 @@ END_TEST
 
 START_TEST(death_discards_what_was_being_filled) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space), *b = attach(space);
+        struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         kvd_ref refs[16], chain[8], more[8];
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 8, 1, chain), 0);
@@ -469,7 +442,7 @@ END_TEST
 
 START_TEST(what_a_dead_client_used_stays_warm) {
         struct space *space = make_space("s");
-        struct attachment *a = attach(space), *b = attach(space);
+        struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         kvd_ref used[16], unused[16], more[32], last[8];
 
         ck_assert_int_eq(seal_run(b, KVD_ROOT, 16, 1, used), 0);
@@ -495,8 +468,8 @@ START_TEST(arena_hands_out_own_segments_only) {
 
         ck_assert_int_eq(store_domain(store, &config, &domain), 0);
         space = make_space("s");
-        a = attach(space);
-        b = attach(space);
+        a = fixture_attach(space);
+        b = fixture_attach(space);
         ck_assert_int_gt(space_allocate(a, 4, refs), 0);
         ck_assert_int_gt(space_allocate(b, 4, refs + 4), 0);
         ck_assert_int_ge(space_segment_fd(a, 0, &writable), 0);
@@ -534,7 +507,7 @@ END_TEST
 
 START_TEST(lease_has_one_holder_and_dies_with_it) {
         struct space *space = make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
-        struct attachment *a = attach(space), *b = attach(space);
+        struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         struct kvd_key key = {1, 2};
         uint32_t epoch = space_index(space)->lease_epoch;
 
@@ -561,17 +534,12 @@ struct walker {
         uint64_t salt; /* of its chain */
 };
 
-static uint64_t seed = 12345;
-
-static uint32_t rnd(uint32_t n) {
-        seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        return (uint32_t)(seed >> 33) % n;
-}
+static struct random dice = {12345};
 
 static void walk_one(struct space *space, struct walker *w) {
         kvd_ref more[20];
 
-        switch (rnd(10)) {
+        switch (random_below(&dice, 10)) {
         case 0:
                 attachment_orphan(w->a);
                 w->a = attachment_free(w->a, true);
@@ -581,7 +549,7 @@ static void walk_one(struct space *space, struct walker *w) {
         case 1: {
                 kvd_ref lost[4];
 
-                space_allocate(w->a, 1 + rnd(4), lost); /* never given back: until it dies */
+                space_allocate(w->a, 1 + random_below(&dice, 4), lost); /* never given back: until it dies */
                 break;
         }
         case 2:
@@ -590,15 +558,15 @@ static void walk_one(struct space *space, struct walker *w) {
         case 3: {
                 bool again;
 
-                space_evict(space, 1 + rnd(5), KVD_ROOT, &again);
+                space_evict(space, 1 + random_below(&dice, 5), KVD_ROOT, &again);
                 break;
         }
         default:
-                if (rnd(4) == 0)
+                if (random_below(&dice, 4) == 0)
                         w->parent = KVD_ROOT;
                 if (w->parent == KVD_ROOT)
-                        w->salt = rnd(3);
-                if (seal_salted(w->a, w->salt, w->parent, 1 + rnd(20), rnd(3), more) == 0)
+                        w->salt = random_below(&dice, 3);
+                if (seal_salted(w->a, w->salt, w->parent, 1 + random_below(&dice, 20), random_below(&dice, 3), more) == 0)
                         w->parent = more[0];
                 else
                         w->parent = KVD_ROOT;
@@ -610,9 +578,9 @@ START_TEST(random_walk_keeps_the_invariants) {
         struct walker walkers[4] = {0};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(walkers); i++)
-                walkers[i].a = attach(space);
+                walkers[i].a = fixture_attach(space);
         for (uint32_t i = 0; i < 20000; i++) {
-                walk_one(space, &walkers[rnd(ARRAY_SIZE(walkers))]);
+                walk_one(space, &walkers[random_below(&dice, ARRAY_SIZE(walkers))]);
                 if (i % 16 == 0)
                         check_clean(space);
         }
