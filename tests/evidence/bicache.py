@@ -67,7 +67,7 @@ def ask_kvlm(programs: Programs, items: list[dict], daemon: Daemon, mode: str, m
 
 def space_of(programs: Programs, daemon: Daemon, items: list[dict], model: Path) -> str:
     programs.generate(items[:1], "--bicache", "naive", model=model, socket=daemon.socket)
-    spaces = daemon.kvctl("spaces")["spaces"]
+    spaces = daemon.stat("spaces")["spaces"]
     if not spaces:
         raise Failed("kvlm made no space for the diffusion model")
     return spaces[0]["name"]
@@ -79,9 +79,9 @@ def profile(programs: Programs, daemon: Daemon, items: list[dict], space: str, v
     with tempfile.TemporaryDirectory() as directory:
         prompts, samples = Path(directory) / "prompts.jsonl", Path(directory) / "samples.jsonl"
         prompts.write_text("".join(json.dumps(item) + "\n" for item in items))
-        daemon.kvctl("space", "set", space, "bicache=on", f"bicache.profile={variant}")
-        daemon.kvctl("profile", "forget", space)
-        answer = daemon.kvctl("profile", "run", space, "--", str(programs.kvlm), "--model", str(model), "--prompts",
+        daemon.stat("space", "set", space, "bicache=on", f"bicache.profile={variant}")
+        daemon.stat("profile", "forget", space)
+        answer = daemon.stat("profile", "run", space, "--", str(programs.kvlm), "--model", str(model), "--prompts",
                               str(prompts), "--socket", daemon.socket, "--profile-out", str(samples),
                               "--profile-step", "10", timeout=900)
         rows = [json.loads(line) for line in samples.read_text().splitlines()]

@@ -7,18 +7,18 @@ import json
 import math
 import os
 import subprocess
+import sys
 import tempfile
-import time
 from array import array
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/lib"))
+
+from instance import Failed, Instance   # noqa: E402  (needs the path above)
+
 MODEL = ROOT / "tools/kvlm/model"
 DIFFUSION = ROOT / "tools/kvlm/diffusion"
-
-
-class Failed(RuntimeError):
-    """A program did not do what it was asked to."""
 
 
 class Programs:
@@ -65,51 +65,15 @@ class Programs:
         return values, json.loads(done.stdout.splitlines()[0])
 
 
-class Daemon:
+class Daemon(Instance):
     """A private kvd for as long as a `with` lasts."""
 
     def __init__(self, programs: Programs, *options: str) -> None:
-        self.programs, self.options = programs, options
-
-    def __enter__(self) -> "Daemon":
-        self.directory = tempfile.TemporaryDirectory(prefix="kvd-evidence-")
-        self.socket = str(Path(self.directory.name) / "kvd.sock")
-        self.process = subprocess.Popen(
-            [str(self.programs.kvd), "--private", self.directory.name, "--backend", "host", *self.options],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        for _ in range(500):
-            if self.process.poll() is not None:
-                raise Failed(f"kvd ended: {self.process.stderr.read().decode().strip()}")
-            sockets = list(Path(self.directory.name).glob("*.sock"))
-            if sockets:
-                self.socket = str(sockets[0])
-                if self.kvctl("ping", check=False) is not None:
-                    return self
-            time.sleep(0.01)
-        raise Failed("kvd does not answer")
-
-    def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stderr.close()
-        self.directory.cleanup()
-
-    def kvctl(self, *arguments: str, check: bool = True, timeout: float = 60) -> dict | None:
-        """The answer as JSON."""
-        done = subprocess.run([str(self.programs.kvctl), "--socket", self.socket, "--json", *arguments],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout)
-        if done.returncode:
-            if check:
-                raise Failed(f"kvctl {' '.join(arguments)}: {done.stderr.decode().strip()}")
-            return None
-        return json.loads(done.stdout)
+        self.programs = programs
+        super().__init__("--backend", "host", *options, kvd=programs.kvd, kvctl=programs.kvctl)
 
     def counters(self, space: str) -> dict[str, int]:
-        answer = self.kvctl("stat", space)
+        answer = self.stat("stat", space)
         return {row["name"]: row["value"] for row in answer["counters"]}
 
 

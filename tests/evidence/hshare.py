@@ -109,11 +109,11 @@ def timed(programs: Programs, tokens: int, contenders: dict[str, list[str]]) -> 
             return (r["attention_ms"] + r["selection_ms"]) / max(r["decoded_tokens"], 1)
 
         once()
-        space = daemon.kvctl("spaces")["spaces"][0]["name"]
+        space = daemon.stat("spaces")["spaces"][0]["name"]
         for _ in range(ROUNDS):
             for name in rounds:
                 switch = contenders.get(name)
-                daemon.kvctl("space", "set", space, "hshare=off" if switch is None else "hshare=on", *(
+                daemon.stat("space", "set", space, "hshare=off" if switch is None else "hshare=on", *(
                     [] if switch is None else ["hshare.profile=serve", *switch]))
                 rounds[name].append(once())
     return {name: Times(tuple(values)) for name, values in rounds.items()}

@@ -74,7 +74,7 @@ def space(daemon: Daemon, settings: list[str]) -> None:
     """A space comes with its first request; then its switches are set."""
     daemon.programs.generate([{"prompt": "The code of alder is 4 7."}], "--max-tokens", "1", socket=daemon.socket)
     if settings:
-        daemon.kvctl("space", "set", SPACE, *settings)
+        daemon.stat("space", "set", SPACE, *settings)
 
 
 def serve(programs: Programs, questions: list[tasks.Question], settings: list[str], *options: str,

@@ -42,7 +42,7 @@ def one(programs: Programs, questions: list[tasks.Question], size: int, settings
             reports = list(executor.map(lambda part: programs.generate(tasks.prompts(part), *options,
                                                                        socket=daemon.socket), parts))
         counters = daemon.counters(pool.SPACE)
-        broken = sum(row["broken"] for row in daemon.kvctl("check")["checks"])
+        broken = sum(row["broken"] for row in daemon.stat("check")["checks"])
     ordered = [reports[i % PROCESSES][i // PROCESSES] for i in range(len(questions))]
     return {"recall": pool.recall_of(questions, ordered), "private": mean([r["refused"] > 0 for r in ordered]),
             "broken": broken, "ms": mean([r["total_ms"] for r in ordered]), **counters,

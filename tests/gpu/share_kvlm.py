@@ -15,6 +15,9 @@ import sys
 import tempfile
 import time
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '../lib'))
+import instance     # noqa: E402  (needs the path above)
+
 
 def say(question, answer, ok, **numbers):
     print(json.dumps({'check': 'kvlm', 'question': question, 'answer': answer, 'ok': ok, 'numbers': numbers}), flush=True)
@@ -36,19 +39,14 @@ class Scene:
         return os.path.join(self.o.build, *below)
 
     def start(self):
-        ours, theirs = os.pipe()
-        self.daemon = subprocess.Popen(
-            [self.path('daemon/kvd'), '--private', self.dir, '--backend', 'cuda', '--device', self.device[5:], '--pool',
-             self.o.pool, '--ready-fd', str(theirs)], pass_fds=[theirs], stderr=subprocess.PIPE, text=True)
-        os.close(theirs)
-        if not os.read(ours, 1):
-            raise Stop('kvd did not start: ' + self.daemon.stderr.read()[-300:])
+        self.daemon = instance.start(self.dir, '--backend', 'cuda', '--device', self.device[5:], '--pool', self.o.pool,
+                                     kvd=self.path('daemon/kvd'))
 
     def stop(self):
         if self.daemon:
             self.daemon.terminate()
             try:
-                self.daemon.communicate(timeout=10)
+                self.daemon.wait(10)
             except subprocess.TimeoutExpired:
                 self.daemon.kill()
         shutil.rmtree(self.dir, ignore_errors=True)
@@ -143,7 +141,7 @@ def main():
             return 0
         scene.start()
         compare(scene)
-    except (Stop, subprocess.SubprocessError, OSError) as why:
+    except (Stop, instance.Failed, subprocess.SubprocessError, OSError) as why:
         say('do kvlm processes share one GPU cache?', str(why), False)
     finally:
         scene.stop()

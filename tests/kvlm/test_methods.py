@@ -10,16 +10,16 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tools/kvlm/model"
-sys.path.insert(0, str(ROOT / "tools/kvlm/train"))
+sys.path[:0] = [str(ROOT / "tools/kvlm/train"), str(ROOT / "tests/lib")]
 
 from cases import recall_case         # noqa: E402  (needs the path above)
 from corpus import TOKENS, Writer     # noqa: E402
+from instance import Instance         # noqa: E402
 
 QUESTIONS, LENGTH, TAIL = 8, 600, 24
 WRITER = Writer("kvlm-methods", held_out=True)
@@ -28,28 +28,15 @@ CASES = [recall_case(WRITER, LENGTH, terse=False) for _ in range(QUESTIONS)]
 
 class Methods(unittest.TestCase):
     def setUp(self) -> None:
-        self.folder = tempfile.TemporaryDirectory(prefix="kvlm-methods-")
-        self.socket = f"{self.folder.name}/kvd.sock"
-        self.prompts = Path(self.folder.name, "prompts")
+        self.daemon = Instance("--backend", "host", "--pool", "64M")
+        self.socket = self.daemon.socket
+        self.prompts = Path(self.daemon.folder, "prompts")
         self.prompts.write_text("".join(json.dumps({"prompt": TOKENS.decode(c.prompt)}) + "\n" for c in CASES))
-        ready, told = os.pipe()
-        self.daemon = subprocess.Popen([os.environ["KVD"], "--private", self.folder.name, "--ready-fd", str(told),
-                                        "--backend", "host", "--pool", "64M"], pass_fds=[told],
-                                       stderr=subprocess.DEVNULL)
-        os.close(told)
-        self.assertEqual(os.read(ready, 1), b"\n")
-        os.close(ready)
         self.ask("--sequence", "off", "--max-tokens", "0")   # makes the space
 
     def tearDown(self) -> None:
-        self.kvctl("check")
-        self.daemon.terminate()
-        self.assertEqual(self.daemon.wait(30), 0)
-        self.folder.cleanup()
-
-    def kvctl(self, *arguments: str) -> None:
-        subprocess.run([os.environ["KVCTL"], "--socket", self.socket, *arguments], check=True,
-                       stdout=subprocess.DEVNULL)
+        with self.daemon:
+            self.daemon.check()
 
     def ask(self, *options: str) -> list[dict]:
         done = subprocess.run([os.environ["KVLM"], "--model", str(MODEL), "--socket", self.socket, "--prompts",
@@ -59,7 +46,7 @@ class Methods(unittest.TestCase):
 
     def recall(self, settings: str, *options: str) -> tuple[float, list[dict]]:
         """The share of questions that are answered, and the reports."""
-        self.kvctl("space", "set", "model", *settings.split())
+        self.daemon.kvctl("space", "set", "model", *settings.split())
         reports = self.ask(*options)
         right = [r["text"].split(".")[0] == TOKENS.decode(c.answer) for r, c in zip(reports, CASES)]
         return sum(right) / len(right), reports

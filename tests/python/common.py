@@ -15,21 +15,21 @@ import gc
 import os
 import subprocess
 import sys
-import tempfile
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "client" / "python"
-sys.path.insert(0, str(PACKAGE))
+sys.path[:0] = [str(PACKAGE), str(ROOT / "tests/lib")]
 SKIPPED = 77
 
 if not os.environ.get("KVD") or not os.environ.get("KVD_LIBRARY"):
     print("skipped: KVD and KVD_LIBRARY are not set")
     sys.exit(SKIPPED)
 
-import kvd          # noqa: E402  (needs the path above)
+import instance     # noqa: E402  (needs the path above)
+import kvd          # noqa: E402
 
 try:
     import numpy as np
@@ -46,26 +46,16 @@ LAYERS, HEADS, TOKENS, DIM, VOCAB = 2, 3, 16, 8, 50000
 @contextmanager
 def daemon(backend: str = "host", pool: str = "8M"):
     """The path of the socket of a daemon that ends with us."""
-    with tempfile.TemporaryDirectory(prefix="kvd-test-") as folder:
-        process = start(folder, backend, pool)
-        try:
-            yield f"{folder}/kvd.sock"
-        finally:
-            process.terminate()
-            assert process.wait(20) == 0, "kvd does not end cleanly"
+    with instance.Instance(*options(backend, pool)) as it:
+        yield it.socket
 
 
-def start(folder: str, backend: str = "host", pool: str = "8M") -> subprocess.Popen:
-    ready, told = os.pipe()
-    process = subprocess.Popen([os.environ["KVD"], "--private", folder, "--ready-fd", str(told), "--pool", pool,
-                                "--set", "daemon.segment=2M", "--backend", backend],
-                               pass_fds=[told], stderr=subprocess.DEVNULL)
-    os.close(told)
-    try:
-        assert os.read(ready, 1) == b"\n", "kvd does not start"
-    finally:
-        os.close(ready)
-    return process
+def options(backend: str = "host", pool: str = "8M") -> list[str]:
+    return ["--pool", pool, "--set", "daemon.segment=2M", "--backend", backend]
+
+
+def start(folder: str) -> subprocess.Popen:
+    return instance.start(folder, *options())
 
 
 # ---- chains --------------------------------------------------------------------------------------------------------
