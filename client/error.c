@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What kvd_error() says: the line of this thread's last failed call. Threads do not see each other's failures. */
+/*
+ * kvd_error() gives the line of this thread's last failed call. Threads do not see each other's failures, and a call that
+ * succeeds leaves the line as it was.
+ */
 
 #include "client/error.h"
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The connection, and that it comes back. */
+/*
+ * A handle outlives its connections. When one is lost, the next call makes another and moves the epoch, by which each
+ * view sees whether the daemon that it is of is still the one at the other end.
+ */
 
 #include <errno.h>
 #include <string.h>

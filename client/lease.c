@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Single flight. Who does not get the lease sleeps on the index's lease_epoch, which moves whenever any lease ends;
+ * One process computes a prefix while the others wait. Whoever does not get the lease sleeps on the index's lease_epoch, which moves whenever any lease ends;
  * nobody's reply is held back by the daemon, and a waiter needs nothing from a daemon that died but its own clock.
  */
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Settings, HShare's labels and configuration, BiCache's table and profile. */
+/*
+ * What the methods keep in shared memory, and what they ask of the daemon. Settings, HShare's labels and BiCache's table
+ * are read where the daemon writes them; only a change, a sample or a configuration takes a message.
+ */
 
 #include <errno.h>
 #include <linux/futex.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Messages out of frames. A field that is unknown, missing, of another type or beyond its limit is
- * refused by its name.
+ * A frame from a peer becomes a message. scan.c has walked it before msgpack-c sees it; what is left
+ * to check here is what only the table of messages knows: fields, types and limits.
  */
 
 #include "ipc/msg.h"

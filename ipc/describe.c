@@ -18,9 +18,6 @@ struct message_numbers {
 #define KVD_FIELD(type, message, name, limit, text)
 #define KVD_MSG_END(name)
 #include "ipc/msg.def"
-#undef KVD_MSG_BEGIN
-#undef KVD_FIELD
-#undef KVD_MSG_END
 };
 
 /* The table that encoder, decoder, kvctl and tests are driven by: msg.def, twice. */
@@ -35,9 +32,6 @@ struct message_numbers {
          .name_size = sizeof #name_ - 1},
 #define KVD_MSG_END(message) {.name = NULL}};
 #include "ipc/msg.def"
-#undef KVD_MSG_BEGIN
-#undef KVD_FIELD
-#undef KVD_MSG_END
 
 #pragma GCC diagnostic error "-Woverride-init" /* two messages of one number */
 
@@ -51,9 +45,6 @@ static const struct kvd_msg_info messages[256] = {
 #define KVD_FIELD(type, message, name, limit, text)
 #define KVD_MSG_END(name)
 #include "ipc/msg.def"
-#undef KVD_MSG_BEGIN
-#undef KVD_FIELD
-#undef KVD_MSG_END
 };
 
 const struct kvd_msg_info *kvd_msg_info(uint32_t number) {

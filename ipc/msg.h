@@ -35,9 +35,6 @@ enum kvd_msg_number {
 #define KVD_FIELD(type, message, name, limit, text)
 #define KVD_MSG_END(name)
 #include "ipc/msg.def"
-#undef KVD_MSG_BEGIN
-#undef KVD_FIELD
-#undef KVD_MSG_END
 };
 
 /* The most bytes of each str and bin: KVD_MOST_seal_tokens. */
@@ -50,9 +47,6 @@ enum {
 #define KVD_FIELD(type, message, name, limit, text) KVD_MOST_OF_##type(message, name, limit)
 #define KVD_MSG_END(name)
 #include "ipc/msg.def"
-#undef KVD_MSG_BEGIN
-#undef KVD_FIELD
-#undef KVD_MSG_END
 };
 
 typedef uint32_t kvd_field_u32;
@@ -64,9 +58,6 @@ typedef struct kvd_slice kvd_field_bin;
 #define KVD_FIELD(type, message, name, limit, text) kvd_field_##type name;
 #define KVD_MSG_END(name) };
 #include "ipc/msg.def"
-#undef KVD_MSG_BEGIN
-#undef KVD_FIELD
-#undef KVD_MSG_END
 
 struct kvd_msg {
         uint32_t number; /* enum kvd_msg_number */
@@ -76,9 +67,6 @@ struct kvd_msg {
 #define KVD_FIELD(type, message, name, limit, text)
 #define KVD_MSG_END(name)
 #include "ipc/msg.def"
-#undef KVD_MSG_BEGIN
-#undef KVD_FIELD
-#undef KVD_MSG_END
         };
 };
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Compiled once per instruction set: XXH3 chooses its vectors at compile time, we choose at run time (key.c). */
+/*
+ * The hash of keys, compiled once for each instruction set. XXH3 chooses its vectors at compile time; we choose among
+ * the results at run time (key.c).
+ */
 
 #include "ipc/base/hash.h"
 

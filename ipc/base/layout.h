@@ -148,7 +148,6 @@ static inline uint64_t kvd_table_slot(struct kvd_key key, uint32_t id) {
 enum kvd_space_counter {
 #define KVD_COUNTER(name, unit, text) KVD_SPACE_##name,
 #include "ipc/base/counters.def"
-#undef KVD_COUNTER
         KVD_N_SPACE_COUNTERS
 };
 

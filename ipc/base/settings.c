@@ -21,8 +21,6 @@ static const struct kvd_setting_info settings_info[] = {
         {#method, #name, paper, serve, least, most, NULL, text},
 #define KVD_CHOICE(method, name, paper, serve, words, text) {#method, #name, paper, serve, 0, 0, words, text},
 #include "ipc/base/settings.def"
-#undef KVD_NUMBER
-#undef KVD_CHOICE
 };
 
 const struct kvd_setting_info *kvd_setting_info(enum kvd_setting which) {

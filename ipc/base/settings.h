@@ -16,8 +16,6 @@ enum kvd_setting {
 #define KVD_NUMBER(method, name, paper, serve, least, most, text) KVD_##method##_##name,
 #define KVD_CHOICE(method, name, paper, serve, words, text) KVD_##method##_##name,
 #include "ipc/base/settings.def"
-#undef KVD_NUMBER
-#undef KVD_CHOICE
         KVD_N_SETTINGS
 };
 

@@ -35,7 +35,6 @@ struct counter {
 static const struct counter space_counters[KVD_N_SPACE_COUNTERS] = {
 #define KVD_COUNTER(name, unit, text) [KVD_SPACE_##name] = {#name, unit, text},
 #include "ipc/base/counters.def"
-#undef KVD_COUNTER
 };
 
 /* What clients count themselves: sums over all that are, and were, attached. */
