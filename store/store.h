@@ -120,7 +120,7 @@ struct space_usage {
 };
 void space_get_usage(struct space *space, struct space_usage *ret);
 
-/* key: "policy" (lru, fifo, priority), "max_blocks" (at most the index's capacity), or one of settings.def. */
+/* key: "policy" (a word of enums.h), "max_blocks" (at most the capacity of the index), or one of settings.def. */
 int space_set(struct space *space, const char *key, const char *value);
 
 /*

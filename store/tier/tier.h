@@ -13,7 +13,7 @@
 #include "store/cache/cache.h"
 
 
-/* Of one space in one tier. */
+/* The places of one space in one tier. */
 struct tier_places {
         uint32_t *free;        /* owned; stack of unused places, see number_at */
         uint32_t n_free, n;
@@ -50,7 +50,7 @@ void place_erase(struct space *space, uint32_t place);
 uint64_t places_used(const struct space *space, uint32_t tier); /* copies that are there */
 uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i); /* the i-th unused place, for checks */
 
-/* What all spaces may use of the host's memory for copies and sketches; the space's domain must be known. */
+/* Copies and sketches of all spaces share a budget of the host memory; the domain of the space must be known. */
 bool spill_charge(struct space *space, uint64_t bytes);
 void spill_discharge(struct space *space, uint64_t bytes);
 
