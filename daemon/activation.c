@@ -58,7 +58,7 @@ static int choose(long n, const char *names) {
         return i < n ? i : -1;
 }
 
-int activation_take(int *ret, char *why, size_t why_size) {
+int activation_take(int *ret, struct kvd_why *why) {
         long n = number_of("LISTEN_FDS");
         bool ours = number_of("LISTEN_PID") == getpid();
         int i = ours && n > 0 ? choose(n, getenv("LISTEN_FDNAMES")) : -1;
@@ -70,16 +70,12 @@ int activation_take(int *ret, char *why, size_t why_size) {
                 return 0;
         for (long k = 0; k < n; k++)
                 fcntl(FIRST_FD + (int)k, F_SETFD, FD_CLOEXEC);
-        if (i < 0) {
-                snprintf(why, why_size, "none of the %ld descriptors handed over is called 'listen'; write "
-                         "FileDescriptorName=listen in the socket unit", n);
-                return -EINVAL;
-        }
-        if (!is_listening(FIRST_FD + i)) {
-                snprintf(why, why_size, "the descriptor called 'listen' is not a listening seqpacket Unix socket; "
-                         "write ListenSequentialPacket= in the socket unit");
-                return -EINVAL;
-        }
+        if (i < 0)
+                return kvd_refuse(why, -EINVAL, "none of the %ld descriptors handed over is called 'listen'; write "
+                                  "FileDescriptorName=listen in the socket unit", n);
+        if (!is_listening(FIRST_FD + i))
+                return kvd_refuse(why, -EINVAL, "the descriptor called 'listen' is not a listening seqpacket Unix "
+                                  "socket; write ListenSequentialPacket= in the socket unit");
         *ret = FIRST_FD + i;
         return 1;
 }

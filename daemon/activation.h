@@ -2,12 +2,12 @@
 #ifndef KVD_DAEMON_ACTIVATION_H
 #define KVD_DAEMON_ACTIVATION_H
 
-#include <stddef.h>
+#include "ipc/base/why.h"
 
 /*
  * The listening socket that systemd hands over as LISTEN_FDNAMES=listen. 1: *ret is it, close-on-exec and ours;
  * 0: there is none; -EINVAL: what was handed over is not usable, in why. The variables are gone afterwards.
  */
-int activation_take(int *ret, char *why, size_t why_size);
+int activation_take(int *ret, struct kvd_why *why);
 
 #endif

@@ -10,7 +10,6 @@
 #include "daemon/backend.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,21 +18,12 @@
 #include "daemon/exporter.h"
 #include "ipc/base/util.h"
 
-_printf_(3, 4) static int refuse(struct backend *b, int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(b->why, sizeof b->why, format, args);
-        va_end(args);
-        return error;
-}
-
 static int check(struct backend *b, cu_result error, const char *what) {
         char text[128];
 
         if (error == CU_OK)
                 return 0;
-        return refuse(b, kvd_cuda_errno(error), "%s: %s", what, kvd_cuda_why(b->cuda, error, text, sizeof text));
+        return kvd_refuse(&b->why, kvd_cuda_errno(error), "%s: %s", what, kvd_cuda_why(b->cuda, error, text, sizeof text));
 }
 
 const char *backend_name(enum kvd_backend backend) {
@@ -60,9 +50,9 @@ static int find_device(struct backend *b, uint32_t number) {
         if (r < 0)
                 return r;
         if (n == 0)
-                return refuse(b, -ENODEV, "the driver sees no GPU");
+                return kvd_refuse(&b->why, -ENODEV, "the driver sees no GPU");
         if (number >= (uint32_t)n && n > 1)
-                return refuse(b, -ENODEV, "there is no GPU %u; the driver sees %d, from 0 on", number, n);
+                return kvd_refuse(&b->why, -ENODEV, "there is no GPU %u; the driver sees %d, from 0 on", number, n);
         return check(b, b->cuda->cuDeviceGet(&b->ordinal, n == 1 ? 0 : (int)number), "cuDeviceGet");
 }
 
@@ -117,7 +107,7 @@ static int find(struct backend *b, const struct config *config) {
 
         b->cuda = kvd_cuda_load(&why);
         if (!b->cuda)
-                return refuse(b, -ENODEV, "%s", why);
+                return kvd_refuse(&b->why, -ENODEV, "%s", why);
         count_by_bus();
         r = check(b, b->cuda->cuInit(0), "cuInit");
         if (r == 0)
@@ -131,20 +121,20 @@ static int take_vmm(struct backend *b) {
         if (r < 0)
                 return r;
         b->backend = KVD_BACKEND_VMM;
-        return refuse(b, 0, "memory can be made, and given to other processes as descriptors");
+        return kvd_refuse(&b->why, 0, "memory can be made, and given to other processes as descriptors");
 }
 
 /* Needs a context, and so a process of its own. because: descriptors were not to be had. */
 static int take_legacy(struct backend *b, const struct config *config, const char *because) {
-        char why[120], first[120];
+        const char *also = because[0] ? "; " : "";
+        char why[120];
         int r = exporter_probe(config->worker_program, b->uuid.bytes, why, sizeof why);
 
-        snprintf(first, sizeof first, "%s", because);
         if (r < 0)
-                return refuse(b, r, "%s%s%s", first, first[0] ? "; " : "", why);
+                return kvd_refuse(&b->why, r, "%s%s%s", because, also, why);
         b->backend = KVD_BACKEND_LEGACY;
-        return refuse(b, 0, "%s%san exporter can make memory, and give it to other processes as legacy handles", first,
-                      first[0] ? "; " : "");
+        return kvd_refuse(&b->why, 0, "%s%san exporter can make memory, and give it to other processes as legacy handles", because,
+                          also);
 }
 
 static int take_gpu(struct backend *b, const struct config *config) {
@@ -153,15 +143,14 @@ static int take_gpu(struct backend *b, const struct config *config) {
         if (config->backend == CONFIG_BACKEND_LEGACY)
                 return take_legacy(b, config, "backend = cuda-legacy");
         r = take_vmm(b);
-        return r < 0 ? take_legacy(b, config, b->why) : r;
+        return r < 0 ? take_legacy(b, config, b->why.line) : r;
 }
 
 static void take_host(struct backend *b, const char *because) {
-        char why[BACKEND_WHY];
+        struct kvd_why why;
 
-        snprintf(why, sizeof why, "%s", because);
-        *b = (struct backend){.backend = KVD_BACKEND_HOST};
-        refuse(b, 0, "%s", why);
+        kvd_refuse(&why, 0, "%s", because);
+        *b = (struct backend){.backend = KVD_BACKEND_HOST, .why = why};
 }
 
 int backend_choose(const struct config *config, struct backend *ret) {
@@ -176,7 +165,7 @@ int backend_choose(const struct config *config, struct backend *ret) {
         if (r == 0)
                 r = take_gpu(ret, config);
         if (r < 0 && config->backend == CONFIG_BACKEND_AUTO) {
-                take_host(ret, ret->why);
+                take_host(ret, ret->why.line);
                 return 0;
         }
         return r;
@@ -184,7 +173,7 @@ int backend_choose(const struct config *config, struct backend *ret) {
 
 /* ---- pool -------------------------------------------------------------------------------------------------------- */
 
-int backend_size_pool(const struct backend *b, struct config *config, char why[static CONFIG_WHY]) {
+int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why) {
         uint64_t host = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 
         if (config->pool_share && b->backend != KVD_BACKEND_HOST)
@@ -194,15 +183,11 @@ int backend_size_pool(const struct backend *b, struct config *config, char why[s
                 return config_check(config, why);
         if (!config->spill)
                 config->spill = MIN(config->pool, host / 4);
-        if (config->pool > b->bytes) {
-                snprintf(why, CONFIG_WHY, "pool is %llu MiB, and %s has %llu; lower it", (unsigned long long)
-                         (config->pool >> 20), b->device, (unsigned long long)(b->bytes >> 20));
-                return -EINVAL;
-        }
-        if (config->worker == CONFIG_OFF) {
-                snprintf(why, CONFIG_WHY, "worker = off, and a GPU's memory is cleared by the worker before anybody "
-                         "gets it; set worker = auto, or backend = host");
-                return -EINVAL;
-        }
+        if (config->pool > b->bytes)
+                return kvd_refuse(why, -EINVAL, "pool is %llu MiB, and %s has %llu; lower it", (unsigned long long)
+                                  (config->pool >> 20), b->device, (unsigned long long)(b->bytes >> 20));
+        if (config->worker == CONFIG_OFF)
+                return kvd_refuse(why, -EINVAL, "worker = off, and a GPU's memory is cleared by the worker before "
+                                  "anybody gets it; set worker = auto, or backend = host");
         return config_check(config, why);
 }

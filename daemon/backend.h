@@ -11,7 +11,6 @@
 #include "daemon/config.h"
 #include "ipc/base/device.h"
 
-#define BACKEND_WHY 256
 
 struct backend {
         enum kvd_backend backend;
@@ -20,7 +19,7 @@ struct backend {
         struct cu_uuid uuid;
         uint64_t bytes;              /* all of its memory */
         char device[192];            /* "NVIDIA H200, UUID GPU-...", or empty */
-        char why[BACKEND_WHY];           /* why this backend, one line */
+        struct kvd_why why;                /* why this backend, one line */
 };
 
 /* By the configuration. Negative: it asks for what cannot be had, and ret->why says what. */
@@ -32,6 +31,6 @@ const char *backend_name(enum kvd_backend backend); /* "host", "cuda (vmm)", "cu
  * A pool that was given as a share is one of that memory. -EINVAL: the pool is larger than the GPU's, or what depends
  * on the pool's size does not fit (why).
  */
-int backend_size_pool(const struct backend *b, struct config *config, char why[static CONFIG_WHY]);
+int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why);
 
 #endif

@@ -9,32 +9,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <string.h>
 
 #include "daemon/setting.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
 #define LINE_MAX_BYTES 2048
 
-_printf_(2, 3) static int refuse(char why[static CONFIG_WHY], const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(why, CONFIG_WHY, format, args);
-        va_end(args);
-        return -EINVAL;
-}
-
 /* ---- life ------------------------------------------------------------------------------------------------------ */
 
 static int set_defaults(const struct setting *settings, void *base) {
-        char why[CONFIG_WHY];
+        struct kvd_why why;
         int r;
 
         for (; settings->name; settings++) {
-                r = setting_parse(settings, settings->fallback, base, why, sizeof why);
+                r = setting_parse(settings, settings->fallback, base, &why);
                 if (r < 0)
                         return r;
         }
@@ -78,18 +69,17 @@ static struct config_domain *find_domain(const struct config *config, const char
         return NULL;
 }
 
-static int check_name(const char *name, char why[static CONFIG_WHY]) {
-        static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
-
-        if (!name[0] || strlen(name) > KVD_NAME_MAX || name[strspn(name, letters)])
-                return refuse(why, "'%s' cannot name a domain; use 1 to %d of A-Z a-z 0-9 . _ -", name, KVD_NAME_MAX);
+static int check_name(const char *name, struct kvd_why *why) {
+        if (!kvd_is_name(name, KVD_NAME_MAX))
+                return kvd_refuse(why, -EINVAL, "'%s' cannot name a domain; use 1 to %d of " KVD_NAME_LETTERS, name,
+                                  KVD_NAME_MAX);
         if (strncmp(name, "uid-", 4) == 0)
-                return refuse(why, "'%s': names with uid- in front are those of unlisted users; choose another", name);
+                return kvd_refuse(why, -EINVAL, "'%s': names with uid- in front are those of unlisted users; choose another", name);
         return 0;
 }
 
 static int add_domain(struct config *config, const char *name, struct config_domain **ret,
-                      char why[static CONFIG_WHY]) {
+                      struct kvd_why *why) {
         struct config_domain **link = &config->domains, *domain;
         int r;
 
@@ -98,7 +88,7 @@ static int add_domain(struct config *config, const char *name, struct config_dom
                 return r;
         domain = sys->calloc(1, sizeof *domain);
         if (!domain)
-                return refuse(why, "out of memory");
+                return kvd_refuse(why, -EINVAL, "out of memory");
         memcpy(domain->name, name, strlen(name));
         while (*link)
                 link = &(*link)->next;
@@ -108,7 +98,7 @@ static int add_domain(struct config *config, const char *name, struct config_dom
 
 /* title: "daemon" or "domain NAME". */
 static int open_section(struct config *config, const char *title, bool may_exist, struct section *ret,
-                        char why[static CONFIG_WHY]) {
+                        struct kvd_why *why) {
         struct config_domain *domain;
         int r;
 
@@ -117,11 +107,11 @@ static int open_section(struct config *config, const char *title, bool may_exist
                 return 0;
         }
         if (strncmp(title, "domain ", 7) != 0)
-                return refuse(why, "there is no section [%s]; there are [daemon] and [domain NAME]", title);
+                return kvd_refuse(why, -EINVAL, "there is no section [%s]; there are [daemon] and [domain NAME]", title);
         title += 7 + strspn(title + 7, " \t");
         domain = find_domain(config, title);
         if (domain && !may_exist)
-                return refuse(why, "domain '%s' was described before; put everything about it in one section", title);
+                return kvd_refuse(why, -EINVAL, "domain '%s' was described before; put everything about it in one section", title);
         if (!domain) {
                 r = add_domain(config, title, &domain, why);
                 if (r < 0)
@@ -142,20 +132,20 @@ static char *strip(char *s) {
         return s + strspn(s, " \t");
 }
 
-static int assign(const struct section *section, char *text, char why[static CONFIG_WHY]) {
-        char *equals = strchr(text, '='), *key, *value, reason[CONFIG_WHY - 128];
+static int assign(const struct section *section, char *text, struct kvd_why *why) {
+        char *equals = strchr(text, '='), *key, *value;
         const struct setting *setting;
 
         if (!equals)
-                return refuse(why, "'%.64s' is neither a section nor an assignment; write key = value", text);
+                return kvd_refuse(why, -EINVAL, "'%.64s' is neither a section nor an assignment; write key = value", text);
         *equals = 0;
         key = strip(text);
         value = strip(equals + 1);
         setting = setting_find(section->settings, key);
         if (!setting)
-                return refuse(why, "[%s] has no option '%.64s'; see kvd --print-config", section->title, key);
-        if (setting_parse(setting, value, section->base, reason, sizeof reason) < 0)
-                return refuse(why, "%s: %s", setting->name, reason);
+                return kvd_refuse(why, -EINVAL, "[%s] has no option '%.64s'; see kvd --print-config", section->title, key);
+        if (setting_parse(setting, value, section->base, why) < 0)
+                return kvd_refuse(why, -EINVAL, "%s: %s", setting->name, why->line);
         return 0;
 }
 
@@ -165,52 +155,52 @@ struct reader {
         bool seen_daemon;
 };
 
-static int read_header(struct reader *reader, char *line, char why[static CONFIG_WHY]) {
+static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
         size_t n = strlen(line);
         bool daemon;
         char *title;
 
         if (line[n - 1] != ']')
-                return refuse(why, "'%.64s' lacks its closing bracket", line);
+                return kvd_refuse(why, -EINVAL, "'%.64s' lacks its closing bracket", line);
         line[n - 1] = 0;
         title = strip(line + 1);
         daemon = strcmp(title, "daemon") == 0;
         if (daemon && reader->seen_daemon)
-                return refuse(why, "[daemon] was opened before; put everything about it in one section");
+                return kvd_refuse(why, -EINVAL, "[daemon] was opened before; put everything about it in one section");
         reader->seen_daemon |= daemon;
         return open_section(reader->config, title, false, &reader->section, why);
 }
 
-static int read_line(struct reader *reader, char *line, char why[static CONFIG_WHY]) {
+static int read_line(struct reader *reader, char *line, struct kvd_why *why) {
         line = strip(line);
         if (!line[0] || line[0] == '#' || line[0] == ';')
                 return 0;
         if (line[0] == '[')
                 return read_header(reader, line, why);
         if (!reader->section.settings)
-                return refuse(why, "'%.64s' stands before the first section; write [daemon] above it", line);
+                return kvd_refuse(why, -EINVAL, "'%.64s' stands before the first section; write [daemon] above it", line);
         return assign(&reader->section, line, why);
 }
 
-static int read_lines(struct config *config, FILE *f, const char *path, char why[static CONFIG_WHY]) {
+static int read_lines(struct config *config, FILE *f, const char *path, struct kvd_why *why) {
         struct reader reader = {.config = config};
-        char line[LINE_MAX_BYTES], reason[CONFIG_WHY];
+        char line[LINE_MAX_BYTES];
         int r;
 
         for (unsigned number = 1; fgets(line, sizeof line, f); number++) {
                 if (!strchr(line, '\n') && !feof(f))
-                        return refuse(why, "%s:%u: the line is longer than %d bytes; shorten it", path, number,
+                        return kvd_refuse(why, -EINVAL, "%s:%u: the line is longer than %d bytes; shorten it", path, number,
                                       LINE_MAX_BYTES - 2);
-                r = read_line(&reader, line, reason);
+                r = read_line(&reader, line, why);
                 if (r < 0)
-                        return refuse(why, "%s:%u: %.*s", path, number, CONFIG_WHY - 128, reason);
+                        return kvd_refuse(why, -EINVAL, "%s:%u: %s", path, number, why->line);
         }
         if (ferror(f))
-                return refuse(why, "%s: reading failed: %s", path, strerror(errno));
+                return kvd_refuse(why, -EINVAL, "%s: reading failed: %s", path, strerror(errno));
         return 0;
 }
 
-int config_read(struct config *config, const char *path, bool optional, char why[static CONFIG_WHY]) {
+int config_read(struct config *config, const char *path, bool optional, struct kvd_why *why) {
         FILE *f;
         int fd, r;
 
@@ -218,35 +208,35 @@ int config_read(struct config *config, const char *path, bool optional, char why
         if (fd < 0 && errno == ENOENT && optional)
                 return 0;
         if (fd < 0)
-                return refuse(why, "%s: cannot be opened: %s; give another with --config", path, strerror(errno));
+                return kvd_refuse(why, -EINVAL, "%s: cannot be opened: %s; give another with --config", path, strerror(errno));
         f = fdopen(fd, "r");
         if (!f) {
                 close(fd);
-                return refuse(why, "%s: %s", path, strerror(errno));
+                return kvd_refuse(why, -EINVAL, "%s: %s", path, strerror(errno));
         }
         r = read_lines(config, f, path, why);
         fclose(f);
         return r;
 }
 
-int config_set(struct config *config, const char *assignment, char why[static CONFIG_WHY]) {
-        char copy[LINE_MAX_BYTES], reason[CONFIG_WHY], *equals, *dot;
+int config_set(struct config *config, const char *assignment, struct kvd_why *why) {
+        char copy[LINE_MAX_BYTES], *equals, *dot;
         struct section section;
         int r;
 
         if (strlen(assignment) >= sizeof copy)
-                return refuse(why, "--set: the assignment is longer than %d bytes", LINE_MAX_BYTES - 1);
+                return kvd_refuse(why, -EINVAL, "--set: the assignment is longer than %d bytes", LINE_MAX_BYTES - 1);
         strcpy(copy, assignment);
         equals = strchr(copy, '=');
         dot = equals ? memrchr(copy, '.', (size_t)(equals - copy)) : NULL;
         if (!dot)
-                return refuse(why, "--set %.200s: write section.key=value, such as daemon.pool=4G", assignment);
+                return kvd_refuse(why, -EINVAL, "--set %.200s: write section.key=value, such as daemon.pool=4G", assignment);
         *dot = 0;
-        r = open_section(config, copy, true, &section, reason);
+        r = open_section(config, copy, true, &section, why);
         if (r >= 0)
-                r = assign(&section, dot + 1, reason);
+                r = assign(&section, dot + 1, why);
         if (r < 0)
-                return refuse(why, "--set %.100s: %.*s", assignment, CONFIG_WHY - 128, reason);
+                return kvd_refuse(why, -EINVAL, "--set %.100s: %s", assignment, why->line);
         return 0;
 }
 
@@ -264,26 +254,26 @@ static bool share_unknown(const struct config *config) {
         return config->pool_share && config->backend != CONFIG_BACKEND_HOST;
 }
 
-static int check_segment(const struct config *config, char why[static CONFIG_WHY]) {
+static int check_segment(const struct config *config, struct kvd_why *why) {
         if (config->segment && config->segment < CONFIG_SEGMENT_MIN)
-                return refuse(why, "segment is smaller than %u KiB; raise it, or leave it out",
+                return kvd_refuse(why, -EINVAL, "segment is smaller than %u KiB; raise it, or leave it out",
                               CONFIG_SEGMENT_MIN >> 10);
         if (config->segment > config->pool && !share_unknown(config))
-                return refuse(why, "segment is larger than pool (%llu MiB); lower it, or leave it out",
+                return kvd_refuse(why, -EINVAL, "segment is larger than pool (%llu MiB); lower it, or leave it out",
                               (unsigned long long)(config->pool >> 20));
         return 0;
 }
 
-static int check_users(const struct config_domain *a, char why[static CONFIG_WHY]) {
+static int check_users(const struct config_domain *a, struct kvd_why *why) {
         for (const struct config_domain *b = a->next; b; b = b->next)
                 for (uint32_t i = 0; i < a->users.n; i++)
                         if (id_list_has(&b->users, a->users.ids[i]))
-                                return refuse(why, "user %u is in domain '%s' and in domain '%s'; take it out of one",
+                                return kvd_refuse(why, -EINVAL, "user %u is in domain '%s' and in domain '%s'; take it out of one",
                                               a->users.ids[i], a->name, b->name);
         return 0;
 }
 
-int config_check(const struct config *config, char why[static CONFIG_WHY]) {
+int config_check(const struct config *config, struct kvd_why *why) {
         uint64_t guaranteed = 0;
         int r;
 
@@ -292,10 +282,10 @@ int config_check(const struct config *config, char why[static CONFIG_WHY]) {
                 if (r < 0)
                         return r;
                 if (d->quota && d->guarantee > d->quota)
-                        return refuse(why, "the guarantee of domain '%s' is larger than its quota; lower it", d->name);
+                        return kvd_refuse(why, -EINVAL, "the guarantee of domain '%s' is larger than its quota; lower it", d->name);
                 guaranteed += d->guarantee;
                 if (guaranteed > config->pool && !share_unknown(config))
-                        return refuse(why, "all guarantees together are larger than the pool (%llu MiB); lower them",
+                        return kvd_refuse(why, -EINVAL, "all guarantees together are larger than the pool (%llu MiB); lower them",
                                       (unsigned long long)(config->pool >> 20));
         }
         return check_segment(config, why);

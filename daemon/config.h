@@ -12,10 +12,10 @@
 #include <stdio.h>
 #include <sys/types.h>
 
+#include "ipc/base/why.h"
 #include "store/store.h"
 
 #define CONFIG_SEGMENT_MIN (64U << 10)
-#define CONFIG_WHY 512 /* room for "FILE:LINE: what is wrong; what to do" */
 
 struct id_list {
         uint32_t *ids; /* owned */
@@ -67,13 +67,13 @@ int config_init(struct config *config);
 void config_clear(struct config *config);
 
 /* Reads a file over what is there. Negative: one line in why. optional: a file that is missing is fine. */
-int config_read(struct config *config, const char *path, bool optional, char why[static CONFIG_WHY]);
+int config_read(struct config *config, const char *path, bool optional, struct kvd_why *why);
 
 /* "daemon.pool=4G" or "domain NAME.quota=1G", as kvd --set takes it. */
-int config_set(struct config *config, const char *assignment, char why[static CONFIG_WHY]);
+int config_set(struct config *config, const char *assignment, struct kvd_why *why);
 
 /* What only shows when everything was read: sums, users in two domains. */
-int config_check(const struct config *config, char why[static CONFIG_WHY]);
+int config_check(const struct config *config, struct kvd_why *why);
 
 /* A complete file with every option, its default and its sentence. */
 void config_print(FILE *to);

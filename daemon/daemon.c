@@ -11,7 +11,6 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -46,21 +45,12 @@ struct daemon {
         const struct options *options; /* what a reload loads */
 };
 
-_printf_(3, 4) static int refuse(char why[static DAEMON_WHY], int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(why, DAEMON_WHY, format, args);
-        va_end(args);
-        return error;
-}
-
 /* ---- start ----------------------------------------------------------------------------------------------------- */
 
 static const int log_levels[] = {
         [CONFIG_ERROR] = LOG_ERR, [CONFIG_WARNING] = LOG_WARNING, [CONFIG_INFO] = LOG_INFO, [CONFIG_DEBUG] = LOG_DEBUG};
 
-static int open_store(struct daemon *d, char why[static DAEMON_WHY]) {
+static int open_store(struct daemon *d, struct kvd_why *why) {
         struct store_config config = {.pool_bytes = d->config.pool, .segment_bytes = d->config.segment,
                                       .spill_bytes = d->config.spill, .backend = d->backend.backend,
                                       .cuda = d->backend.cuda, .device = d->backend.ordinal,
@@ -70,22 +60,22 @@ static int open_store(struct daemon *d, char why[static DAEMON_WHY]) {
         memcpy(config.uuid, d->backend.uuid.bytes, sizeof config.uuid);
         r = store_new(&config, &d->store);
         if (r < 0)
-                return refuse(why, r, "%s", d->store ? store_why(d->store) : strerror(-r));
+                return kvd_refuse(why, r, "%s", d->store ? store_why(d->store) : strerror(-r));
         return 0;
 }
 
-static int choose_backend(struct daemon *d, char why[static DAEMON_WHY]) {
+static int choose_backend(struct daemon *d, struct kvd_why *why) {
         int r = backend_choose(&d->config, &d->backend);
 
         if (r < 0)
-                return refuse(why, r, "the GPU backend cannot be had: %s; set backend = host, or auto", d->backend.why);
+                return kvd_refuse(why, r, "the GPU backend cannot be had: %s; set backend = host, or auto", d->backend.why.line);
         log_info("backend %s: %s%s%s", backend_name(d->backend.backend), d->backend.device,
-                 d->backend.device[0] ? ", " : "", d->backend.why);
+                 d->backend.device[0] ? ", " : "", d->backend.why.line);
         return backend_size_pool(&d->backend, &d->config, why);
 }
 
 /* Makes the domains that are new, and gives the others their quotas. */
-static int apply_domains(struct daemon *d, char why[static DAEMON_WHY]) {
+static int apply_domains(struct daemon *d, struct kvd_why *why) {
         for (const struct config_domain *c = d->config.domains; c; c = c->next) {
                 struct domain_config config;
                 struct domain *domain;
@@ -94,7 +84,7 @@ static int apply_domains(struct daemon *d, char why[static DAEMON_WHY]) {
                 config_domain_to_store(c, &config);
                 r = store_domain(d->store, &config, &domain);
                 if (r < 0)
-                        return refuse(why, r, "%s", store_why(d->store));
+                        return kvd_refuse(why, r, "%s", store_why(d->store));
         }
         return 0;
 }
@@ -113,29 +103,29 @@ static int open_stop(struct daemon *d) {
         return d->stop.fd < 0 ? -errno : loop_add(d->loop, &d->stop);
 }
 
-static int open_loop(struct daemon *d, char why[static DAEMON_WHY]) {
+static int open_loop(struct daemon *d, struct kvd_why *why) {
         int r;
 
         r = loop_new(d->config.loop, server_max_sources(&d->config) + 2, &d->loop);
         if (r < 0)
-                return refuse(why, r, "loop: %s; try loop = epoll", strerror(-r));
+                return kvd_refuse(why, r, "loop: %s; try loop = epoll", strerror(-r));
         loop_set_idle(d->loop, idle, d->store);
         r = open_stop(d);
         if (r >= 0)
                 r = server_new(&d->config, d->loop, d->store, &d->server);
         if (r >= 0)
                 d->server->backend = &d->backend;
-        return r < 0 ? refuse(why, r, "cannot start: %s", strerror(-r)) : 0;
+        return r < 0 ? kvd_refuse(why, r, "cannot start: %s", strerror(-r)) : 0;
 }
 
-int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMON_WHY]) {
+int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) {
         _cleanup_(daemon_freep) struct daemon *d = NULL;
         int r;
 
         d = sys->calloc(1, sizeof *d);
         if (!d) {
                 config_clear(config);
-                return refuse(why, -ENOMEM, "out of memory");
+                return kvd_refuse(why, -ENOMEM, "out of memory");
         }
         d->config = *config;
         *config = (struct config){0};
@@ -156,7 +146,7 @@ int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMO
 }
 
 /* Ended by a signal meanwhile is no failure: daemon_run notices. */
-static int prepare_memory(struct daemon *d, char why[static DAEMON_WHY]) {
+static int prepare_memory(struct daemon *d, struct kvd_why *why) {
         int r;
 
         if (d->backend.backend == KVD_BACKEND_HOST)
@@ -167,18 +157,17 @@ static int prepare_memory(struct daemon *d, char why[static DAEMON_WHY]) {
         return d->ending ? 0 : r;
 }
 
-int daemon_listen(struct daemon *d, int fd, char why[static DAEMON_WHY]) {
+int daemon_listen(struct daemon *d, int fd, struct kvd_why *why) {
         int r = prepare_memory(d, why);
 
         if (r < 0)
                 return r;
         if (fd >= 0)
                 d->listener.fd = fd;
-        else if (listener_open(&d->listener, d->config.socket, d->config.socket_mode, d->config.socket_group, why,
-                               DAEMON_WHY) < 0)
+        else if (listener_open(&d->listener, d->config.socket, d->config.socket_mode, d->config.socket_group, why) < 0)
                 return -EADDRNOTAVAIL;
         r = server_listen(d->server, d->listener.fd);
-        return r < 0 ? refuse(why, r, "cannot listen: %s", strerror(-r)) : 0;
+        return r < 0 ? kvd_refuse(why, r, "cannot listen: %s", strerror(-r)) : 0;
 }
 
 /* ---- reload ---------------------------------------------------------------------------------------------------- */
@@ -193,14 +182,13 @@ static void keep_fixed(const struct config *now, struct config *next) {
 
 static void reload(struct daemon *d) {
         struct config next;
-        char why[DAEMON_WHY];
-
-        int r = options_load(d->options, &next, why);
+        struct kvd_why why;
+        int r = options_load(d->options, &next, &why);
 
         if (r >= 0)
-                r = backend_size_pool(&d->backend, &next, why);
+                r = backend_size_pool(&d->backend, &next, &why);
         if (r < 0) {
-                log_error("configuration not loaded, the old one stays: %s", why);
+                log_error("configuration not loaded, the old one stays: %s", why.line);
                 config_clear(&next);
                 return;
         }
@@ -208,8 +196,8 @@ static void reload(struct daemon *d) {
         config_clear(&d->config);
         d->config = next;
         log_set_level(log_levels[d->config.log]);
-        if (apply_domains(d, why) < 0)
-                log_error("%s", why);
+        if (apply_domains(d, &why) < 0)
+                log_error("%s", why.line);
         log_info("configuration loaded again");
 }
 

@@ -11,15 +11,13 @@
 struct daemon;
 struct options;
 
-#define DAEMON_WHY 512
-
 /* Everything but the socket. Takes over *config. The reason of a failure is in why, in one line. */
-int daemon_new(struct config *config, struct daemon **ret, char why[static DAEMON_WHY]);
+int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why);
 struct daemon *daemon_free(struct daemon *daemon);
 void daemon_freep(struct daemon **daemon);
 
 /* Accepts clients at the configured socket, or at fd, which is taken over, if it is not negative. */
-int daemon_listen(struct daemon *daemon, int fd, char why[static DAEMON_WHY]);
+int daemon_listen(struct daemon *daemon, int fd, struct kvd_why *why);
 
 /* SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked them. */
 int daemon_handle_signals(struct daemon *daemon, const struct options *options);

@@ -8,7 +8,6 @@
 #include "daemon/gpu_clear.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/log.h"
@@ -62,20 +61,16 @@ static int run(struct gpu_clear *g) {
         return r;
 }
 
-int gpu_clear_wait(struct gpu_clear *g, char why[static DAEMON_WHY]) {
+int gpu_clear_wait(struct gpu_clear *g, struct kvd_why *why) {
         int r = run(g);
         struct store_clears clears;
 
         store_clears(g->store, &clears);
-        if (r < 0) {
-                snprintf(why, DAEMON_WHY, "waiting for events failed: %s", strerror(-r));
-                return r;
-        }
-        if (clears.dirty && !clears.clean) {
-                snprintf(why, DAEMON_WHY, "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set "
-                         "backend = host", child_why(g->child));
-                return -EIO;
-        }
+        if (r < 0)
+                return kvd_refuse(why, r, "waiting for events failed: %s", strerror(-r));
+        if (clears.dirty && !clears.clean)
+                return kvd_refuse(why, -EIO, "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set "
+                                  "backend = host", child_why(g->child));
         log_info("%u segments of GPU memory are ready, %u are not", clears.clean, clears.dirty + clears.missing);
         return 0;
 }

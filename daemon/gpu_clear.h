@@ -9,8 +9,8 @@
  */
 
 #include "daemon/child.h"
-#include "daemon/daemon.h"
 #include "daemon/loop.h"
+#include "ipc/base/why.h"
 #include "store/store.h"
 
 struct gpu_clear {
@@ -21,6 +21,6 @@ struct gpu_clear {
 };
 
 /* Runs the loop until the pool is clear, or loop_quit. Negative: it cannot be cleared (why). */
-int gpu_clear_wait(struct gpu_clear *clear, char why[static DAEMON_WHY]);
+int gpu_clear_wait(struct gpu_clear *clear, struct kvd_why *why);
 
 #endif

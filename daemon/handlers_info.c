@@ -62,7 +62,7 @@ int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct c
         m->backend = kvd_slice_of(backend_name(server->backend ? server->backend->backend : KVD_BACKEND_HOST));
         if (server->backend) {
                 m->device = kvd_slice_of(server->backend->device);
-                m->backend_why = kvd_slice_of(server->backend->why);
+                m->backend_why = kvd_slice_cut(server->backend->why.line, KVD_MOST_daemon_info_reply_backend_why);
         }
         m->loop = kvd_slice_of(loop_name(server->loop));
         m->pages = kvd_slice_of(store_pages_name(server->store));

@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,20 +25,6 @@
 #include "ipc/base/util.h"
 
 #define BACKLOG 128
-
-struct refusal {
-        char *text;
-        size_t size;
-};
-
-_printf_(3, 4) static int refuse(struct refusal why, int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(why.text, why.size, format, args);
-        va_end(args);
-        return error;
-}
 
 #define LINGER_MS 1000 /* longest wait for the socket of a killed daemon to go away */
 
@@ -88,19 +73,19 @@ static int is_alive(const struct kvd_address *address) {
         return r;
 }
 
-static int remove_stale(const char *path, const struct kvd_address *address, struct refusal why) {
+static int remove_stale(const char *path, const struct kvd_address *address, struct kvd_why *why) {
         struct stat st;
         int r;
 
         if (lstat(path, &st) < 0)
                 return 0; /* nothing there, or bind will say what is wrong */
         if (!S_ISSOCK(st.st_mode))
-                return refuse(why, -EADDRINUSE, "%s: is there and is not a socket; move it away", path);
+                return kvd_refuse(why, -EADDRINUSE, "%s: is there and is not a socket; move it away", path);
         r = is_alive(address);
         if (r < 0)
-                return refuse(why, r, "no socket: %s", strerror(-r));
+                return kvd_refuse(why, r, "no socket: %s", strerror(-r));
         if (r)
-                return refuse(why, -EADDRINUSE, "%s: another daemon serves this socket; stop it, or give this one "
+                return kvd_refuse(why, -EADDRINUSE, "%s: another daemon serves this socket; stop it, or give this one "
                               "another path with --socket or --instance", path);
         unlink(path);
         return 0;
@@ -116,37 +101,36 @@ static int bind_path(struct listener *l, const struct kvd_address *address, mode
 }
 
 static int open_socket(struct listener *l, const char *path, const struct kvd_address *address, mode_t mode,
-                       gid_t group, struct refusal why) {
+                       gid_t group, struct kvd_why *why) {
         bool is_file = path[0] != '@';
         int r;
 
         l->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (l->fd < 0)
-                return refuse(why, -errno, "no socket: %s", strerror(errno));
+                return kvd_refuse(why, -errno, "no socket: %s", strerror(errno));
         r = bind_path(l, address, mode);
         if (r < 0)
-                return refuse(why, r, "%s: cannot be bound: %s", path, strerror(-r));
+                return kvd_refuse(why, r, "%s: cannot be bound: %s", path, strerror(-r));
         if (is_file)
                 memcpy(l->path, path, strlen(path));
         if (is_file && group != UINT32_MAX && sys->lchown(path, (uid_t)-1, group) < 0)
-                return refuse(why, -errno, "%s: cannot be given to group %u: %s; put the daemon's user in it", path,
+                return kvd_refuse(why, -errno, "%s: cannot be given to group %u: %s; put the daemon's user in it", path,
                               group, strerror(errno));
         if (sys->listen(l->fd, BACKLOG) < 0)
-                return refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
+                return kvd_refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
         return 0;
 }
 
-int listener_open(struct listener *listener, const char *path, mode_t mode, gid_t group, char *why_text,
-                  size_t why_size) {
+int listener_open(struct listener *listener, const char *path, mode_t mode, gid_t group,
+                  struct kvd_why *why) {
         _cleanup_(listener_close) struct listener l = LISTENER_NONE;
         _cleanup_(closep) int folder = -1;
-        struct refusal why = {why_text, why_size};
         struct kvd_address address;
         int r;
 
         r = kvd_address_make(path, &address);
         if (r < 0)
-                return refuse(why, r, "'%s' is not a socket path of at most 107 bytes", path);
+                return kvd_refuse(why, r, "'%s' is not a socket path of at most 107 bytes", path);
         if (path[0] == '/') {
                 folder = lock_folder(path);
                 r = remove_stale(path, &address, why);

@@ -56,18 +56,14 @@ static int bind_to_parent(pid_t parent) {
         return getppid() == parent ? 0 : -ESRCH;
 }
 
-static int prepare_private(const struct options *options, pid_t parent, char why[static DAEMON_WHY]) {
+static int prepare_private(const struct options *options, pid_t parent, struct kvd_why *why) {
         int r;
 
-        if (mkdir(options->private_dir, 0700) < 0 && errno != EEXIST) {
-                snprintf(why, DAEMON_WHY, "--private %s: %s; give a folder that exists or can be made",
-                         options->private_dir, strerror(errno));
-                return -EINVAL;
-        }
+        if (mkdir(options->private_dir, 0700) < 0 && errno != EEXIST)
+                return kvd_refuse(why, -EINVAL, "--private %s: %s; give a folder that exists or can be made",
+                                  options->private_dir, strerror(errno));
         r = bind_to_parent(parent);
-        if (r < 0)
-                snprintf(why, DAEMON_WHY, "--private: the process that started kvd has ended");
-        return r;
+        return r < 0 ? kvd_refuse(why, r, "--private: the process that started kvd has ended") : 0;
 }
 
 static void tell_ready(int fd) {
@@ -79,12 +75,12 @@ static void tell_ready(int fd) {
 }
 
 static int serve(struct daemon *daemon, const struct options *options, int fd, const char *socket) {
-        char why[DAEMON_WHY];
+        struct kvd_why why;
 
         if (daemon_handle_signals(daemon, options) < 0)
                 return fail(EXIT_SYSTEM, "signals cannot be received");
-        if (daemon_listen(daemon, fd, why) < 0)
-                return fail(EXIT_SYSTEM, why);
+        if (daemon_listen(daemon, fd, &why) < 0)
+                return fail(EXIT_SYSTEM, why.line);
         log_info("kvd " KVD_PROJECT_VERSION " serves %s (%s)", fd >= 0 ? "the socket of its service manager" : socket,
                  daemon_loop_name(daemon));
         tell_ready(options->ready_fd);
@@ -94,31 +90,32 @@ static int serve(struct daemon *daemon, const struct options *options, int fd, c
 static int run(const struct options *options, pid_t parent) {
         _cleanup_(daemon_freep) struct daemon *daemon = NULL;
         struct config config;
-        char why[DAEMON_WHY], socket[sizeof config.socket];
+        struct kvd_why why;
+        char socket[sizeof config.socket];
         int fd = -1, r;
 
-        if (options_load(options, &config, why) < 0)
-                return fail(EXIT_CONFIG, why);
+        if (options_load(options, &config, &why) < 0)
+                return fail(EXIT_CONFIG, why.line);
         strcpy(config.worker_program, "/proc/self/exe");
         memcpy(socket, config.socket, sizeof socket);
         block_signals();
         raise_file_limit();
-        r = options->private_dir ? prepare_private(options, parent, why) : activation_take(&fd, why, sizeof why);
+        r = options->private_dir ? prepare_private(options, parent, &why) : activation_take(&fd, &why);
         if (r < 0) {
                 config_clear(&config);
-                return fail(EXIT_CONFIG, why);
+                return fail(EXIT_CONFIG, why.line);
         }
-        if (daemon_new(&config, &daemon, why) < 0)
-                return fail(EXIT_SYSTEM, why);
+        if (daemon_new(&config, &daemon, &why) < 0)
+                return fail(EXIT_SYSTEM, why.line);
         return serve(daemon, options, fd, socket);
 }
 
 static int check_config(const struct options *options) {
         struct config config;
-        char why[CONFIG_WHY];
+        struct kvd_why why;
 
-        if (options_load(options, &config, why) < 0) {
-                fprintf(stderr, "%s\n", why);
+        if (options_load(options, &config, &why) < 0) {
+                fprintf(stderr, "%s\n", why.line);
                 return EXIT_CONFIG;
         }
         config_clear(&config);
@@ -128,14 +125,14 @@ static int check_config(const struct options *options) {
 int main(int argc, char **argv) {
         pid_t parent = getppid();
         struct options options;
-        char why[CONFIG_WHY];
+        struct kvd_why why;
 
         if (argc > 1 && strcmp(argv[1], "--worker") == 0)
                 return worker_main(argc, argv);
         if (argc > 1 && strcmp(argv[1], "--exporter") == 0)
                 return exporter_main(argc, argv);
-        if (options_parse(&options, argc, argv, why) < 0) {
-                fprintf(stderr, "kvd: %s\n", why);
+        if (options_parse(&options, argc, argv, &why) < 0) {
+                fprintf(stderr, "kvd: %s\n", why.line);
                 return EXIT_CONFIG;
         }
         switch (options.action) {

@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,36 +58,27 @@ void options_print_help(FILE *to) {
               "See kvd(8) and kvd.conf(5).\n", to);
 }
 
-_printf_(2, 3) static int refuse(char why[static CONFIG_WHY], const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(why, CONFIG_WHY, format, args);
-        va_end(args);
-        return -EINVAL;
-}
-
-static int add_set(struct options *o, const char *assignment, char why[static CONFIG_WHY]) {
+static int add_set(struct options *o, const char *assignment, struct kvd_why *why) {
         if (o->n_set == OPTIONS_MAX_SET)
-                return refuse(why, "more than %u settings on the command line; write a file and give it with --config",
+                return kvd_refuse(why, -EINVAL, "more than %u settings on the command line; write a file and give it with --config",
                               OPTIONS_MAX_SET);
         o->set[o->n_set++] = assignment;
         return 0;
 }
 
 static int add_shorthand(struct options *o, const char *key, const char *value, char to[static 128],
-                         char why[static CONFIG_WHY]) {
+                         struct kvd_why *why) {
         if (snprintf(to, 128, "%s=%s", key, value) >= 128)
-                return refuse(why, "the value of %s is longer than 100 bytes", key);
+                return kvd_refuse(why, -EINVAL, "the value of %s is longer than 100 bytes", key);
         return add_set(o, to, why);
 }
 
-static int parse_number(const char *name, const char *value, long low, long high, char why[static CONFIG_WHY]) {
+static int parse_number(const char *name, const char *value, long low, long high, struct kvd_why *why) {
         char *end;
         long n = strtol(value, &end, 10);
 
         if (!value[0] || *end || n < low || n > high)
-                return refuse(why, "--%s: '%s' is not a number from %ld to %ld", name, value, low, high);
+                return kvd_refuse(why, -EINVAL, "--%s: '%s' is not a number from %ld to %ld", name, value, low, high);
         return (int)n;
 }
 
@@ -107,7 +97,7 @@ static int choose_action(struct options *o, int opt) {
         return 0;
 }
 
-static int take_option(struct options *o, int opt, const char *value, char why[static CONFIG_WHY]) {
+static int take_option(struct options *o, int opt, const char *value, struct kvd_why *why) {
         switch (opt) {
         case OPT_CONFIG:
         case OPT_CONFIG_OPTIONAL:
@@ -140,7 +130,7 @@ static int take_option(struct options *o, int opt, const char *value, char why[s
         }
 }
 
-int options_parse(struct options *o, int argc, char **argv, char why[static CONFIG_WHY]) {
+int options_parse(struct options *o, int argc, char **argv, struct kvd_why *why) {
         int opt, r;
 
         *o = (struct options){.instance = "0", .ready_fd = -1};
@@ -148,22 +138,22 @@ int options_parse(struct options *o, int argc, char **argv, char why[static CONF
         optind = 1;
         while ((opt = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
                 if (opt == '?' || opt == ':')
-                        return refuse(why, "option '%s' %s; see kvd --help", argv[optind - 1],
+                        return kvd_refuse(why, -EINVAL, "option '%s' %s; see kvd --help", argv[optind - 1],
                                       opt == '?' ? "is unknown" : "needs a value");
                 r = take_option(o, opt, optarg, why);
                 if (r < 0)
                         return r;
         }
         if (optind < argc)
-                return refuse(why, "'%s' is not an option; see kvd --help", argv[optind]);
+                return kvd_refuse(why, -EINVAL, "'%s' is not an option; see kvd --help", argv[optind]);
         return 0;
 }
 
 /* ---- configuration --------------------------------------------------------------------------------------------- */
 
-static int make_private(const char *dir, struct config *config, char why[static CONFIG_WHY]) {
+static int make_private(const char *dir, struct config *config, struct kvd_why *why) {
         if (snprintf(config->socket, sizeof config->socket, "%s/kvd.sock", dir) >= (int)sizeof config->socket)
-                return refuse(why, "--private: the folder's path is too long for a socket; at most %zu bytes",
+                return kvd_refuse(why, -EINVAL, "--private: the folder's path is too long for a socket; at most %zu bytes",
                               sizeof config->socket - sizeof "/kvd.sock");
         config->socket_mode = 0600;
         config->socket_group = UINT32_MAX;
@@ -171,7 +161,7 @@ static int make_private(const char *dir, struct config *config, char why[static 
         return 0;
 }
 
-static int put_instance(const char *instance, struct config *config, char why[static CONFIG_WHY]) {
+static int put_instance(const char *instance, struct config *config, struct kvd_why *why) {
         char path[sizeof config->socket], *at = strstr(config->socket, "%i");
         int n;
 
@@ -181,16 +171,16 @@ static int put_instance(const char *instance, struct config *config, char why[st
                 return 0;
         n = snprintf(path, sizeof path, "%.*s%s%s", (int)(at - config->socket), config->socket, instance, at + 2);
         if (n >= (int)sizeof path)
-                return refuse(why, "socket: the path with its instance number has more than 107 bytes; shorten it");
+                return kvd_refuse(why, -EINVAL, "socket: the path with its instance number has more than 107 bytes; shorten it");
         memcpy(config->socket, path, (size_t)n + 1);
         return 0;
 }
 
-static int load(const struct options *o, struct config *config, char why[static CONFIG_WHY]) {
+static int load(const struct options *o, struct config *config, struct kvd_why *why) {
         int r = 0;
 
         if (config_init(config) < 0)
-                return refuse(why, "out of memory");
+                return kvd_refuse(why, -EINVAL, "out of memory");
         if (o->config)
                 r = config_read(config, o->config, o->config_optional, why);
         for (unsigned i = 0; i < o->n_set && r >= 0; i++)
@@ -202,7 +192,7 @@ static int load(const struct options *o, struct config *config, char why[static 
         return r < 0 ? r : config_check(config, why);
 }
 
-int options_load(const struct options *options, struct config *config, char why[static CONFIG_WHY]) {
+int options_load(const struct options *options, struct config *config, struct kvd_why *why) {
         int r = load(options, config, why);
 
         if (r < 0)

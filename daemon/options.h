@@ -23,10 +23,10 @@ struct options {
 };
 
 /* Negative: one line in why. Strings belong to argv. */
-int options_parse(struct options *options, int argc, char **argv, char why[static CONFIG_WHY]);
+int options_parse(struct options *options, int argc, char **argv, struct kvd_why *why);
 void options_print_help(FILE *to);
 
 /* Defaults, the file, then the command line. On failure config is empty. */
-int options_load(const struct options *options, struct config *config, char why[static CONFIG_WHY]);
+int options_load(const struct options *options, struct config *config, struct kvd_why *why);
 
 #endif

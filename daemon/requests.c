@@ -73,7 +73,7 @@ static struct kvd_slice plain_text(char *text) {
         for (char *p = text; *p; p++)
                 if (*p < 0x20 || *p > 0x7e)
                         *p = '?';
-        return (struct kvd_slice){text, (uint32_t)strnlen(text, KVD_MOST_error_text)};
+        return kvd_slice_cut(text, KVD_MOST_error_text);
 }
 
 static void make_error(struct client *c, int error, struct call *call) {

@@ -10,7 +10,6 @@
 #include <errno.h>
 #include <grp.h>
 #include <pwd.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -109,20 +108,6 @@ const char *setting_unit(const struct setting *setting) {
 
 /* ---- values ---------------------------------------------------------------------------------------------------- */
 
-struct refusal {
-        char *text;
-        size_t size;
-};
-
-_printf_(2, 3) static int refuse(struct refusal why, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(why.text, why.size, format, args);
-        va_end(args);
-        return -EINVAL;
-}
-
 static bool parse_number(const char *text, int base, uint64_t *ret, const char **rest) {
         char *end;
 
@@ -132,22 +117,22 @@ static bool parse_number(const char *text, int base, uint64_t *ret, const char *
         return errno == 0 && end != text && text[0] >= '0' && text[0] <= '9';
 }
 
-static int parse_path(const char *value, char to[static 108], struct refusal why) {
+static int parse_path(const char *value, char to[static 108], struct kvd_why *why) {
         if (!value[0] || (value[0] != '/' && value[0] != '@'))
-                return refuse(why, "'%s' is not a path; write one that begins with / or, if abstract, with @", value);
+                return kvd_refuse(why, -EINVAL, "'%s' is not a path; write one that begins with / or, if abstract, with @", value);
         if (strlen(value) > 107)
-                return refuse(why, "the path has %zu bytes; a socket's has at most 107", strlen(value));
+                return kvd_refuse(why, -EINVAL, "the path has %zu bytes; a socket's has at most 107", strlen(value));
         memset(to, 0, 108);
         memcpy(to, value, strlen(value));
         return 0;
 }
 
-static int parse_mode(const char *value, uint32_t *to, struct refusal why) {
+static int parse_mode(const char *value, uint32_t *to, struct kvd_why *why) {
         const char *rest;
         uint64_t n;
 
         if (!parse_number(value, 8, &n, &rest) || *rest || n > 0777)
-                return refuse(why, "'%s' is not a mode; write octal digits, such as 0660", value);
+                return kvd_refuse(why, -EINVAL, "'%s' is not a mode; write octal digits, such as 0660", value);
         *to = (uint32_t)n;
         return 0;
 }
@@ -182,14 +167,14 @@ static bool scale(const char *unit, bool share, uint64_t *n) {
 }
 
 static int parse_bytes(const struct setting *o, const char *value, uint64_t *to, uint32_t *share,
-                       struct refusal why) {
+                       struct kvd_why *why) {
         const char *rest;
         uint64_t n;
 
         if (!parse_number(value, 10, &n, &rest) || !scale(rest, o->type == SETTING_MEMORY, &n))
-                return refuse(why, "'%s' is not a size; write %s, such as 512M or 8G", value, setting_unit(o));
+                return kvd_refuse(why, -EINVAL, "'%s' is not a size; write %s, such as 512M or 8G", value, setting_unit(o));
         if (n < o->low || n > o->high)
-                return refuse(why, "'%s' is out of range; at least %lluK, at most %lluG", value,
+                return kvd_refuse(why, -EINVAL, "'%s' is out of range; at least %lluK, at most %lluG", value,
                               (unsigned long long)(o->low / KIB), (unsigned long long)(o->high >> 30));
         *to = n;
         if (share)
@@ -197,18 +182,18 @@ static int parse_bytes(const struct setting *o, const char *value, uint64_t *to,
         return 0;
 }
 
-static int parse_count(const struct setting *o, const char *value, uint32_t *to, struct refusal why) {
+static int parse_count(const struct setting *o, const char *value, uint32_t *to, struct kvd_why *why) {
         const char *rest;
         uint64_t n;
 
         if (!parse_number(value, 10, &n, &rest) || *rest || n < o->low || n > o->high)
-                return refuse(why, "'%s' is not a number from %llu to %llu", value, (unsigned long long)o->low,
+                return kvd_refuse(why, -EINVAL, "'%s' is not a number from %llu to %llu", value, (unsigned long long)o->low,
                               (unsigned long long)o->high);
         *to = (uint32_t)n;
         return 0;
 }
 
-static int parse_choice(const struct setting *o, const char *value, uint32_t *to, struct refusal why) {
+static int parse_choice(const struct setting *o, const char *value, uint32_t *to, struct kvd_why *why) {
         const char *at = o->choices;
         size_t n;
 
@@ -220,12 +205,12 @@ static int parse_choice(const struct setting *o, const char *value, uint32_t *to
                 }
                 at += n + (at[n] == '|');
         }
-        return refuse(why, "'%s' is not known; write one of %s", value, o->choices);
+        return kvd_refuse(why, -EINVAL, "'%s' is not known; write one of %s", value, o->choices);
 }
 
 /* ---- users and groups ------------------------------------------------------------------------------------------ */
 
-static int resolve(const char *name, bool group, uint32_t *ret, struct refusal why) {
+static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *why) {
         const char *rest;
         uint64_t n;
 
@@ -243,21 +228,21 @@ static int resolve(const char *name, bool group, uint32_t *ret, struct refusal w
                 *ret = p ? p->pw_uid : UINT32_MAX;
         }
         if (*ret == UINT32_MAX)
-                return refuse(why, "there is no %s '%s' on this machine; create it or write its number",
+                return kvd_refuse(why, -EINVAL, "there is no %s '%s' on this machine; create it or write its number",
                               group ? "group" : "user", name);
         return 0;
 }
 
-static int parse_group(const char *value, uint32_t *to, struct refusal why) {
+static int parse_group(const char *value, uint32_t *to, struct kvd_why *why) {
         *to = UINT32_MAX;
         return value[0] ? resolve(value, true, to, why) : 0;
 }
 
-static int append(struct id_list *list, uint32_t id, struct refusal why) {
+static int append(struct id_list *list, uint32_t id, struct kvd_why *why) {
         uint32_t *ids = sys->calloc(list->n + 1, sizeof *ids);
 
         if (!ids)
-                return refuse(why, "out of memory");
+                return kvd_refuse(why, -EINVAL, "out of memory");
         if (list->n)
                 memcpy(ids, list->ids, list->n * sizeof *ids);
         ids[list->n++] = id;
@@ -266,13 +251,13 @@ static int append(struct id_list *list, uint32_t id, struct refusal why) {
         return 0;
 }
 
-static int parse_ids(const char *value, bool groups, struct id_list *to, struct refusal why) {
+static int parse_ids(const char *value, bool groups, struct id_list *to, struct kvd_why *why) {
         char copy[1024], *save = NULL;
         uint32_t id;
         int r = 0;
 
         if (strlen(value) >= sizeof copy)
-                return refuse(why, "the list is longer than %zu bytes; use a group instead", sizeof copy - 1);
+                return kvd_refuse(why, -EINVAL, "the list is longer than %zu bytes; use a group instead", sizeof copy - 1);
         strcpy(copy, value);
         free(to->ids);
         *to = (struct id_list){0};
@@ -296,8 +281,7 @@ bool setting_keep(const struct setting *o, const void *now, void *next) {
         return changed;
 }
 
-int setting_parse(const struct setting *o, const char *value, void *base, char *why_text, size_t why_size) {
-        struct refusal why = {why_text, why_size};
+int setting_parse(const struct setting *o, const char *value, void *base, struct kvd_why *why) {
         void *to = (char *)base + o->offset;
 
         switch (o->type) {

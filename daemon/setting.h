@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ipc/base/why.h"
+
 enum setting_type {
         SETTING_PATH,   /* char[108] */
         SETTING_MODE,   /* uint32_t, octal */
@@ -44,6 +46,6 @@ const char *setting_unit(const struct setting *setting);
 bool setting_keep(const struct setting *setting, const void *now, void *next);
 
 /* Sets the member of the struct at base. -EINVAL with what is wrong, and what would be right, in why. */
-int setting_parse(const struct setting *setting, const char *value, void *base, char *why, size_t why_size);
+int setting_parse(const struct setting *setting, const char *value, void *base, struct kvd_why *why);
 
 #endif

@@ -64,6 +64,10 @@ struct kvd_slice kvd_slice_of(const char *text) {
         return (struct kvd_slice){text, (uint32_t)strlen(text)};
 }
 
+struct kvd_slice kvd_slice_cut(const char *text, uint32_t most) {
+        return (struct kvd_slice){text, (uint32_t)strnlen(text, most)};
+}
+
 char *kvd_slice_copy(struct kvd_slice slice, char *to, size_t size) {
         size_t n = MIN(slice.size, size - 1);
 

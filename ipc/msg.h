@@ -26,6 +26,7 @@ struct kvd_slice {
 };
 
 struct kvd_slice kvd_slice_of(const char *text);
+struct kvd_slice kvd_slice_cut(const char *text, uint32_t most); /* of at most so many bytes */
 /* Copies a str, cut to size - 1 bytes and with a NUL behind it. Returns to. */
 char *kvd_slice_copy(struct kvd_slice slice, char *to, size_t size);
 bool kvd_slice_is(struct kvd_slice slice, const char *text);

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +22,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+#include "ipc/base/why.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
 
@@ -36,26 +36,17 @@ struct exporter {
         bool open;
         cu_address memory[NUMBERS]; /* owned; 0: none */
         uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX];
-        char why[256];
+        struct kvd_why why;
 };
 
 static struct exporter exporter; /* lives as long as the process */
-
-_printf_(2, 3) static int refuse(int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(exporter.why, sizeof exporter.why, format, args);
-        va_end(args);
-        return error;
-}
 
 static int check(cu_result error, const char *what) {
         char text[128];
 
         if (error == CU_OK)
                 return 0;
-        return refuse(kvd_cuda_errno(error), "%s: %s", what,
+        return kvd_refuse(&exporter.why, kvd_cuda_errno(error), "%s: %s", what,
                       kvd_cuda_why(exporter.device.cuda, error, text, sizeof text));
 }
 
@@ -73,7 +64,7 @@ static int open_device(const uint8_t uuid[16]) {
         if (r == 0)
                 r = kvd_device_enter(&exporter.device);
         if (r < 0)
-                return refuse(r, "%s", exporter.device.why);
+                return kvd_refuse(&exporter.why, r, "%s", exporter.device.why);
         exporter.open = true;
         return 0;
 }
@@ -116,7 +107,7 @@ static int answer(size_t size) {
         } else {
                 reply.number = KVD_MSG_error;
                 reply.error.code = (uint32_t)-r;
-                reply.error.text = kvd_slice_of(exporter.why);
+                reply.error.text = kvd_slice_cut(exporter.why.line, KVD_MOST_error_text);
         }
         n = kvd_msg_encode(&reply, exporter.out, sizeof exporter.out);
         return n < 0 ? (int)n : kvd_frame_send(exporter.socket, exporter.out, (size_t)n, NULL, 0);
@@ -160,7 +151,7 @@ static int probe(const char *text) {
                 r = open_device(uuid);
         if (r == 0)
                 r = make(&at, PROBE_BYTES, &handle);
-        dprintf(exporter.socket, "%s", r == 0 ? "ok" : exporter.why);
+        dprintf(exporter.socket, "%s", r == 0 ? "ok" : exporter.why.line);
         return r < 0;
 }
 

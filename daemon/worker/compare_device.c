@@ -166,12 +166,12 @@ static int run_pairs(struct pairs *p, struct gpu *gpu) {
         if (r == 0)
                 r = launch(p, gpu, device->stream);
         if (device_finish(device) < 0)
-                return task_refuse(p->c->task, -EIO, "%s", device->why);
+                return task_refuse(p->c->task, -EIO, "%s", device->why.line);
         if (r < 0)
                 return -ENOSYS; /* whatever it is: there is another way */
         r = device_read(device, p->distances, p->d_distances, p->n * sizeof *p->distances);
         if (r < 0 || device_finish(device) < 0)
-                return task_refuse(p->c->task, -EIO, "%s", device->why);
+                return task_refuse(p->c->task, -EIO, "%s", device->why.line);
         return 0;
 }
 

@@ -8,7 +8,6 @@
 #include "daemon/worker/device.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,15 +17,6 @@
 
 #define STAGING_LEAST (UINT64_C(64) << 20)
 
-_printf_(3, 4) static int fail(struct worker_device *d, int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(d->why, sizeof d->why, format, args);
-        va_end(args);
-        return error;
-}
-
 /* Of a call in the context: memory that cannot be had is no fault of it. */
 static int check(struct worker_device *d, cu_result error, const char *what) {
         char text[128];
@@ -34,7 +24,7 @@ static int check(struct worker_device *d, cu_result error, const char *what) {
         if (error == CU_OK)
                 return 0;
         d->broken |= error != CU_OUT_OF_MEMORY;
-        return fail(d, kvd_cuda_errno(error), "%s: %s", what,
+        return kvd_refuse(&d->why, kvd_cuda_errno(error), "%s: %s", what,
                     kvd_cuda_why(d->device.cuda, error, text, sizeof text));
 }
 
@@ -58,15 +48,15 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]) {
         memcpy(wanted.bytes, uuid, sizeof wanted.bytes);
         if (d->open)
                 return memcmp(&wanted, &d->device.uuid, sizeof wanted) == 0 ?
-                               0 : fail(d, -EPROTO, "memory of another device than before");
+                               0 : kvd_refuse(&d->why, -EPROTO, "memory of another device than before");
         r = kvd_device_open(&d->device, &wanted);
         if (r < 0)
-                return fail(d, r, "%s", d->device.why);
+                return kvd_refuse(&d->why, r, "%s", d->device.why);
         r = kvd_device_enter(&d->device); /* for good: nobody else is on this thread */
         if (r == 0)
                 r = make_stream(d);
         else
-                fail(d, r, "%s", d->device.why);
+                kvd_refuse(&d->why, r, "%s", d->device.why);
         if (r < 0) {
                 d->broken = false; /* there is nothing yet that could be */
                 kvd_device_close(&d->device);
@@ -82,7 +72,7 @@ static int clear_one(struct worker_device *d, cu_address at, int fd, uint64_t by
         int r = kvd_device_map(&d->device, at, bytes, fd, true);
 
         if (r < 0)
-                return fail(d, r, "%s", d->device.why);
+                return kvd_refuse(&d->why, r, "%s", d->device.why);
         return check(d, d->device.cuda->cuMemsetD8Async(at, 0, bytes, d->stream), "cuMemsetD8Async");
 }
 
@@ -92,7 +82,7 @@ int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t b
         int r = kvd_device_reserve(&d->device, n * bytes, &at), end;
 
         if (r < 0)
-                return fail(d, r, "%s", d->device.why);
+                return kvd_refuse(&d->why, r, "%s", d->device.why);
         while (r == 0 && done < n) {
                 r = clear_one(d, at + done * bytes, fds[done], bytes);
                 done += r == 0;
@@ -110,13 +100,13 @@ static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const u
         int r = kvd_device_register(&d->device, page, bytes, &at), end;
 
         if (r < 0)
-                return fail(d, r, "%s", d->device.why);
+                return kvd_refuse(&d->why, r, "%s", d->device.why);
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 r = words[2 * i] < bytes / sizeof *words ?
                             check(d, d->device.cuda->cuStreamWriteValue64(d->stream, at + words[2 * i] * sizeof *words,
                                                                           words[2 * i + 1], CU_WRITE_DEFAULT),
                                   "cuStreamWriteValue64") :
-                            fail(d, -EPROTO, "a slot beyond the order page");
+                            kvd_refuse(&d->why, -EPROTO, "a slot beyond the order page");
         end = device_finish(d);
         kvd_device_unregister(&d->device, page);
         return r ?: end;
@@ -127,7 +117,7 @@ int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t 
         int r;
 
         if (page == MAP_FAILED)
-                return fail(d, -errno, "the order page cannot be mapped: %s", strerror(errno));
+                return kvd_refuse(&d->why, -errno, "the order page cannot be mapped: %s", strerror(errno));
         r = wake_all(d, page, bytes, words, n);
         munmap(page, bytes);
         return r;

@@ -10,6 +10,7 @@
  */
 
 #include "ipc/base/device.h"
+#include "ipc/base/why.h"
 #include "kernels/cuda/gpu.h"
 
 struct worker_device {
@@ -22,7 +23,7 @@ struct worker_device {
         uint64_t room_bytes;
         struct gpu gpu;        /* for kernels; opened at first use */
         enum { KERNELS_UNKNOWN, KERNELS_THERE, KERNELS_NONE } kernels;
-        char why[KVD_DEVICE_WHY];
+        struct kvd_why why;
 };
 
 /* The device of that UUID, and no other for the life of the worker. Negative: why. */

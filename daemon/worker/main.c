@@ -126,13 +126,13 @@ static int answer(struct process *w, ssize_t size, struct kvd_fds *fds) {
         if (r == -ENOSYS)
                 return r;
         if (w->spaces.device.broken) { /* and stays so: the next worker has another context */
-                log_error("worker %d: the GPU fails: %s", getpid(), w->spaces.device.why);
+                log_error("worker %d: the GPU fails: %s", getpid(), w->spaces.device.why.line);
                 return -EIO;
         }
         if (r < 0) {
                 reply.number = KVD_MSG_error;
                 reply.error.code = (uint32_t)-r;
-                reply.error.text = kvd_slice_of(w->spaces.why);
+                reply.error.text = kvd_slice_cut(w->spaces.why.line, KVD_MOST_error_text);
         }
         n = kvd_msg_encode(&reply, w->out, sizeof w->out);
         return n < 0 ? (int)n : kvd_frame_send(w->socket, w->out, (size_t)n, NULL, 0);

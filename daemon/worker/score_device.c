@@ -176,12 +176,12 @@ int score_on_device(struct task *task) {
         if (r == 0)
                 r = launch(&d, gpu, task->device->stream);
         if (device_finish(task->device) < 0)
-                return task_refuse(task, -EIO, "%s", task->device->why);
+                return task_refuse(task, -EIO, "%s", task->device->why.line);
         if (r < 0)
                 return -ENOSYS; /* whatever it is: there is another way */
         r = device_read(task->device, d.means, d.d_means, (uint64_t)task->shape.layers * d.n * sizeof(float));
         if (r < 0 || device_finish(task->device) < 0)
-                return task_refuse(task, -EIO, "%s", task->device->why);
+                return task_refuse(task, -EIO, "%s", task->device->why.line);
         result = task_results(task, d.n, sizeof *result);
         if (!result)
                 return -E2BIG;

@@ -8,7 +8,6 @@
 #include "daemon/worker/spaces.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,15 +15,6 @@
 
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-
-_printf_(3, 4) static int fail(struct spaces *s, int error, const char *format, ...) {
-        va_list args;
-
-        va_start(args, format);
-        vsnprintf(s->why, sizeof s->why, format, args);
-        va_end(args);
-        return error;
-}
 
 struct worker_space *spaces_find(const struct spaces *s, uint32_t number) {
         struct worker_space *w = s->first;
@@ -106,10 +96,10 @@ static int map_file(struct spaces *s, int fd, uint64_t bytes, int prot, const ch
         void *at;
 
         if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes)
-                return fail(s, -EPROTO, "%s is shorter than announced", what);
+                return kvd_refuse(&s->why, -EPROTO, "%s is shorter than announced", what);
         at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
         if (at == MAP_FAILED)
-                return fail(s, -errno, "%s of %llu bytes cannot be mapped: %s", what, (unsigned long long)bytes,
+                return kvd_refuse(&s->why, -errno, "%s of %llu bytes cannot be mapped: %s", what, (unsigned long long)bytes,
                             strerror(errno));
         memcpy(ret, &at, sizeof at);
         return 0;
@@ -117,20 +107,20 @@ static int map_file(struct spaces *s, int fd, uint64_t bytes, int prot, const ch
 
 static int map_index(struct spaces *s, struct worker_space *w, int fd) {
         int r = w->index_bytes < KVD_INDEX_HEADER_BYTES ?
-                        fail(s, -EPROTO, "an index without a header") :
+                        kvd_refuse(&s->why, -EPROTO, "an index without a header") :
                         map_file(s, fd, w->index_bytes, PROT_READ, "an index", &w->ix);
 
         if (r < 0)
                 return r;
         if (kvd_index_validate(w->ix, w->index_bytes) < 0)
-                return fail(s, -EPROTO, "an index of another version");
+                return kvd_refuse(&s->why, -EPROTO, "an index of another version");
         w->summary = kvd_summary_of(w->ix);
         return 0;
 }
 
 static int map_summaries(struct spaces *s, struct worker_space *w, int fd) {
         if (w->summary_bytes < w->summary.size)
-                return fail(s, -EPROTO, "summaries that are shorter than their layout");
+                return kvd_refuse(&s->why, -EPROTO, "summaries that are shorter than their layout");
         return map_file(s, fd, w->summary_bytes, PROT_READ | PROT_WRITE, "summaries", &w->summaries);
 }
 
@@ -139,24 +129,24 @@ static int map_copies(struct spaces *s, struct worker_space *w, const struct kvd
         int r;
 
         if (sizes->size != sizeof bytes)
-                return fail(s, -EPROTO, "exact copies of other tiers than ours");
+                return kvd_refuse(&s->why, -EPROTO, "exact copies of other tiers than ours");
         memcpy(bytes, sizes->data, sizeof bytes);
         r = copies_map(w, fds, bytes);
-        return r < 0 ? fail(s, r, "memory for exact copies cannot be mapped: %s", strerror(-r)) : 0;
+        return r < 0 ? kvd_refuse(&s->why, r, "memory for exact copies cannot be mapped: %s", strerror(-r)) : 0;
 }
 
 static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t bytes) {
         int r = device_use(&s->device, w->ix->device);
 
         if (r < 0)
-                return fail(s, r, "%s", s->device.why);
+                return kvd_refuse(&s->why, r, "%s", s->device.why.line);
         w->device = &s->device;
         w->reserved = bytes;
         if (w->ix->backend == KVD_BACKEND_LEGACY)
                 return 0; /* its segment brings an address */
         r = kvd_device_reserve(&s->device.device, bytes, &w->device_base);
         if (r < 0)
-                return fail(s, r, "%s", s->device.device.why);
+                return kvd_refuse(&s->why, r, "%s", s->device.device.why);
         return 0;
 }
 
@@ -168,7 +158,7 @@ static int reserve(struct spaces *s, struct worker_space *w) {
                 return reserve_on_device(s, w, bytes);
         at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED)
-                return fail(s, -errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
+                return kvd_refuse(&s->why, -errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
         w->base = at;
         w->reserved = bytes;
         return 0;
@@ -186,9 +176,9 @@ int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const str
         int r;
 
         if (!w)
-                return fail(s, -ENOMEM, "out of memory");
+                return kvd_refuse(&s->why, -ENOMEM, "out of memory");
         if (fds->n != 3 + KVD_N_TIERS)
-                return fail(s, -EPROTO, "a space comes with %d descriptors", 3 + KVD_N_TIERS);
+                return kvd_refuse(&s->why, -EPROTO, "a space comes with %d descriptors", 3 + KVD_N_TIERS);
         spaces_forget(s, msg->space);
         w->number = msg->space;
         w->index_bytes = msg->index_bytes;
@@ -215,7 +205,7 @@ static int map_on_device(struct spaces *s, struct worker_space *w, uint32_t numb
 
         unmap_segment(w, number);
         r = kvd_device_map(&s->device.device, w->device_base + number * bytes, bytes, fd, true);
-        return r < 0 ? fail(s, r, "segment %u cannot be mapped: %s", number, s->device.device.why) : 0;
+        return r < 0 ? kvd_refuse(&s->why, r, "segment %u cannot be mapped: %s", number, s->device.device.why) : 0;
 }
 
 static int map_on_host(struct spaces *s, struct worker_space *w, uint32_t number, int fd) {
@@ -223,10 +213,10 @@ static int map_on_host(struct spaces *s, struct worker_space *w, uint32_t number
         struct stat st;
 
         if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes)
-                return fail(s, -EPROTO, "segment %u is shorter than announced", number);
+                return kvd_refuse(&s->why, -EPROTO, "segment %u is shorter than announced", number);
         if (sys->mmap(w->base + number * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
             MAP_FAILED)
-                return fail(s, -errno, "segment %u cannot be mapped: %s", number, strerror(errno));
+                return kvd_refuse(&s->why, -errno, "segment %u cannot be mapped: %s", number, strerror(errno));
         return 0;
 }
 
@@ -235,14 +225,14 @@ static int open_handle(struct spaces *s, struct worker_space *w, const struct kv
         int r;
 
         if (msg->handles.size != sizeof handle || msg->first || msg->count != 1)
-                return fail(s, -EPROTO, "a handle of no segment");
+                return kvd_refuse(&s->why, -EPROTO, "a handle of no segment");
         memcpy(&handle, msg->handles.data, sizeof handle);
         if (w->device_base)
                 kvd_device_close_handle(&s->device.device, w->device_base);
         w->device_base = 0;
         r = kvd_device_open_handle(&s->device.device, &handle, &w->device_base);
         if (r < 0)
-                return fail(s, r, "segment 0 cannot be opened: %s", s->device.device.why);
+                return kvd_refuse(&s->why, r, "segment 0 cannot be opened: %s", s->device.device.why);
         w->mapped[0] = 1;
         return 0;
 }
@@ -254,7 +244,7 @@ int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *ms
         if (w && w->ix->backend == KVD_BACKEND_LEGACY)
                 return open_handle(s, w, msg);
         if (!w || fds->n != msg->count || (uint64_t)msg->first + fds->n > w->ix->max_segments)
-                return fail(s, -EPROTO, "segments of no space, or beyond its end");
+                return kvd_refuse(&s->why, -EPROTO, "segments of no space, or beyond its end");
         for (uint32_t i = 0, n = msg->first; r == 0 && i < fds->n; i++, n++) {
                 r = w->device_base ? map_on_device(s, w, n, fds->fd[i]) : map_on_host(s, w, n, fds->fd[i]);
                 if (r == 0)
@@ -267,7 +257,7 @@ int spaces_unmap_segment(struct spaces *s, const struct kvd_msg_work_unmap *msg)
         struct worker_space *w = spaces_find(s, msg->space);
 
         if (!w || !w->device_base || msg->segment >= w->ix->max_segments)
-                return fail(s, -EPROTO, "a segment that is not mapped");
+                return kvd_refuse(&s->why, -EPROTO, "a segment that is not mapped");
         unmap_segment(w, msg->segment);
         return 0;
 }
@@ -276,11 +266,11 @@ int spaces_clear(struct spaces *s, const struct kvd_msg_work_clear *msg, const s
         int r;
 
         if (msg->device.size != 16 || fds->n != msg->count || !fds->n)
-                return fail(s, -EPROTO, "nothing to clear");
+                return kvd_refuse(&s->why, -EPROTO, "nothing to clear");
         r = device_use(&s->device, msg->device.data);
         if (r == 0)
                 r = device_clear(&s->device, fds->fd, fds->n, msg->bytes);
-        return r < 0 ? fail(s, r, "%s", s->device.why) : 0;
+        return r < 0 ? kvd_refuse(&s->why, r, "%s", s->device.why.line) : 0;
 }
 
 int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const struct kvd_fds *fds) {
@@ -289,12 +279,12 @@ int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const str
 
         if (msg->device.size != 16 || fds->n != 1 || msg->words.size % (2 * sizeof *words) ||
             msg->words.size > sizeof words)
-                return fail(s, -EPROTO, "nothing to wake");
+                return kvd_refuse(&s->why, -EPROTO, "nothing to wake");
         memcpy(words, msg->words.data, msg->words.size); /* it may lie anywhere */
         r = device_use(&s->device, msg->device.data);
         if (r == 0)
                 r = device_wake(&s->device, fds->fd[0], msg->bytes, words, msg->words.size / (2 * sizeof *words));
-        return r < 0 ? fail(s, r, "%s", s->device.why) : 0;
+        return r < 0 ? kvd_refuse(&s->why, r, "%s", s->device.why.line) : 0;
 }
 
 static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h, uint64_t bytes) {
@@ -313,9 +303,9 @@ int spaces_map_sketch(struct spaces *s, const struct kvd_msg_work_sketch *msg, c
 
         forget_sketch(s);
         if (!w || fds->n != 1)
-                return fail(s, -EPROTO, "a sketch without a space");
+                return kvd_refuse(&s->why, -EPROTO, "a sketch without a space");
         if (msg->bytes < sizeof *s->sketch.at)
-                return fail(s, -EPROTO, "a sketch without a header");
+                return kvd_refuse(&s->why, -EPROTO, "a sketch without a header");
         r = map_file(s, fds->fd[0], msg->bytes, PROT_READ | PROT_WRITE, "a sketch", &s->sketch.at);
         if (r < 0)
                 return r;
@@ -325,7 +315,7 @@ int spaces_map_sketch(struct spaces *s, const struct kvd_msg_work_sketch *msg, c
         r = check_sketch(w, s->sketch.at, msg->bytes);
         if (r < 0) {
                 forget_sketch(s);
-                return fail(s, r, "a sketch that does not fit its space");
+                return kvd_refuse(&s->why, r, "a sketch that does not fit its space");
         }
         return 0;
 }

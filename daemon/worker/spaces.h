@@ -11,6 +11,7 @@
 #include "daemon/worker/device.h"
 #include "ipc/base/job.h"
 #include "ipc/base/summary.h"
+#include "ipc/base/why.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
 
@@ -45,7 +46,7 @@ struct spaces {
         struct worker_sketch sketch;
         const struct kvd_job *arguments; /* KVD_JOB_BYTES; NULL until the first space */
         struct worker_device device;     /* opened with the first space or memory of a GPU */
-        char why[160];               /* of the last failure */
+        struct kvd_why why;          /* of the last failure */
 };
 
 /* 0 or a negative errno. Descriptors stay the caller's. */

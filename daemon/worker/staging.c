@@ -48,7 +48,7 @@ uint8_t *task_block(const struct task *task, uint32_t item) {
 }
 
 static int device_refused(struct task *task, int error) {
-        return task_refuse(task, error, "%s", task->device->why);
+        return task_refuse(task, error, "%s", task->device->why.line);
 }
 
 /* What is only summed up, and has a summary, is not read. */

@@ -125,12 +125,12 @@ static int make_rows(struct device_rows *d, struct gpu *gpu) {
         if (r == 0)
                 r = launch(d, gpu);
         if (device_finish(device) < 0)
-                return task_refuse(d->task, -EIO, "%s", device->why);
+                return task_refuse(d->task, -EIO, "%s", device->why.line);
         if (r < 0)
                 return -ENOSYS; /* whatever it is: there is another way */
         r = device_read(device, d->rows, d->d_rows, d->n * d->task->space->summary.row_bytes);
         if (r < 0 || device_finish(device) < 0)
-                return task_refuse(d->task, -EIO, "%s", device->why);
+                return task_refuse(d->task, -EIO, "%s", device->why.line);
         return 0;
 }
 

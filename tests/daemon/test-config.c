@@ -10,7 +10,7 @@
 #include "tests/lib/suite.h"
 
 static char path[64];
-static char why[CONFIG_WHY];
+static struct kvd_why why;
 static struct config config;
 
 static void setup(void) {
@@ -34,8 +34,8 @@ static int read_text(const char *text) {
 
         fputs(text, f);
         fclose(f);
-        r = config_read(&config, path, false, why);
-        return r < 0 ? r : config_check(&config, why);
+        r = config_read(&config, path, false, &why);
+        return r < 0 ? r : config_check(&config, &why);
 }
 
 #define NO_BYTES " is not a size; write bytes, with K, M, G or T, such as 512M or 8G"
@@ -73,8 +73,8 @@ static const struct {
 
 START_TEST(a_mistake_has_a_place) {
         ck_assert_int_lt(read_text(mistakes[_i].text), 0);
-        ck_assert_int_eq(strncmp(why, path, strlen(path)), 0);
-        ck_assert_str_eq(why + strlen(path), mistakes[_i].why);
+        ck_assert_int_eq(strncmp(why.line, path, strlen(path)), 0);
+        ck_assert_str_eq(why.line + strlen(path), mistakes[_i].why);
 }
 END_TEST
 
@@ -92,7 +92,7 @@ static const struct {
 
 START_TEST(a_contradiction_is_named) {
         ck_assert_int_lt(read_text(contradictions[_i].text), 0);
-        ck_assert_str_eq(why, contradictions[_i].why);
+        ck_assert_str_eq(why.line, contradictions[_i].why);
 }
 END_TEST
 
@@ -118,15 +118,15 @@ START_TEST(a_long_line) {
         memset(line, '#', sizeof line);
         line[sizeof line - 1] = 0;
         ck_assert_int_lt(read_text(line), 0);
-        ck_assert_str_eq(why + strlen(path), ":1: the line is longer than 2046 bytes; shorten it");
+        ck_assert_str_eq(why.line + strlen(path), ":1: the line is longer than 2046 bytes; shorten it");
 }
 END_TEST
 
 START_TEST(a_missing_file) {
         unlink(path);
-        ck_assert_int_eq(config_read(&config, path, true, why), 0);
-        ck_assert_int_lt(config_read(&config, path, false, why), 0);
-        ck_assert_str_eq(why + strlen(path),
+        ck_assert_int_eq(config_read(&config, path, true, &why), 0);
+        ck_assert_int_lt(config_read(&config, path, false, &why), 0);
+        ck_assert_str_eq(why.line + strlen(path),
                          ": cannot be opened: No such file or directory; give another with --config");
 }
 END_TEST
@@ -148,7 +148,7 @@ START_TEST(the_printed_file_is_the_default) {
                         at[1] = ' ';
         if (strstr(text, "[domain NAME]"))
                 memcpy(strstr(text, "[domain NAME]"), "[domain x   ]", 13);
-        ck_assert_msg(read_text(text) == 0, "%s", why);
+        ck_assert_msg(read_text(text) == 0, "%s", why.line);
         free(text);
         ck_assert_int_eq(config_init(&again), 0);
         ck_assert_str_eq(config.socket, again.socket);
@@ -163,10 +163,10 @@ END_TEST
 
 static int load(int argc, char **argv) {
         struct options options;
-        int r = options_parse(&options, argc, argv, why);
+        int r = options_parse(&options, argc, argv, &why);
 
         config_clear(&config);
-        return r < 0 ? r : options_load(&options, &config, why);
+        return r < 0 ? r : options_load(&options, &config, &why);
 }
 
 START_TEST(the_command_line_wins) {
@@ -174,7 +174,7 @@ START_TEST(the_command_line_wins) {
                         "domain new.users=9", "--instance", "3", NULL};
 
         read_text("[daemon]\npool=1G\nsegment=1M\n[domain a.b]\nquota=1M\n");
-        ck_assert_msg(load(11, argv) == 0, "%s", why);
+        ck_assert_msg(load(11, argv) == 0, "%s", why.line);
         ck_assert_uint_eq(config.pool, 128u << 20);
         ck_assert_uint_eq(config.segment, 1u << 20);
         ck_assert_str_eq(config.socket, "/run/kvd-3.sock");
@@ -206,7 +206,7 @@ START_TEST(bad_command_lines) {
                 argc++;
         }
         ck_assert_int_lt(load(argc, argv), 0);
-        ck_assert_str_eq(why, bad_lines[_i].why);
+        ck_assert_str_eq(why.line, bad_lines[_i].why);
 }
 END_TEST
 

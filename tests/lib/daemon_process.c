@@ -18,12 +18,12 @@ enum { EXIT_REFUSED = 3, EXIT_LOOP = 4, EXIT_LEAK = 5 };
 
 static int serve(struct config *config, int ready) {
         struct daemon *daemon;
-        char why[DAEMON_WHY];
+        struct kvd_why why;
         int r;
 
-        if (daemon_new(config, &daemon, why) < 0)
+        if (daemon_new(config, &daemon, &why) < 0)
                 return EXIT_REFUSED;
-        if (daemon_handle_signals(daemon, NULL) < 0 || daemon_listen(daemon, -1, why) < 0) {
+        if (daemon_handle_signals(daemon, NULL) < 0 || daemon_listen(daemon, -1, &why) < 0) {
                 daemon_free(daemon);
                 return EXIT_REFUSED;
         }

@@ -8,10 +8,10 @@
 #include "daemon/daemon.h"
 
 static void set(struct config *config, const char *assignment) {
-        char why[CONFIG_WHY];
+        struct kvd_why why;
 
-        if (config_set(config, assignment, why) < 0)
-                die("%s: %s", assignment, why);
+        if (config_set(config, assignment, &why) < 0)
+                die("%s: %s", assignment, why.line);
 }
 
 void inproc_configure(struct config *config, const char *socket_path, const char *const *settings) {
@@ -38,14 +38,14 @@ static void *run(void *arg) {
 }
 
 void inproc_start_with_worker(struct inproc *d, const char *const *settings, const char *program) {
-        char why[DAEMON_WHY];
+        struct kvd_why why;
         struct config config;
 
         instance_make_dir(&d->in);
         inproc_configure(&config, d->in.socket, settings);
         snprintf(config.worker_program, sizeof config.worker_program, "%s", program);
-        if (daemon_new(&config, &d->daemon, why) < 0 || daemon_listen(d->daemon, -1, why) < 0)
-                die("%s", why);
+        if (daemon_new(&config, &d->daemon, &why) < 0 || daemon_listen(d->daemon, -1, &why) < 0)
+                die("%s", why.line);
         if (pthread_create(&d->thread, NULL, run, d) != 0)
                 die("pthread_create");
 }
