@@ -403,18 +403,26 @@ static void fill_pin(struct kvd_pin *pin, struct view *view, const struct search
         atomic_fetch_add_explicit(&view->page->held, s->n_found, memory_order_relaxed);
 }
 
-static int check_arguments(const struct kvd_space *space, uint32_t group, uint64_t salt,
-                           const struct kvd_pin *pin) {
+static int refuse_arguments(const struct kvd_space *space, uint32_t group,
+                            const struct kvd_pin *pin) {
         if (space_check(space) < 0)
                 return -ECHILD;
         if (group >= space->geometry.layer_groups)
-                return client_fail(-EINVAL, "layer group %u of %u", group, space->geometry.layer_groups);
+                return client_fail(-EINVAL, "layer group %u of %u", group,
+                                   space->geometry.layer_groups);
         if (pin && pin->view)
                 return client_fail(-EINVAL, "the pin holds something already; kvd_unpin it first");
-        if (salt && space->options.kind == KVD_BIDIRECTIONAL)
-                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by all of "
-                                   "its tokens");
-        return 0;
+        return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by "
+                           "all of its tokens");
+}
+
+/* Every lookup comes through here: what is wrong is found out afterwards, if anything is. */
+static inline int check_arguments(const struct kvd_space *space, uint32_t group, uint64_t salt,
+                                  const struct kvd_pin *pin) {
+        bool good = !forked(space->handle) && group < space->geometry.layer_groups &&
+                    !(pin && pin->view) && !(salt && space->options.kind == KVD_BIDIRECTIONAL);
+
+        return likely(good) ? 0 : refuse_arguments(space, group, pin);
 }
 
 /* The view to look in; a daemon that ended cleanly, or deleted the space, has said so in the index. */
