@@ -35,7 +35,7 @@ const char *backend_name(enum kvd_backend backend) {
 
 /* ---- device ------------------------------------------------------------------------------------------------------ */
 
-/* As nvidia-smi and the device nodes count, not by speed. Whoever has set it knows better. */
+/* GPUs are counted as nvidia-smi and the device nodes do, not by speed, unless the user has chosen otherwise. */
 static void count_by_bus(void) {
         setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
 }

@@ -22,7 +22,7 @@ struct backend {
         struct kvd_why why;                /* why this backend, one line */
 };
 
-/* By the configuration. Negative: it asks for what cannot be had, and ret->why says what. */
+/* Follows the configuration. Negative: it asks for something that cannot be had, and ret->why says what. */
 int backend_choose(const struct config *config, struct backend *ret);
 
 const char *backend_name(enum kvd_backend backend); /* "host", "cuda (vmm)", "cuda (legacy)" */

@@ -23,7 +23,7 @@
 
 struct child;
 
-/* What is different from one kind to the other. */
+/* The differences between one kind of child and the other. */
 struct child_ops {
         const char *name; /* in the log */
 
@@ -61,7 +61,7 @@ struct child {
         char why[160];                /* of the last of them */
 };
 
-/* On failure, too, child_clear is to be called. */
+/* child_clear is to be called afterwards, on failure, too. */
 int child_init(struct child *child, const struct child_ops *ops, const char *program, struct loop *loop);
 void child_clear(struct child *child);
 void child_stop(struct child *child); /* ends the process, and starts no more */

@@ -111,7 +111,7 @@ static void quarantine_over(struct loop_timer *timer) {
         client_end(container_of(timer, struct client, quarantine), true);
 }
 
-/* What it held may be in a teammate's hands. */
+/* A teammate may be using what it held. */
 static void wait_for_team(struct client *c) {
         loop_remove(&c->process);
         c->gone = true;

@@ -72,7 +72,7 @@ int config_read(struct config *config, const char *path, bool optional, struct k
 /* "daemon.pool=4G" or "domain NAME.quota=1G", as kvd --set takes it. */
 int config_set(struct config *config, const char *assignment, struct kvd_why *why);
 
-/* What only shows when everything was read: sums, users in two domains. */
+/* Checks what shows only when everything was read: sums, and users in two domains. */
 int config_check(const struct config *config, struct kvd_why *why);
 
 /* A complete file with every option, its default and its sentence. */

@@ -172,7 +172,7 @@ int daemon_listen(struct daemon *d, int fd, struct kvd_why *why) {
 
 /* ---- reload ---------------------------------------------------------------------------------------------------- */
 
-/* What the running server was built with stays as it is. */
+/* Settings that the running server was built with stay as they are. */
 static void keep_fixed(const struct config *now, struct config *next) {
         for (const struct setting *s = daemon_settings; s->name; s++)
                 if (s->fixed && setting_keep(s, now, next))
@@ -242,7 +242,7 @@ int daemon_handle_signals(struct daemon *d, const struct options *options) {
 
 /* ---- run ------------------------------------------------------------------------------------------------------- */
 
-/* From the loop, so that a loop that hangs is noticed. */
+/* The loop feeds it, so that a loop that hangs is noticed. */
 static void feed_watchdog(struct loop_timer *timer) {
         struct daemon *d = container_of(timer, struct daemon, watchdog);
 

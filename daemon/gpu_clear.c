@@ -19,7 +19,7 @@
 #define MISSING_NS UINT64_C(1000000000)
 #define MOST_FAILURES 3u
 
-/* For as long as the daemon lives. */
+/* Fires once a second for as long as the daemon lives. */
 static void look_for_missing(struct loop_timer *timer) {
         struct gpu_clear *g = container_of(timer, struct gpu_clear, missing);
         uint32_t n = store_make_missing(g->store);

@@ -9,7 +9,7 @@
 
 #include "daemon/client.h"
 
-/* What a handler is given besides its request, and what it fills in. */
+/* A request under way: what its handler is given besides the message, and what it fills in. */
 struct call {
         struct attachment *attachment; /* NEEDS_ATTACHMENT */
         struct space *space;           /* NEEDS_ATTACHMENT, NEEDS_SPACE */

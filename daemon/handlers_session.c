@@ -30,7 +30,7 @@ static int check_limits(struct client *c) {
         return 0;
 }
 
-/* From the kernel's word about the peer and the configuration; nothing in a message has a say. */
+/* The kernel's word about the peer and the configuration decide; nothing in a message has a say. */
 static int choose_domain(struct client *c, struct domain **ret) {
         const struct config *config = c->server->config;
         const struct config_domain *listed;

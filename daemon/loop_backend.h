@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_LOOP_BACKEND_H
 #define KVD_DAEMON_LOOP_BACKEND_H
 
-/* What loop.c needs from a way of waiting: loop_uring.c and loop_epoll.c. */
+/* A way of waiting, as loop.c needs it: loop_uring.c and loop_epoll.c are two. */
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -33,7 +33,7 @@ static int open_pidfd(int socket, pid_t pid, int *ret) {
         return *ret < 0 ? -errno : 0;
 }
 
-/* A user in more groups than fit here belongs to domains by his primary group, or by name. */
+/* A user in more groups than fit here belongs to domains by the primary group, or by name. */
 static void get_groups(int socket, gid_t primary, struct peer *peer) {
         unsigned n = (PEER_MAX_GROUPS - 1) * sizeof(uint32_t);
 

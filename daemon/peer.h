@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_PEER_H
 #define KVD_DAEMON_PEER_H
 
-/* Who is at the other end of a connection: what the kernel says, as of when it was made. */
+/* The peer at the other end of a connection, as the kernel knew it when the connection was made. */
 
 #include <stdint.h>
 #include <sys/types.h>

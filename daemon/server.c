@@ -141,7 +141,7 @@ static void accept_again(struct loop_timer *timer) {
                 loop_timer_set(server->loop, &server->retry, sys_now_ns() + ACCEPT_RETRY_NS);
 }
 
-/* Without a descriptor for the connection: takes it with the spare one and closes it, so that its peer knows. */
+/* No descriptor is left: the connection is taken with the spare one and closed, so that its peer knows. */
 static bool shed(struct server *server) {
         int fd;
 

@@ -137,7 +137,7 @@ static int parse_mode(const char *value, uint32_t *to, struct kvd_why *why) {
         return 0;
 }
 
-/* What a share is a share of: the machine's memory, or less if this control group may not have all of it. */
+/* A share is one of the machine's memory, or of less if this control group may not have all of it. */
 static uint64_t memory_bytes(void) {
         uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");

@@ -98,7 +98,7 @@ static int add_file(struct kvd_fds *fds, int fd) {
         return 0;
 }
 
-/* In the order of message work_space: index, summaries, arguments, and the file of each tier. */
+/* The order is that of message work_space: index, summaries, arguments, and the file of each tier. */
 static int space_files(struct space *space, int arguments, struct kvd_fds *fds, uint64_t tier_bytes[KVD_N_TIERS]) {
         int r = add_file(fds, space_index_fd_for_worker(space));
 

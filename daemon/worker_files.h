@@ -16,7 +16,7 @@ struct worker_files {
         uint32_t sketch_space, sketch; /* 0: none */
 };
 
-/* Of a space, or of all when the worker is gone: it has nothing of it any more. */
+/* The worker has nothing of a space any more, or of any space, since it is gone. */
 void worker_files_forget(struct worker_files *files, uint32_t space);
 void worker_files_forget_all(struct worker_files *files);
 void worker_files_forget_sketch(struct worker_files *files);

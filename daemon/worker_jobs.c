@@ -59,7 +59,7 @@ static int make_arguments(struct worker *w) {
         return r;
 }
 
-/* Without a worker, what waits for one fails. */
+/* Without a worker, jobs that wait for one fail. */
 static void refuse_jobs(struct worker *w) {
         uint64_t n = store_jobs_waiting(w->store);
 
@@ -93,7 +93,7 @@ static bool take_job(struct worker *w) {
         return w->has_job;
 }
 
-/* What the job needs first, then the job. */
+/* Sends what the job needs, one message a call, and then the job. */
 static int ask_for_job(struct worker *w) {
         struct kvd_msg msg = {.number = KVD_MSG_work, .work = {w->job.id, w->job.bytes}};
         struct space *space = worker_files_space(w->store, w->job_space);

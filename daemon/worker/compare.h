@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_WORKER_COMPARE_H
 #define KVD_DAEMON_WORKER_COMPARE_H
 
-/* What a COMPARE job works on: job_compare.c, and compare_device.c for its second stage on a GPU. */
+/* The data of a COMPARE job: job_compare.c has its stages, and compare_device.c the second one on a GPU. */
 
 #include "daemon/worker/task.h"
 #include "kernels/memshare.h"

@@ -24,7 +24,7 @@ void copies_put(struct task *task, struct copy *copies, uint32_t n);
 void copies_get(struct task *task, struct copy *copies, uint32_t n);
 void copies_read(struct task *task, struct copy *copies, uint32_t n); /* in place, until the job's end */
 
-/* Of one space in one tier: what its descriptor gave. */
+/* The copies of one space in one tier, as its descriptor gave them. */
 struct worker_copies {
         uint8_t *at;           /* owned mapping, if the tier has one */
         uint64_t bytes;
@@ -33,7 +33,7 @@ struct worker_copies {
 struct worker_tier {
         int (*map)(struct worker_copies *copies, int fd, uint64_t bytes); /* 0 or -errno; fd stays the caller's */
         void (*unmap)(struct worker_copies *copies);
-        /* Of the copies those whose place is in tier number self; the others are another tier's. */
+        /* They handle the copies whose place is in tier number self; the others are another tier's. */
         void (*put)(struct task *task, uint32_t self, struct copy *copies, uint32_t n);
         void (*get)(struct task *task, uint32_t self, struct copy *copies, uint32_t n);
         void (*read)(struct task *task, uint32_t self, struct copy *copies, uint32_t n);

@@ -17,7 +17,7 @@
 
 #define STAGING_LEAST (UINT64_C(64) << 20)
 
-/* Of a call in the context: memory that cannot be had is no fault of it. */
+/* Checks a call in the context: if memory cannot be had, the context is not at fault. */
 static int check(struct worker_device *d, cu_result error, const char *what) {
         char text[128];
 
@@ -106,7 +106,7 @@ static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const u
                             check(d, d->device.cuda->cuStreamWriteValue64(d->stream, at + words[2 * i] * sizeof *words,
                                                                           words[2 * i + 1], CU_WRITE_DEFAULT),
                                   "cuStreamWriteValue64") :
-                            kvd_refuse(&d->why, -EPROTO, "a slot beyond the order page");
+                            kvd_refuse(&d->why, -EPROTO, "a semaphore beyond its page");
         end = device_finish(d);
         kvd_device_unregister(&d->device, page);
         return r ?: end;
@@ -117,7 +117,7 @@ int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t 
         int r;
 
         if (page == MAP_FAILED)
-                return kvd_refuse(&d->why, -errno, "the order page cannot be mapped: %s", strerror(errno));
+                return kvd_refuse(&d->why, -errno, "the semaphore page cannot be mapped: %s", strerror(errno));
         r = wake_all(d, page, bytes, words, n);
         munmap(page, bytes);
         return r;

@@ -32,7 +32,7 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]);
 /* Fills whole descriptors' worth of memory with zeros, and has nothing mapped afterwards. */
 int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes);
 
-/* A stream writes each of n values, words[2 * i + 1], into slot words[2 * i] of an order page (ipc/base/semaphore.h). */
+/* A stream writes each of n values, words[2 * i + 1], into semaphore words[2 * i] of a page (ipc/base/semaphore.h). */
 int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t *words, uint32_t n);
 
 /* At least so much staging; what was in it is lost. NULL: there is none (why). */
@@ -41,7 +41,7 @@ uint8_t *device_staging(struct worker_device *d, uint64_t bytes);
 /* At least so much memory of the GPU, with anything in it, until the next call. 0: there is none. */
 cu_address device_room(struct worker_device *d, uint64_t bytes);
 
-/* To launch kernels on the stream with; NULL: this build, or this device, has none. */
+/* Launches kernels on the stream; NULL: this build, or this device, has none. */
 struct gpu *device_kernels(struct worker_device *d);
 
 /* Copies that are done when device_finish returns 0. Host memory: any; pinned is faster. */

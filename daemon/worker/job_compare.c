@@ -80,7 +80,7 @@ static int find_steps(struct compare *c) {
 
 /* ---- stage 2 ----------------------------------------------------------------------------------------------------- */
 
-/* Norms of the summary, or made now. */
+/* Norms come from the summary, or are computed now. */
 static void prepare(void *data, uint32_t i, uint32_t thread) {
         struct compare *c = data;
         const struct task *task = c->task;

@@ -99,7 +99,7 @@ static int make_room(struct config *c) {
 
 /* ---- similarity -------------------------------------------------------------------------------------------------- */
 
-/* Of n rows from a on with those from b on. */
+/* Compares n rows from a on with those from b on. */
 static float similarity(const struct config *c, size_t a, size_t b, uint32_t n, uint32_t thread) {
         uint32_t *both = c->both + thread * row_of(c, 1, 0);
 

@@ -25,7 +25,7 @@ struct profile {
         float (*result)[2];
 };
 
-/* Of all tokens' keys, or values, of one layer. */
+/* Compares all tokens' keys, or values, of one layer. */
 static void add_products(const struct profile *p, const uint8_t **alone, size_t off, struct kvd_products *to) {
         const struct task *task = p->task;
         const struct shape *s = &task->shape;

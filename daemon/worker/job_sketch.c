@@ -47,7 +47,7 @@ static void choose_blocks(struct task *task, struct copy *copies) {
         }
 }
 
-/* What was copied goes into the sketch, and what is only in the sketch. */
+/* Blocks that were copied go into the sketch, and those that are only to be in the sketch. */
 static int put_into_sketch(struct task *task, const struct kvd_spilled *spilled) {
         struct sketch_use use;
         int r = sketch_open(task, &use);
@@ -140,7 +140,7 @@ static bool any_approximate(const struct task *task) {
         return false;
 }
 
-/* What the sketch cannot answer does not hold up what has a copy. */
+/* Blocks that the sketch cannot answer for do not delay those that have a copy. */
 static int do_revive(struct task *task) {
         uint32_t n = task->job->n_items, *errors = task_results(task, n, sizeof *errors);
         struct copy *copies = task_room(task, n, sizeof *copies);
@@ -165,7 +165,7 @@ struct members {
         uint32_t *errors;      /* the job's result */
 };
 
-/* Only what is as it was when it was put in is taken out, or put in again. */
+/* A copy is taken out of the sketch, or put in again, only if it is as it was when it was put in. */
 static int find_members(struct task *task, struct members *ret) {
         uint32_t n = task->job->n_items;
 

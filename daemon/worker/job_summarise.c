@@ -90,7 +90,7 @@ int summary_choose_channels(struct task *task) {
 
 /* ---- a row ------------------------------------------------------------------------------------------------------- */
 
-/* What is behind a block's last token was never written: zeros there. */
+/* The bytes behind a block's last token were never written, and count as zeros. */
 static const uint8_t *whole_layer(const struct shape *s, const uint8_t *planes, uint32_t n_tokens, uint8_t *room) {
         size_t bytes = s->dim * s->element;
 

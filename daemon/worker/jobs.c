@@ -73,7 +73,7 @@ static int find_memory(struct task *task, struct spaces *spaces) {
         return 0;
 }
 
-/* On the GPU if that can be, or by the processor. */
+/* The GPU does the job if it can, and the processor otherwise. */
 static int call(const struct job_kind *kind, struct task *task) {
         int r = kind->on_device && task_on_device(task) ? kind->on_device(task) : -ENOSYS;
 

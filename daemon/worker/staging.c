@@ -51,7 +51,7 @@ static int device_refused(struct task *task, int error) {
         return task_refuse(task, error, "%s", task->device->why.line);
 }
 
-/* What is only summed up, and has a summary, is not read. */
+/* A block that is only summed up, and has a summary, is not read. */
 static enum task_access access_to(const struct task *task, enum task_access access, uint32_t i) {
         const struct kvd_job_item *item = &task->items[i];
 
@@ -76,7 +76,7 @@ static int find_room(struct task *task, enum task_access access, uint8_t **at) {
         return *at ? 0 : device_refused(task, -ENOMEM);
 }
 
-/* What is written is zeros until somebody writes it: staging holds what an earlier job left, of whatever domain. */
+/* Room for a block that will be written is cleared: an earlier job, perhaps of another domain, left its bytes there. */
 int task_stage(struct task *task, enum task_access access) {
         uint64_t bytes = task->shape.block_bytes;
         uint8_t *at;

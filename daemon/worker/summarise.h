@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_WORKER_SUMMARISE_H
 #define KVD_DAEMON_WORKER_SUMMARISE_H
 
-/* What both ways to SUMMARISE share: the channels of a space's labels, chosen once (job_summarise.c). */
+/* Both ways to SUMMARISE share the channels of a space's labels, which are chosen once (job_summarise.c). */
 
 #include "daemon/worker/task.h"
 

@@ -115,7 +115,7 @@ static int launch(struct device_rows *d, struct gpu *gpu) {
         return gpu_summarise(gpu, d->task->device->stream, &a);
 }
 
-/* Also rows of no block are read, and nothing is made of them. */
+/* Rows of no block are read, too, and ignored. */
 static int make_rows(struct device_rows *d, struct gpu *gpu) {
         struct worker_device *device = d->task->device;
         int r = make_room(d);
