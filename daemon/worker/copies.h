@@ -39,7 +39,8 @@ struct worker_tier {
         void (*read)(struct task *task, uint32_t self, struct copy *copies, uint32_t n);
 };
 
-extern const struct worker_tier worker_tier_memory;
+#define KVD_TIER(id, what) extern const struct worker_tier worker_tier_##id;
+#include "ipc/base/tiers.def"
 
 /* Maps what came with a space: one descriptor for each tier. 0 or -errno. */
 int copies_map(struct worker_space *space, const int fds[KVD_N_TIERS], const uint64_t bytes[KVD_N_TIERS]);

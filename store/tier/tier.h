@@ -40,7 +40,8 @@ struct tier {
         void (*erase)(int fd, uint64_t from, uint64_t bytes); /* gives back what lies there */
 };
 
-extern const struct tier tier_memory;
+#define KVD_TIER(id, what) extern const struct tier tier_##id;
+#include "ipc/base/tiers.def"
 
 bool place_available(const struct space *space);
 bool places_left(const struct space *space); /* is there one at all, whatever memory allows? */
