@@ -5,7 +5,7 @@
  * what becomes of them if their producer dies first. A pending block is in the index like any other, but it is not evicted, and no worker reads it, until
  * the daemon has seen its semaphore reach the value that the block waits for.
  *
- * The steps, as named in tests/client/spin/order.pml. P is the producer and its stream, R a reader and its stream, O
+ * The steps, as named in tests/client/spin/semaphore.pml. P is the producer and its stream, R a reader and its stream, O
  * the owner, which is this file:
  *
  *      P1  the stream writes the data              O1  at the seal: semaphore words, n_pending, then the slot word

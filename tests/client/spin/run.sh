@@ -31,8 +31,8 @@ holds restart
 lives restart
 holds fill
 lives fill
-holds order
-lives order
+holds semaphore
+lives semaphore
 wrong pins    NO_CFENCE
 wrong pins    NO_DFENCE
 wrong pins    NO_RECHECK
@@ -62,18 +62,18 @@ wrong fill    FREE_AT_EOF
 wrong fill    SEAL_ANY
 wrong fill    SEAL_EARLY
 hangs fill    NEVER_DISCARD
-wrong order   SEAL_FIRST
-wrong order   CLEAR_EARLY
-wrong order   NO_QUARANTINE
-wrong order   NO_POISON
-wrong order   RELEASE_FIRST
-wrong order   NO_WAIT
-wrong order   NO_CHECK
-wrong order   CHECK_FIRST
-wrong order   EVICT_PENDING
-wrong order   UNPIN_EARLY
-hangs order   NO_RELEASE
-hangs order   ROW_EARLY
+wrong semaphore SEAL_FIRST
+wrong semaphore CLEAR_EARLY
+wrong semaphore NO_QUARANTINE
+wrong semaphore NO_POISON
+wrong semaphore RELEASE_FIRST
+wrong semaphore NO_WAIT
+wrong semaphore NO_CHECK
+wrong semaphore CHECK_FIRST
+wrong semaphore EVICT_PENDING
+wrong semaphore UNPIN_EARLY
+hangs semaphore NO_RELEASE
+hangs semaphore ROW_EARLY
 wrong lease   NO_WAIT
 hangs lease   LEASE_OUTLIVES_HOLDER
 hangs lease   NO_DEADLINE
@@ -118,7 +118,7 @@ check() {                       # kind, model, MACRO ...
         esac
         states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' log)
         seconds=$(sed -n 's/^pan: elapsed time \([0-9.e+-]*\) seconds/\1/p' log)
-        printf '%-4s %s %-7s %-22s %8s states %5s s\n' \
+        printf '%-4s %s %-9s %-22s %8s states %5s s\n' \
                 $verdict "$kind" "$model" "${*:3}" "${states:--}" "${seconds:--}"
         if [ $verdict != ok ]; then
                 tail -n 40 log

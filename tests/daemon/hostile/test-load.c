@@ -3,8 +3,8 @@
 /*
  * Much at once, of what the daemon does beside answering: how long does its loop not look at its sockets? A client
  * with 100 sequences of 1,000 blocks ends; another has steps of reasoning all over one another, in long sequences; a
- * third closes what it has while all of it leaves. Others' requests must not wait: what the daemon works before it answers
- * one is measured in its own time, which a busy machine does not change.
+ * third closes what it has while all of it leaves. Others' requests must not wait: what the daemon works before it
+ * answers one is measured in its own time, which a busy machine does not change.
  */
 
 #include <signal.h>

@@ -3,8 +3,8 @@
 /*
  * Clients that are killed, and a daemon that is stopped.
  *
- *      reclaim     kill -9 a client that pins and fills: how long until its blocks are back (promised: 100 ms; judged by
- *                  how many requests the daemon answers before)
+ *      reclaim     kill -9 a client that pins and fills: how long until its blocks are back (promised: 100 ms; judged
+ *                  by how many requests the daemon answers before)
  *      stopped     SIGSTOP the daemon: lookups go on and hit; what needs it ends at its deadline; afterwards all works,
  *                  late answers were undone, and blocks whose seal was not answered were not written again
  *      full        SIGSTOP the daemon with its backlog full: kvd_open ends at its deadline, too

@@ -122,7 +122,8 @@ static int work(struct victim_facts *facts, const struct instance *daemon) {
         struct worker w = {.daemon = daemon, .facts = facts, .random = {5}};
         struct kvd *handle;
 
-        if (kvd_open(daemon->socket, &handle) < 0 || kvd_space_open(handle, "victim", &victim_geometry, NULL, &w.space) < 0)
+        if (kvd_open(daemon->socket, &handle) < 0 ||
+            kvd_space_open(handle, "victim", &victim_geometry, NULL, &w.space) < 0)
                 die("victim: %s", kvd_error());
         while (!facts->stop) {
                 operation(&w);

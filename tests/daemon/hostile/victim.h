@@ -23,7 +23,7 @@ extern const struct kvd_geometry victim_geometry;
 
 struct victim_facts {
         _Atomic uint64_t operations, hits, bytes_checked, bytes_wrong, errors, refusals;
-        _Atomic uint64_t most_work_ns; /* what the daemon worked while one operation waited: its time, not the machine's */
+        _Atomic uint64_t most_work_ns; /* of the daemon's own time, while one operation waited */
         _Atomic bool stop;
 };
 

@@ -412,7 +412,7 @@ START_TEST(at_random) {
 }
 END_TEST
 
-SUITE("order",
+SUITE("semaphore",
       FIXTURE(open_all, close_all),
       TESTS(data_arrives, data_that_is_there_at_once, nonsense_is_refused, values_out_of_order,
             pending_is_not_evicted, segment_with_pending_stays, pending_is_not_borrowed,
