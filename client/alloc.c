@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks to fill, as callers get and return them. They come out of the view's magazine, and what is returned goes back
- * into it; each block in the caller's hands holds a reference to its view.
+ * Blocks to fill, as callers get and return them. They come out of the view's magazine, and what is
+ * returned goes back into it; each block in the caller's hands holds a reference to its view.
  */
 
 #include <errno.h>

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space gets a view when it is opened, and another one whenever its daemon was replaced or the space deleted: this is
- * where the connection comes back, and where what the daemon sends is mapped and checked. Every call that asks the
- * daemon for something comes through view_attach, and mostly finds that all is as it was.
+ * A space gets a view when it is opened, and another one whenever its daemon was replaced or the
+ * space deleted: this is where the connection comes back, and where what the daemon sends is mapped
+ * and checked. Every call that asks the daemon for something comes through view_attach, and mostly
+ * finds that all is as it was.
  */
 
 #include <errno.h>
@@ -14,7 +15,7 @@
 
 #define REVIVE_PAUSE_NS UINT64_C(100000000)
 
-/* ---- mapping ---------------------------------------------------------------------------------------------------- */
+/* ---- mapping --------------------------------------------------------------------------------- */
 
 static int map_index(struct view *view, int fd, uint64_t bytes) {
         void *at;
@@ -43,7 +44,7 @@ static int map_pins(struct view *view, int fd) {
         return 0;
 }
 
-/* ---- attaching --------------------------------------------------------------------------------------------------- */
+/* ---- attaching ------------------------------------------------------------------------------- */
 
 static struct kvd_msg_space open_request(const struct kvd_space *s) {
         const struct kvd_shape *g = &s->geometry;
@@ -72,7 +73,8 @@ static struct kvd_msg_space open_request(const struct kvd_space *s) {
         };
 }
 
-static int map_all(struct view *view, const struct kvd_msg_space_reply *reply, const struct kvd_fds *fds) {
+static int map_all(struct view *view, const struct kvd_msg_space_reply *reply,
+                   const struct kvd_fds *fds) {
         int r;
 
         if (fds->n < 2)
@@ -83,7 +85,8 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply, c
         if (r == 0)
                 r = map_pins(view, fds->fd[1]);
         if (r == 0 && fds->n != (view->ix->backend == KVD_BACKEND_HOST ? 2 : 3))
-                r = daemon_fail(-EPROTO, "a space comes with two descriptors, and one on a GPU with three");
+                r = daemon_fail(-EPROTO,
+                                "a space comes with two descriptors, and one on a GPU with three");
         if (r < 0)
                 return r;
         view->memory = view->ix->backend == KVD_BACKEND_HOST ? &mapping_host : &mapping_device;
@@ -152,7 +155,10 @@ int view_attach(struct kvd_space *space, struct view **ret) {
         return 0;
 }
 
-/* The index says that its daemon is gone or the space deleted: attaches anew, but not at every lookup. */
+/*
+ * The index says that its daemon is gone or the space deleted: attaches anew, but not at every
+ * lookup.
+ */
 void space_revive(struct kvd_space *space) {
         struct kvd *handle = space->handle;
         uint64_t now = sys_now_ns();

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention over a table of block ids, by the kernels that kvlm uses. A call turns ids into addresses first, which is
- * also where they are checked; the memory for that and for scores is the space's, kept from call to call.
+ * Attention over a table of block ids, by the kernels that kvlm uses. A call turns ids into
+ * addresses first, which is also where they are checked; the memory for that and for scores is the
+ * space's, kept from call to call.
  */
 
 #include "client/kvd_attend.h"
@@ -25,7 +26,7 @@ struct layer {
         size_t keys, values; /* bytes from a block's start */
 };
 
-/* ---- scratch memory -------------------------------------------------------------------------------------------- */
+/* ---- scratch memory -------------------------------------------------------------------------- */
 
 struct scratch {
         size_t bytes;
@@ -40,7 +41,10 @@ static struct scratch *scratch_new(size_t bytes) {
         return s;
 }
 
-/* What an earlier call left, or a new one: of twice the size, because contexts grow by a token a call. */
+/*
+ * What an earlier call left, or a new one: of twice the size, because contexts grow by a token a
+ * call.
+ */
 static struct scratch *scratch_take(struct kvd_space *space, size_t bytes) {
         for (uint32_t i = 0; i < ARRAY_SIZE(space->scratch); i++) {
                 struct scratch *s = atomic_exchange(&space->scratch[i], NULL);
@@ -63,7 +67,7 @@ void attend_free_scratch(struct kvd_space *space) {
                 free(atomic_exchange(&space->scratch[i], NULL));
 }
 
-/* ---- checks ---------------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static struct view *find_view(struct kvd_space *space, const void *view) {
         struct view *it = atomic_load(&space->view);
@@ -79,27 +83,36 @@ static int check_space(const struct kvd_space *space, uint32_t layer) {
         if (space_check(space) < 0)
                 return -ECHILD;
         if (kvd_shape_is_opaque(g))
-                return client_fail(-EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
-                                   space->name, g->layout);
+                return client_fail(
+                        -EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
+                        space->name, g->layout);
         if (g->dtype != KVD_F32 && g->dtype != KVD_F16 && g->dtype != KVD_BF16)
-                return client_fail(-EINVAL, "attention is over f32, f16 and bf16, not over what this space holds");
+                return client_fail(
+                        -EINVAL,
+                        "attention is over f32, f16 and bf16, not over what this space holds");
         return layer < g->layers ? 0 : client_fail(-EINVAL, "layer %u of %u", layer, g->layers);
 }
 
-static int check_table(const struct kvd_space *space, const struct view *view, const struct kvd_table *t) {
+static int check_table(const struct kvd_space *space, const struct view *view,
+                       const struct kvd_table *t) {
         uint64_t room = (uint64_t)t->n_blocks * space->geometry.block_tokens;
 
         if (!view)
-                return client_fail(-EINVAL, "the table's view is not that of a pin or block of this space");
+                return client_fail(-EINVAL,
+                                   "the table's view is not that of a pin or block of this space");
         if (view->device)
-                return client_fail(-EINVAL, "the space's blocks are on a GPU, and this attention is the processor's");
+                return client_fail(
+                        -EINVAL,
+                        "the space's blocks are on a GPU, and this attention is the processor's");
         if (t->n == 0 || (uint64_t)t->first + t->n > room)
-                return client_fail(-EINVAL, "%u tokens from position %u on, in a table of %u blocks", t->n, t->first,
-                                   t->n_blocks);
+                return client_fail(-EINVAL,
+                                   "%u tokens from position %u on, in a table of %u blocks", t->n,
+                                   t->first, t->n_blocks);
         return 0;
 }
 
-static int find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t, struct layer *ret) {
+static int find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t,
+                      struct layer *ret) {
         struct view *view;
         int r = check_space(space, number);
 
@@ -118,7 +131,8 @@ static int find_layer(struct kvd_space *space, uint32_t number, const struct kvd
 
 static int find_block(const struct view *view, uint32_t id, uint8_t **ret) {
         if (id >= view->ix->capacity || !view_has(view, kvd_segment_of(view->ix, id)))
-                return client_fail(-EINVAL, "block %u of the table is nobody's: it is not mapped", id);
+                return client_fail(-EINVAL, "block %u of the table is nobody's: it is not mapped",
+                                   id);
         *ret = view->base + id * view->ix->block_bytes;
         return 0;
 }
@@ -136,7 +150,7 @@ static int find_filling(const struct view *view, uint32_t id, uint8_t **ret) {
         return 0;
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static void store(const struct layer *l, uint8_t *to, const float *from) {
         const struct kvd_shape *g = l->geometry;
@@ -145,11 +159,12 @@ static void store(const struct layer *l, uint8_t *to, const float *from) {
                 if (g->dtype == KVD_F32)
                         memcpy(to, from, g->head_dim * sizeof *from);
                 else
-                        l->ops->narrow((uint16_t *)to, from, g->head_dim, (enum kvd_number)g->dtype);
+                        l->ops->narrow((uint16_t *)to, from, g->head_dim,
+                                       (enum kvd_number)g->dtype);
 }
 
-int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_table *t, const float *k, const float *v,
-                    size_t ld) {
+int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
+                    const float *k, const float *v, size_t ld) {
         uint32_t tokens = space->geometry.block_tokens, last = UINT32_MAX;
         struct layer l;
         uint8_t *block = NULL;
@@ -170,9 +185,10 @@ int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_ta
         return r;
 }
 
-/* ---- attention ------------------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
-static struct kvd_attention describe(const struct layer *l, const struct kvd_table *t, uint32_t heads, float scale) {
+static struct kvd_attention describe(const struct layer *l, const struct kvd_table *t,
+                                     uint32_t heads, float scale) {
         const struct kvd_shape *g = l->geometry;
 
         return (struct kvd_attention){
@@ -203,12 +219,14 @@ static int check_heads(const struct kvd_shape *g, uint32_t heads, float scale) {
         if (g->rope == KVD_ROPE_PRE)
                 return client_fail(-EINVAL, "the space's keys are stored before their rotation");
         if (heads == 0 || heads % g->kv_heads != 0)
-                return client_fail(-EINVAL, "%u query heads do not share %u KV heads evenly", heads, g->kv_heads);
+                return client_fail(-EINVAL, "%u query heads do not share %u KV heads evenly", heads,
+                                   g->kv_heads);
         return scale > 0 ? 0 : client_fail(-EINVAL, "the scale must be more than 0");
 }
 
 /* The table's addresses, at the start of the scratch memory. */
-static int find_blocks(const struct layer *l, const struct kvd_table *t, uint32_t n, uint8_t **blocks) {
+static int find_blocks(const struct layer *l, const struct kvd_table *t, uint32_t n,
+                       uint8_t **blocks) {
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < n; i++)
@@ -231,8 +249,8 @@ static int scratch_grow(struct scratch **s, size_t used, size_t bytes) {
         return 0;
 }
 
-static int attend_in(struct scratch **s, const struct layer *l, const struct kvd_table *t, struct kvd_attention *a,
-                     const float *q, float *out) {
+static int attend_in(struct scratch **s, const struct layer *l, const struct kvd_table *t,
+                     struct kvd_attention *a, const float *q, float *out) {
         uint32_t n_blocks = DIV_UP(t->first + t->n, a->block_tokens);
         size_t used = ALIGN_UP(n_blocks * sizeof(uint8_t *), LINE);
         int r = find_blocks(l, t, n_blocks, (uint8_t **)(*s)->data);
@@ -249,8 +267,9 @@ static int attend_in(struct scratch **s, const struct layer *l, const struct kvd
         return 0;
 }
 
-int kvd_paged_attention(struct kvd_space *space, uint32_t layer, const struct kvd_table *t, uint32_t heads, float scale,
-                        const float *q, size_t ldq, float *out, size_t ldo) {
+int kvd_paged_attention(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
+                        uint32_t heads, float scale, const float *q, size_t ldq, float *out,
+                        size_t ldo) {
         struct kvd_attention a;
         struct scratch *s;
         struct layer l;

@@ -44,7 +44,7 @@ struct conn {
         uint8_t in[KVD_FRAME_MAX];
 };
 
-/* ---- opening ------------------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static const char *effective_path(const char *path) {
         const char *env = getenv("KVD_SOCKET");
@@ -57,16 +57,19 @@ static int connect_failed(const char *path, int error) {
 
         switch (error) {
         case ENOENT:
-                return client_fail(-ENOENT, "no kvd at %s: start one, or set KVD_SOCKET to its socket", path);
+                return client_fail(
+                        -ENOENT, "no kvd at %s: start one, or set KVD_SOCKET to its socket", path);
         case ECONNREFUSED:
                 if (stat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
                         return client_fail(-ENOTSOCK, "%s is a %s, not the socket of a kvd", path,
                                            S_ISDIR(st.st_mode) ? "folder" : "file");
                 return client_fail(-ECONNREFUSED, "%s: connection refused; is kvd running?", path);
         case EACCES:
-                return client_fail(-EACCES, "not allowed to use %s: become a member of its group", path);
+                return client_fail(-EACCES, "not allowed to use %s: become a member of its group",
+                                   path);
         case EAGAIN: /* as many wait for it as the kernel lets wait */
-                return client_fail(-ETIMEDOUT, "the kvd at %s takes no connections (stopped?)", path);
+                return client_fail(-ETIMEDOUT, "the kvd at %s takes no connections (stopped?)",
+                                   path);
         case EPROTOTYPE:
                 return client_fail(-EPROTO, "%s is not a kvd socket (it is of another type)", path);
         default:
@@ -75,7 +78,8 @@ static int connect_failed(const char *path, int error) {
 }
 
 static int connect_socket(struct conn *c) {
-        const struct timeval deadline = {.tv_sec = DEADLINE_MS / 1000}; /* of connect, and of waiting for a reply */
+        /* of connect, and of waiting for a reply */
+        const struct timeval deadline = {.tv_sec = DEADLINE_MS / 1000};
         struct kvd_address address;
         int r = kvd_address_make(c->path, &address);
 
@@ -94,7 +98,8 @@ static int connect_socket(struct conn *c) {
 
 static void keep_peer(struct conn *c, const struct kvd_msg_attach_reply *peer) {
         c->peer = *peer;
-        c->peer.version = kvd_slice_of(kvd_slice_copy(peer->version, c->version, sizeof c->version));
+        c->peer.version = kvd_slice_of(
+                kvd_slice_copy(peer->version, c->version, sizeof c->version));
         c->peer.domain = kvd_slice_of(kvd_slice_copy(peer->domain, c->domain, sizeof c->domain));
 }
 
@@ -106,8 +111,10 @@ static int greet(struct conn *c, const char *name) {
         if (r < 0)
                 return r;
         if (peer.protocol != KVD_PROTOCOL)
-                return client_fail(-EPROTO, "the kvd at %s speaks protocol %u, this library %u: use the same version",
-                                   c->path, peer.protocol, KVD_PROTOCOL);
+                return client_fail(
+                        -EPROTO,
+                        "the kvd at %s speaks protocol %u, this library %u: use the same version",
+                        c->path, peer.protocol, KVD_PROTOCOL);
         keep_peer(c, &peer);
         return 0;
 }
@@ -134,7 +141,8 @@ int conn_open(const char *path, const char *name, struct conn **ret) {
         if (r < 0)
                 return client_fail(r, "out of memory");
         r = meet(c, name);
-        if (r == -ECONNRESET) /* paused for the second that there is to attach, or the daemon was replaced just now */
+        /* paused for the second that there is to attach, or the daemon was replaced just now */
+        if (r == -ECONNRESET)
                 r = meet(c, name);
         if (r < 0)
                 return r;
@@ -173,7 +181,7 @@ const struct kvd_msg_attach_reply *conn_peer(const struct conn *c) {
         return &c->peer;
 }
 
-/* ---- sending ------------------------------------------------------------------------------------------------ */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static int lost(struct conn *c) {
         closep(&c->fd);
@@ -199,7 +207,8 @@ static int wait_for(int fd, short events, uint64_t deadline_ns) {
         }
 }
 
-static int send_request(struct conn *c, uint32_t number, const void *request, uint64_t deadline_ns) {
+static int send_request(struct conn *c, uint32_t number, const void *request,
+                        uint64_t deadline_ns) {
         struct kvd_msg msg = {.number = number, .serial = ++c->serial};
         ssize_t n;
         int r;
@@ -208,7 +217,9 @@ static int send_request(struct conn *c, uint32_t number, const void *request, ui
                 memcpy(&msg.attach, request, kvd_msg_info(number)->size);
         n = kvd_msg_encode(&msg, c->out, sizeof c->out);
         if (n < 0)
-                return client_fail((int)n, "request %u is larger than a frame, or has a value over its limit", number);
+                return client_fail(
+                        (int)n, "request %u is larger than a frame, or has a value over its limit",
+                        number);
         while ((r = kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT)) == -EAGAIN) {
                 r = wait_for(c->fd, POLLOUT, deadline_ns);
                 if (r < 0)
@@ -217,7 +228,7 @@ static int send_request(struct conn *c, uint32_t number, const void *request, ui
         return r < 0 ? lost(c) : 0;
 }
 
-/* ---- late answers ------------------------------------------------------------------------------------------- */
+/* ---- late answers ---------------------------------------------------------------------------- */
 
 /* What it takes to undo a request later. */
 static struct abandoned remember(const struct conn *c, uint32_t number, const void *request) {
@@ -227,7 +238,8 @@ static struct abandoned remember(const struct conn *c, uint32_t number, const vo
 
         if (number == KVD_MSG_allocate)
                 a.space = allocate->space;
-        if (number == KVD_MSG_lease && lease->op == 1 && lease->prefix_key.size <= sizeof a.prefix_key) {
+        if (number == KVD_MSG_lease && lease->op == 1 &&
+            lease->prefix_key.size <= sizeof a.prefix_key) {
                 a.space = lease->space;
                 a.prefix_tokens = lease->prefix_tokens;
                 a.prefix_key_size = lease->prefix_key.size;
@@ -254,19 +266,26 @@ static void send_and_forget(struct conn *c, struct kvd_msg *msg) {
                 kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT);
 }
 
-/* The request that takes back what a late reply brought; number 0: there is nothing to take back. */
+/*
+ * The request that takes back what a late reply brought; number 0: there is nothing to take back.
+ */
 static struct kvd_msg opposite(const struct abandoned *a, const struct kvd_msg *late) {
         switch (late->number) {
         case KVD_MSG_allocate_reply:
-                return (struct kvd_msg){.number = KVD_MSG_release, .release = {a->space, late->allocate_reply.blocks}};
+                return (struct kvd_msg){.number = KVD_MSG_release,
+                                        .release = {a->space, late->allocate_reply.blocks}};
         case KVD_MSG_space_reply:
-                return (struct kvd_msg){.number = KVD_MSG_detach, .detach = {late->space_reply.space}};
+                return (struct kvd_msg){.number = KVD_MSG_detach,
+                                        .detach = {late->space_reply.space}};
         case KVD_MSG_lease_reply:
                 if (!a->prefix_tokens || !late->lease_reply.granted)
                         break;
-                return (struct kvd_msg){.number = KVD_MSG_lease,
-                                        .lease = {.space = a->space, .op = 2, .prefix_tokens = a->prefix_tokens,
-                                                  .prefix_key = {a->prefix_key, a->prefix_key_size}}};
+                return (struct kvd_msg){
+                        .number = KVD_MSG_lease,
+                        .lease = {.space = a->space,
+                                  .op = 2,
+                                  .prefix_tokens = a->prefix_tokens,
+                                  .prefix_key = {a->prefix_key, a->prefix_key_size}}};
         default:
                 break;
         }
@@ -289,7 +308,7 @@ static void undo(struct conn *c, const struct kvd_msg *late, struct kvd_fds *fds
         }
 }
 
-/* ---- receiving ---------------------------------------------------------------------------------------------- */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uint64_t deadline_ns) {
         ssize_t n;
@@ -298,7 +317,8 @@ static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uin
         fds->n = 0;
         while ((n = kvd_frame_receive(c->fd, c->in, fds, 0)) == -EAGAIN)
                 if (sys_now_ns() >= deadline_ns)
-                        return client_fail(-ETIMEDOUT, "the kvd at %s does not answer (stopped?)", c->path);
+                        return client_fail(-ETIMEDOUT, "the kvd at %s does not answer (stopped?)",
+                                           c->path);
         if (n <= 0)
                 return lost(c);
         r = kvd_msg_decode(c->decoder, c->in, (size_t)n, ret);
@@ -306,7 +326,8 @@ static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uin
                 kvd_fds_close(fds);
                 closep(&c->fd);
                 c->fd = -1;
-                return client_fail(-EPROTO, "the kvd at %s sent nonsense: %s", c->path, kvd_decoder_why(c->decoder));
+                return client_fail(-EPROTO, "the kvd at %s sent nonsense: %s", c->path,
+                                   kvd_decoder_why(c->decoder));
         }
         return 0;
 }
@@ -322,14 +343,15 @@ static int take_reply(struct conn *c, uint32_t number, const struct kvd_msg *msg
         if (msg->number == KVD_MSG_error)
                 return refused(&msg->error);
         if (msg->number != number + KVD_REPLY)
-                return client_fail(-EPROTO, "the kvd at %s answered request %u with message %u", c->path, number,
-                                   msg->number);
+                return client_fail(-EPROTO, "the kvd at %s answered request %u with message %u",
+                                   c->path, number, msg->number);
         if (reply)
                 memcpy(reply, &msg->attach, kvd_msg_info(msg->number)->size);
         return 0;
 }
 
-int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *reply, struct kvd_fds *fds) {
+int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *reply,
+                  struct kvd_fds *fds) {
         uint64_t deadline_ns = sys_now_ns() + DEADLINE_MS * UINT64_C(1000000), serial;
         struct kvd_msg msg;
         int r;

@@ -3,8 +3,9 @@
 #define KVD_CLIENT_CONN_H
 
 /*
- * A connection to the daemon: one request, one reply. Not for several threads at once: libkvd puts a lock around it,
- * kvctl has one thread. Errors are negative errno with kvd_error() text; the daemon's own refusals come with its words.
+ * A connection to the daemon: one request, one reply. Not for several threads at once: libkvd puts
+ * a lock around it, kvctl has one thread. Errors are negative errno with kvd_error() text; the
+ * daemon's own refusals come with its words.
  */
 
 #include "ipc/frame.h"
@@ -17,19 +18,24 @@ int conn_open(const char *path, const char *name, struct conn **ret);
 struct conn *conn_close(struct conn *conn); /* NULL is fine; returns NULL */
 
 /*
- * Sends a request (struct kvd_msg_X by its number) and decodes the reply into reply (struct kvd_msg_X_reply; NULL: not
- * wanted), whose slices live until the next call. -ECONNRESET: the daemon is gone, and so is the connection: further
- * calls return -ENOTCONN. -ETIMEDOUT: no answer within the deadline; the connection stays, a late answer is undone.
+ * Sends a request (struct kvd_msg_X by its number) and decodes the reply into reply (struct
+ * kvd_msg_X_reply; NULL: not wanted), whose slices live until the next call. -ECONNRESET: the
+ * daemon is gone, and so is the connection: further calls return -ENOTCONN. -ETIMEDOUT: no answer
+ * within the deadline; the connection stays, a late answer is undone.
  */
 int conn_call(struct conn *conn, uint32_t number, const void *request, void *reply);
 
 /* The same, taking descriptors that came with the reply: the caller's to close. */
-int conn_call_fds(struct conn *conn, uint32_t number, const void *request, void *reply, struct kvd_fds *fds);
+int conn_call_fds(struct conn *conn, uint32_t number, const void *request, void *reply,
+                  struct kvd_fds *fds);
 
 bool conn_is_open(const struct conn *conn);
-bool conn_has_peer(const struct conn *conn); /* asks the kernel whether the other end is there still */
-bool conn_in_doubt(const struct conn *conn); /* the last call was sent and not answered: it may have been done */
+/* asks the kernel whether the other end is there still */
+bool conn_has_peer(const struct conn *conn);
+/* the last call was sent and not answered: it may have been done */
+bool conn_in_doubt(const struct conn *conn);
 const char *conn_path(const struct conn *conn);
-const struct kvd_msg_attach_reply *conn_peer(const struct conn *conn); /* its strings live as long as conn */
+/* its strings live as long as conn */
+const struct kvd_msg_attach_reply *conn_peer(const struct conn *conn);
 
 #endif

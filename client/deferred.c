@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is let go of behind a stream stays pinned, or being filled, as far as the daemon knows, until the stream has
- * come that far. It is let go of by whichever call finds that the semaphore has reached its value.
+ * What is let go of behind a stream stays pinned, or being filled, as far as the daemon knows,
+ * until the stream has come that far. It is let go of by whichever call finds that the semaphore
+ * has reached its value.
  */
 
 #include <string.h>

@@ -3,7 +3,8 @@
 #define KVD_CLIENT_DEVICE_H
 
 /*
- * What a view of a pool on a GPU has besides: the device, and the streams of this process that write and read there.
+ * What a view of a pool on a GPU has besides: the device, and the streams of this process that
+ * write and read there.
  *
  *      memory_device.c   segments
  *      semaphore.c       our row of the semaphore page
@@ -30,8 +31,9 @@ struct deferred {
 };
 
 /*
- * One semaphore of our row. A stream is known by its id, which no other ever has: a handle is another stream's after cuStreamDestroy, and the
- * per-thread default stream is another one in each thread.
+ * One semaphore of our row. A stream is known by its id, which no other ever has: a handle is
+ * another stream's after cuStreamDestroy, and the per-thread default stream is another one in each
+ * thread.
  */
 struct semaphore {
         uint64_t stream;
@@ -61,13 +63,19 @@ void device_drain(struct view *view); /* under kvd.lock: unmaps what the daemon 
 
 /* semaphore.c */
 int semaphore_open(struct view *view, int fd, uint32_t row);
-bool semaphore_quiet(struct view *view); /* waits for what our streams still promise; false: the driver fails */
+/* waits for what our streams still promise; false: the driver fails */
+bool semaphore_quiet(struct view *view);
 void semaphore_close(struct view *view); /* waits likewise */
-/* Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for instead. */
+/*
+ * Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for
+ * instead.
+ */
 int semaphore_promise(struct view *view, void *stream, struct promise *ret);
-void semaphore_finish(struct view *view, void *stream); /* waits for it; if its context has failed, it is over, too */
+/* waits for it; if its context has failed, it is over, too */
+void semaphore_finish(struct view *view, void *stream);
 int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value);
-uint64_t semaphore_reached(const struct view *view, uint32_t semaphore); /* of any row, as in descriptors */
+/* of any row, as in descriptors */
+uint64_t semaphore_reached(const struct view *view, uint32_t semaphore);
 bool semaphore_passed(const struct view *view, struct promise until);
 
 /* deferred.c */
@@ -75,12 +83,17 @@ void deferred_add(struct view *view, struct promise until, kvd_ref ref, bool is_
 uint32_t deferred_settle(struct view *view); /* lets go of what can be; how much still waits */
 
 /* stream.c */
-void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret);
+void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
+                   struct kvd_layer_view *ret);
 
-/* seal.c; ids: NULL, or kvd_seal_keep's; until: NULL, or the promise that tells when the data is there */
-int seal_blocks(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
-                uint32_t n_tokens, uint32_t *ids, const struct promise *until);
-int seal_check(const kvd_space *space, const struct kvd_pin *pin, uint32_t n, const struct kvd_block *blocks,
-               uint32_t n_tokens);
+/*
+ * seal.c; ids: NULL, or kvd_seal_keep's; until: NULL, or the promise that tells when the data is
+ * there
+ */
+int seal_blocks(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
+                const struct promise *until);
+int seal_check(const kvd_space *space, const struct kvd_pin *pin, uint32_t n,
+               const struct kvd_block *blocks, uint32_t n_tokens);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's owner in it: a pin,
- * or a reference to the mapping. What deletes it may be any thread of any library, at any time: the last of a space
- * that was closed meanwhile closes it.
+ * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's
+ * owner in it: a pin, or a reference to the mapping. What deletes it may be any thread of any
+ * library, at any time: the last of a space that was closed meanwhile closes it.
  */
 
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ struct owner {
         void *stream;      /* behind which the pin is let go of; NULL: the legacy default stream */
 };
 
-/* ---- letting go ------------------------------------------------------------------------------------------------- */
+/* ---- letting go ------------------------------------------------------------------------------ */
 
 /* What reads the block on a GPU may still be under way. */
 static void let_go(struct owner *o) {
@@ -87,8 +87,8 @@ int kvd_dlpack_versioned(struct DLManagedTensor *managed, struct DLManagedTensor
 }
 
 /*
- * Python's functions are looked for in the process that calls this, and so are there. A capsule that somebody took the
- * tensor out of has another name by then.
+ * Python's functions are looked for in the process that calls this, and so are there. A capsule
+ * that somebody took the tensor out of has another name by then.
  */
 void kvd_dlpack_capsule_free(void *capsule) {
         int (*is_valid)(void *capsule, const char *name);
@@ -104,10 +104,12 @@ void kvd_dlpack_capsule_free(void *capsule) {
                 delete_versioned(get_pointer(capsule, "dltensor_versioned"));
 }
 
-/* ---- shapes ---------------------------------------------------------------------------------------------------- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 static struct DLDataType type_of(const struct kvd_shape *g) {
-        uint8_t code = g->dtype == KVD_I8 ? DLPACK_INT : g->dtype == KVD_BF16 ? DLPACK_BFLOAT : DLPACK_FLOAT;
+        uint8_t code = g->dtype == KVD_I8   ? DLPACK_INT :
+                       g->dtype == KVD_BF16 ? DLPACK_BFLOAT :
+                                              DLPACK_FLOAT;
 
         return (struct DLDataType){code, (uint8_t)(kvd_dtype_bytes(g->dtype) * 8), 1};
 }
@@ -166,7 +168,8 @@ static void shape_block(struct owner *o) {
                 shape_planes(o);
 }
 
-static int make(struct kvd_space *space, struct view *view, void *data, bool lasts, struct owner **ret) {
+static int make(struct kvd_space *space, struct view *view, void *data, bool lasts,
+                struct owner **ret) {
         struct owner *o = sys->calloc(1, sizeof *o);
 
         if (!o)
@@ -191,14 +194,17 @@ static int make(struct kvd_space *space, struct view *view, void *data, bool las
         return 0;
 }
 
-/* ---- the calls ------------------------------------------------------------------------------------------------- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
-/* The block's incarnation in the chain; KVD_ROOT: it is not in it. Fixed while the chain is held. */
+/*
+ * The block's incarnation in the chain; KVD_ROOT: it is not in it. Fixed while the chain is held.
+ */
 static kvd_ref find_in_chain(const struct kvd_pin *pin, uint32_t block) {
         const struct view *view = pin->view;
         kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
 
-        for (uint32_t i = 0; i < pin->n_blocks && at != KVD_ROOT && kvd_ref_id(at) < view->ix->capacity; i++) {
+        for (uint32_t i = 0;
+             i < pin->n_blocks && at != KVD_ROOT && kvd_ref_id(at) < view->ix->capacity; i++) {
                 if (kvd_ref_id(at) == block)
                         return at;
                 at = shm_get64(&kvd_index_desc(view->ix, kvd_ref_id(at))->parent);
@@ -207,9 +213,11 @@ static kvd_ref find_in_chain(const struct kvd_pin *pin, uint32_t block) {
 }
 
 /*
- * The new pin needs no second look: the chain is held by the caller's, and whoever sees that one gone sees ours, too.
+ * The new pin needs no second look: the chain is held by the caller's, and whoever sees that one
+ * gone sees ours, too.
  */
-int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_t block, struct DLManagedTensor **ret) {
+int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_t block,
+                     struct DLManagedTensor **ret) {
         struct view *view = pin->view;
         struct owner *o;
         kvd_ref ref;
@@ -219,7 +227,8 @@ int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_
                 return r;
         ref = view ? find_in_chain(pin, block) : KVD_ROOT;
         if (ref == KVD_ROOT)
-                return client_fail(-EINVAL, "block %u is not in the chain that the pin holds", block);
+                return client_fail(-EINVAL, "block %u is not in the chain that the pin holds",
+                                   block);
         r = make(space, view, kvd_pin_block(pin, block), false, &o);
         if (r < 0)
                 return r;
@@ -230,7 +239,8 @@ int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_
         return 0;
 }
 
-int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block, struct DLManagedTensor **ret) {
+int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block,
+                       struct DLManagedTensor **ret) {
         struct owner *o;
         int r = space_check(space);
 
@@ -246,8 +256,12 @@ int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block, s
         return 0;
 }
 
-/* The view that is current after the layer was laid out may be another one, if the daemon was replaced: then again. */
-static int view_of_layer(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *at, struct view **ret) {
+/*
+ * The view that is current after the layer was laid out may be another one, if the daemon was
+ * replaced: then again.
+ */
+static int view_of_layer(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *at,
+                         struct view **ret) {
         for (;;) {
                 struct view *view = view_get(space);
                 int r = kvd_layer_view(space, layer, at);
@@ -262,7 +276,8 @@ static int view_of_layer(struct kvd_space *space, uint32_t layer, struct kvd_lay
         }
 }
 
-int kvd_dlpack_layer(struct kvd_space *space, uint32_t layer, uint32_t values, struct DLManagedTensor **ret) {
+int kvd_dlpack_layer(struct kvd_space *space, uint32_t layer, uint32_t values,
+                     struct DLManagedTensor **ret) {
         struct kvd_layer_view at;
         struct view *view = NULL;
         struct owner *o;

@@ -3,8 +3,9 @@
 #define KVD_CLIENT_DLPACK_H
 
 /*
- * DLPack 0.8 and 1.1, the ABI by which libraries hand each other tensors in memory (https://dmlc.github.io/dlpack). Our
- * own declaration, not installed: programs have dlpack.h of theirs.
+ * DLPack 0.8 and 1.1, the ABI by which libraries hand each other tensors in memory
+ * (https://dmlc.github.io/dlpack). Our own declaration, not installed: programs have dlpack.h of
+ * theirs.
  */
 
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvd_error() gives the line of this thread's last failed call. Threads do not see each other's failures, and a call that
- * succeeds leaves the line as it was.
+ * kvd_error() gives the line of this thread's last failed call. Threads do not see each other's
+ * failures, and a call that succeeds leaves the line as it was.
  */
 
 #include "client/error.h"

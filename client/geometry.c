@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The geometry of kvd.h is the shape of ipc/base, which may not know the public headers: both are written down, and this
- * file holds them together, field by field and word by word.
+ * The geometry of kvd.h is the shape of ipc/base, which may not know the public headers: both are
+ * written down, and this file holds them together, field by field and word by word.
  */
 
 #include <assert.h>
@@ -11,12 +11,14 @@
 #include "client/internal.h"
 #include "ipc/base/enums.h"
 
-#define WORD_AGREES(name, number, word, constant) static_assert((int)constant == number, "kvd.h and ipc/base/enums.h differ");
+#define WORD_AGREES(name, number, word, constant) \
+        static_assert((int)constant == number, "kvd.h and ipc/base/enums.h differ");
 #define WORDS_AGREE(name) KVD_WORDS_##name(WORD_AGREES, WORD_AGREES)
 KVD_ENUMS(WORDS_AGREE)
 
 #define FIELD_AGREES(field) \
-        static_assert(offsetof(struct kvd_geometry, field) == offsetof(struct kvd_shape, field), #field);
+        static_assert(offsetof(struct kvd_geometry, field) == offsetof(struct kvd_shape, field), \
+                      #field);
 FIELD_AGREES(layers)
 FIELD_AGREES(kv_heads)
 FIELD_AGREES(head_dim)
@@ -30,7 +32,8 @@ FIELD_AGREES(vocab)
 FIELD_AGREES(fingerprint)
 FIELD_AGREES(block_bytes)
 FIELD_AGREES(layout)
-static_assert(sizeof(struct kvd_geometry) == sizeof(struct kvd_shape), "all of its fields are above");
+static_assert(sizeof(struct kvd_geometry) == sizeof(struct kvd_shape),
+              "all of its fields are above");
 
 struct kvd_shape shape_of(const struct kvd_geometry *geometry) {
         struct kvd_shape shape;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A handle outlives its connections. When one is lost, the next call makes another and moves the epoch, by which each
- * view sees whether the daemon that it is of is still the one at the other end.
+ * A handle outlives its connections. When one is lost, the next call makes another and moves the
+ * epoch, by which each view sees whether the daemon that it is of is still the one at the other
+ * end.
  */
 
 #include <errno.h>
@@ -12,9 +13,12 @@
 #include "client/internal.h"
 #include "ipc/base/sys.h"
 
-/* A page that children of fork() see zeroed: telling them apart costs one load and no system call. */
+/*
+ * A page that children of fork() see zeroed: telling them apart costs one load and no system call.
+ */
 static int make_fork_guard(struct kvd *handle) {
-        uint32_t *page = sys->mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        uint32_t *page = sys->mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                                   -1, 0);
 
         if (page == MAP_FAILED)
                 return -errno;
@@ -72,7 +76,8 @@ int kvd_join(struct kvd *handle, const uint8_t team[16]) {
         return r;
 }
 
-int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply, struct kvd_fds *fds) {
+int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply,
+                struct kvd_fds *fds) {
         return fds ? conn_call_fds(handle->conn, number, request, reply, fds) :
                      conn_call(handle->conn, number, request, reply);
 }

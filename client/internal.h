@@ -10,8 +10,9 @@
  *      view       one attachment's mappings: index (read-only), pin page, pool. Views of lost attachments stay mapped
  *                 until the last pin and block in them is let go
  *
- * Locks: kvd.lock for the connection and for making and retiring views; magazine.lock for a view's blocks to fill.
- * kvd.lock is taken inside magazine.lock, never the other way round. Lookups take neither.
+ * Locks: kvd.lock for the connection and for making and retiring views; magazine.lock for a view's
+ * blocks to fill. kvd.lock is taken inside magazine.lock, never the other way round. Lookups take
+ * neither.
  */
 
 #include <errno.h>
@@ -46,10 +47,15 @@ struct segment_source {
         const uint8_t *handle;
 };
 
-/* How a pool is mapped: memory_host.c, memory_device.c. All under kvd.lock, with the words of a failure said. */
+/*
+ * How a pool is mapped: memory_host.c, memory_device.c. All under kvd.lock, with the words of a
+ * failure said.
+ */
 struct mapping_kind {
-        int (*reserve)(struct view *view);   /* addresses for all segments there can be: view->base */
-        int (*map)(struct view *view, uint32_t number, const struct segment_source *from, bool writable);
+        /* addresses for all segments there can be: view->base */
+        int (*reserve)(struct view *view);
+        int (*map)(struct view *view, uint32_t number, const struct segment_source *from,
+                   bool writable);
         void (*unmap)(struct view *view, uint32_t number); /* NULL: only all at once */
         void (*release)(struct view *view);  /* everything, also what was not begun */
 };
@@ -72,7 +78,8 @@ struct view {
         const struct kvd_index *ix;  /* owned mapping, read-only */
         struct kvd_pinpage *page;    /* owned mapping */
         shm_u32 *pins, *touch;       /* inside page */
-        uint8_t *base;               /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
+        /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
+        uint8_t *base;
         uint8_t *sealed;             /* inside it, the same once more, read-only; on a GPU: base */
         uint64_t reserved;           /* bytes of either */
         const struct mapping_kind *memory; /* NULL: not yet known */
@@ -81,14 +88,16 @@ struct view {
         alignas(64) _Atomic uint64_t refs; /* lookups under way, pins, blocks of the caller */
 
         /* under kvd.lock */
-        alignas(64) _Atomic uint32_t n_mapped; /* segments mapped, from the first on without a hole; read by lookups */
+        /* segments mapped, from the first on without a hole; read by lookups */
+        alignas(64) _Atomic uint32_t n_mapped;
         uint64_t index_bytes;
         uint32_t handle;             /* of the space in the connection */
         uint64_t epoch;              /* of the connection */
         bool unmapped;
         struct view *older;          /* owned */
         uint64_t writable[KVD_MAX_SEGMENTS / 64];
-        _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64]; /* read by lookups that meet a hole (GPU pools have some) */
+        /* read by lookups that meet a hole (GPU pools have some) */
+        _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64];
 
         struct magazine magazine;
 };
@@ -100,17 +109,23 @@ struct kvd_space {
         struct kvd_space_options options;
         _Atomic uint32_t reserve;    /* kvd_reserve's n */
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
-        _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)]; /* of ended views, and our own */
+        /* of ended views, and our own */
+        _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)];
         struct {                  /* KVD_SPACE_FIXED: what all views have in turn; under kvd.lock */
                 uint8_t *base;    /* owned reservation; NULL: not yet made */
                 uint64_t reserved; /* as view->reserved */
                 uint32_t blocks;
         } fixed;
-        _Atomic(struct scratch *) scratch[4]; /* owned: what calls of attention have left for the next ones */
-        _Atomic uint32_t users; /* the caller, until kvd_space_close, and tensors that are not deleted yet */
+        /* owned: what calls of attention have left for the next ones */
+        _Atomic(struct scratch *) scratch[4];
+        /* the caller, until kvd_space_close, and tensors that are not deleted yet */
+        _Atomic uint32_t users;
 };
 
-/* Places in struct kvd_counters: what libkvd counts, and what the pin page of a view has counted for it. */
+/*
+ * Places in struct kvd_counters: what libkvd counts, and what the pin page of a view has counted
+ * for it.
+ */
 enum counter {
 #define COUNTER(member) (offsetof(struct kvd_counters, member) / sizeof(uint64_t))
         COUNT_LOOKUPS = COUNTER(lookups),
@@ -141,24 +156,31 @@ static inline bool forked(const struct kvd *handle) {
 
 /* 0; in a child of the process that opened it, -ECHILD, with the words said. */
 static inline int handle_check(const struct kvd *handle) {
-        return forked(handle) ? client_fail(-ECHILD, "this process was forked from the one that connected; open a "
-                                            "connection of its own") : 0;
+        return forked(handle) ?
+                       client_fail(-ECHILD,
+                                   "this process was forked from the one that connected; open a "
+                                   "connection of its own") :
+                       0;
 }
 
 static inline int space_check(const struct kvd_space *space) {
-        return forked(space->handle) ? client_fail(-ECHILD, "this process was forked from the one that opened the "
-                                                   "space; open it anew") : 0;
+        return forked(space->handle) ?
+                       client_fail(-ECHILD, "this process was forked from the one that opened the "
+                                            "space; open it anew") :
+                       0;
 }
 
 /* handle.c; all under kvd.lock */
 int handle_connect(struct kvd *handle); /* 0 if there is a connection now */
-int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply, struct kvd_fds *fds);
+int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply,
+                struct kvd_fds *fds);
 
 /* view.c: mappings of one attachment, and who still uses them */
 struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
 void view_put(struct view *view);
 bool view_is_current(const struct view *view);
-bool view_is_last(struct view *view); /* under kvd.lock: those before it are unmapped, or that is done now */
+/* under kvd.lock: those before it are unmapped, or that is done now */
+bool view_is_last(struct view *view);
 struct view *view_new(struct kvd_space *space);
 void view_free(struct view *view);
 void view_unmap(struct view *view); /* under kvd.lock */
@@ -175,11 +197,14 @@ void view_lose_segment(struct view *view, uint32_t segment); /* it is about to b
 /* segments.c: under kvd.lock, but for view_map_blocks */
 int view_map_segments(struct view *view, uint32_t at_least); /* those below it that have memory */
 int view_map_block(struct view *view, uint32_t id, bool write);
-int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n); /* segments of blocks that others sealed */
+/* segments of blocks that others sealed */
+int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n);
 
 /* attach.c */
-int view_attach(struct kvd_space *space, struct view **ret); /* under kvd.lock: current and connected, or error */
-void space_revive(struct kvd_space *space); /* the index says that its daemon is gone: attaches, but not at every call */
+/* under kvd.lock: current and connected, or error */
+int view_attach(struct kvd_space *space, struct view **ret);
+/* the index says that its daemon is gone: attaches, but not at every call */
+void space_revive(struct kvd_space *space);
 
 /* geometry.c */
 struct kvd_shape shape_of(const struct kvd_geometry *geometry);
@@ -190,14 +215,19 @@ void space_put(struct kvd_space *space); /* a tensor is gone, or the caller: the
 
 /* lookup.c */
 
-/* Before n lookups: what they will read of their first blocks, whose tokens these are, comes to us all at once. */
+/*
+ * Before n lookups: what they will read of their first blocks, whose tokens these are, comes to us
+ * all at once.
+ */
 #define LOOKUP_AHEAD 16u
-void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins, uint32_t n);
+void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins,
+                  uint32_t n);
 
 /* As kvd_lookup in group 0, but all of it or nothing. blocks has room for all. */
-int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
-                     struct kvd_pin *pin);
-bool pin_block(struct view *view, kvd_ref ref); /* true: it is sealed in this incarnation, and pinned */
+int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
+                     uint32_t *blocks, struct kvd_pin *pin);
+/* true: it is sealed in this incarnation, and pinned */
+bool pin_block(struct view *view, kvd_ref ref);
 static inline void unpin_block(struct view *view, uint32_t id) {
         atomic_fetch_sub_explicit(&view->pins[id], 1, memory_order_release);
 }
@@ -209,7 +239,8 @@ struct kvd_sequence {
         struct kvd_space *space;
         struct view *view;          /* with a reference */
         uint32_t number;            /* in the space */
-        bool lost;                  /* nobody knows what the daemon's table says: only good for closing */
+        /* nobody knows what the daemon's table says: only good for closing */
+        bool lost;
         struct kvd_entry *entries;  /* owned; max_blocks of them */
         uint32_t n, max_blocks;
         uint32_t n_tokens;
@@ -221,14 +252,15 @@ struct kvd_sequence {
 };
 
 /*
- * A request about the sequence. take copies what is wanted of the reply, whose slices live until the next call. -ESTALE:
- * its daemon is gone.
+ * A request about the sequence. take copies what is wanted of the reply, whose slices live until
+ * the next call. -ESTALE: its daemon is gone.
  */
 int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                  void (*take)(const void *reply, void *to), void *to);
 
 /* use.c */
-void use_begin(struct kvd_sequence *sequence, uint32_t block, struct kvd_use use); /* whatever was said of it before */
+/* whatever was said of it before */
+void use_begin(struct kvd_sequence *sequence, uint32_t block, struct kvd_use use);
 
 /* copy.c */
 const struct kvd_ops *client_ops(void);
@@ -237,11 +269,15 @@ const struct kvd_ops *client_ops(void);
 void attend_free_scratch(struct kvd_space *space);
 
 /* magazine.c */
-#define MAGAZINE_REPLACED (-ERESTART) /* another daemon's view has taken the place of this one: look at that */
+/* another daemon's view has taken the place of this one: look at that */
+#define MAGAZINE_REPLACED (-ERESTART)
 
 int magazine_take(struct view *view, uint32_t n, kvd_ref *to); /* how many, n at most */
-int magazine_keep(struct view *view); /* what kvd_reserve asked for, no less and not much more; how many it holds */
-void magazine_put(struct view *view, const kvd_ref *refs, uint32_t n); /* nobody wants them; some go to the daemon */
-void magazine_send_back(struct view *view, const kvd_ref *refs, uint32_t n); /* all go to the daemon */
+/* what kvd_reserve asked for, no less and not much more; how many it holds */
+int magazine_keep(struct view *view);
+/* nobody wants them; some go to the daemon */
+void magazine_put(struct view *view, const kvd_ref *refs, uint32_t n);
+/* all go to the daemon */
+void magazine_send_back(struct view *view, const kvd_ref *refs, uint32_t n);
 
 #endif

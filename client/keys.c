@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks by key, for engines that hand out hashes of what they store and no tokens. A key is as many bytes as the
- * tokens of one block; an object of n blocks is the chain whose tokens are the key, n times. So keys are compared like
- * tokens, parents outlive their children, and of an object that lost a block no end is found, hence nothing.
+ * Blocks by key, for engines that hand out hashes of what they store and no tokens. A key is as
+ * many bytes as the tokens of one block; an object of n blocks is the chain whose tokens are the
+ * key, n times. So keys are compared like tokens, parents outlive their children, and of an object
+ * that lost a block no end is found, hence nothing.
  */
 
 #include <errno.h>
@@ -12,7 +13,8 @@
 #include "client/internal.h"
 
 #define KEY_TOKENS 8u     /* of the longest key: 32 bytes */
-#define KEY_BLOCKS 1024u  /* of an object: its tokens fit one message, so it is sealed whole or not */
+/* of an object: its tokens fit one message, so it is sealed whole or not */
+#define KEY_BLOCKS 1024u
 
 struct key_tokens {
         uint32_t n;
@@ -24,12 +26,14 @@ static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
 
         if (space_check(space) < 0)
                 return -ECHILD;
-        if (space->options.kind == KVD_BIDIRECTIONAL || g->vocab || g->block_tokens < KEY_TOKENS / 2 ||
-            g->block_tokens > KEY_TOKENS)
-                return client_fail(-EINVAL, "keys of 16 to 32 bytes are for causal spaces of opaque blocks with vocab 0 "
-                                   "and block_tokens 4 to 8, a quarter of the bytes");
+        if (space->options.kind == KVD_BIDIRECTIONAL || g->vocab ||
+            g->block_tokens < KEY_TOKENS / 2 || g->block_tokens > KEY_TOKENS)
+                return client_fail(-EINVAL, "keys of 16 to 32 bytes are for causal spaces of "
+                                            "opaque blocks with vocab 0 "
+                                            "and block_tokens 4 to 8, a quarter of the bytes");
         if (n_blocks == 0 || n_blocks > KEY_BLOCKS)
-                return client_fail(-EINVAL, "an object has 1 to %u blocks, not %u", KEY_BLOCKS, n_blocks);
+                return client_fail(-EINVAL, "an object has 1 to %u blocks, not %u", KEY_BLOCKS,
+                                   n_blocks);
         return 0;
 }
 
@@ -37,11 +41,13 @@ static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
 static int check_pins(const struct kvd_pin *pins, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
                 if (pins[i].view)
-                        return client_fail(-EINVAL, "pin %u holds something already; kvd_unpin it first", i);
+                        return client_fail(-EINVAL,
+                                           "pin %u holds something already; kvd_unpin it first", i);
         return 0;
 }
 
-static void repeat(const struct kvd_space *space, const void *key, uint32_t n_blocks, struct key_tokens *ret) {
+static void repeat(const struct kvd_space *space, const void *key, uint32_t n_blocks,
+                   struct key_tokens *ret) {
         uint32_t bt = space->geometry.block_tokens;
 
         for (uint32_t i = 0; i < n_blocks; i++)
@@ -50,8 +56,8 @@ static void repeat(const struct kvd_space *space, const void *key, uint32_t n_bl
 }
 
 /* Of n keys, at most LOOKUP_AHEAD. */
-static int64_t look_up(struct kvd_space *space, const uint8_t *keys, uint32_t n, uint32_t n_blocks, uint32_t *blocks,
-                       struct kvd_pin *pins) {
+static int64_t look_up(struct kvd_space *space, const uint8_t *keys, uint32_t n, uint32_t n_blocks,
+                       uint32_t *blocks, struct kvd_pin *pins) {
         uint32_t first[LOOKUP_AHEAD * KEY_TOKENS], bt = space->geometry.block_tokens;
         struct key_tokens all;
         int64_t found = 0;
@@ -60,13 +66,14 @@ static int64_t look_up(struct kvd_space *space, const uint8_t *keys, uint32_t n,
         lookup_ahead(space, first, pins, n);
         for (uint32_t i = 0; i < n; i++) {
                 repeat(space, first + i * bt, n_blocks, &all);
-                found += lookup_whole(space, all.tokens, all.n, blocks + (size_t)i * n_blocks, &pins[i]) > 0;
+                found += lookup_whole(space, all.tokens, all.n, blocks + (size_t)i * n_blocks,
+                                      &pins[i]) > 0;
         }
         return found;
 }
 
-int64_t kvd_lookup_keys(struct kvd_space *space, const void *keys, uint32_t n_keys, uint32_t blocks_per_key,
-                        uint32_t *blocks, struct kvd_pin *pins) {
+int64_t kvd_lookup_keys(struct kvd_space *space, const void *keys, uint32_t n_keys,
+                        uint32_t blocks_per_key, uint32_t *blocks, struct kvd_pin *pins) {
         size_t key_bytes = space->geometry.block_tokens * sizeof(uint32_t);
         int64_t found = 0;
         int r = check_keyed(space, blocks_per_key);
@@ -74,12 +81,14 @@ int64_t kvd_lookup_keys(struct kvd_space *space, const void *keys, uint32_t n_ke
         if (r == 0)
                 r = check_pins(pins, n_keys);
         for (uint32_t i = 0; r == 0 && i < n_keys; i += LOOKUP_AHEAD)
-                found += look_up(space, (const uint8_t *)keys + i * key_bytes, MIN(n_keys - i, LOOKUP_AHEAD),
-                                 blocks_per_key, blocks + (size_t)i * blocks_per_key, pins + i);
+                found += look_up(space, (const uint8_t *)keys + i * key_bytes,
+                                 MIN(n_keys - i, LOOKUP_AHEAD), blocks_per_key,
+                                 blocks + (size_t)i * blocks_per_key, pins + i);
         return r < 0 ? r : found;
 }
 
-int kvd_seal_key(struct kvd_space *space, const void *key, uint32_t n, struct kvd_block *blocks, struct kvd_pin *pin) {
+int kvd_seal_key(struct kvd_space *space, const void *key, uint32_t n, struct kvd_block *blocks,
+                 struct kvd_pin *pin) {
         struct key_tokens all;
         int r = check_keyed(space, n);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One process computes a prefix while the others wait. Whoever does not get the lease sleeps on the index's lease_epoch, which moves whenever any lease ends;
- * nobody's reply is held back by the daemon, and a waiter needs nothing from a daemon that died but its own clock.
+ * One process computes a prefix while the others wait. Whoever does not get the lease sleeps on the
+ * index's lease_epoch, which moves whenever any lease ends; nobody's reply is held back by the
+ * daemon, and a waiter needs nothing from a daemon that died but its own clock.
  */
 
 #include <errno.h>
@@ -17,8 +18,8 @@
 
 #define LOOK_AGAIN_NS UINT64_C(100000000) /* a daemon that was killed wakes nobody */
 
-static int lease_call(struct kvd_space *space, uint32_t op, const uint32_t *tokens, uint32_t n_tokens,
-                      struct kvd_msg_lease_reply *reply) {
+static int lease_call(struct kvd_space *space, uint32_t op, const uint32_t *tokens,
+                      uint32_t n_tokens, struct kvd_msg_lease_reply *reply) {
         struct kvd_msg_lease request = {.op = op, .prefix_tokens = n_tokens};
         struct kvd_key prefix;
         struct view *view;
@@ -62,11 +63,14 @@ static int check(const struct kvd_space *space, uint32_t n_tokens) {
         if (space_check(space) < 0)
                 return -ECHILD;
         if (space->options.kind != KVD_BIDIRECTIONAL || n_tokens == 0)
-                return client_fail(-EINVAL, "leases are for prefixes of bidirectional spaces, of one token at least");
+                return client_fail(
+                        -EINVAL,
+                        "leases are for prefixes of bidirectional spaces, of one token at least");
         return 0;
 }
 
-int kvd_lease(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t timeout_ms) {
+int kvd_lease(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
+              uint32_t timeout_ms) {
         uint64_t deadline_ns = sys_now_ns() + timeout_ms * UINT64_C(1000000);
         struct kvd_msg_lease_reply reply;
         int r = check(space, n_tokens);
@@ -79,7 +83,8 @@ int kvd_lease(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens
                 if (r < 0)
                         return r;
                 if (reply.granted && waited && kvd_match(space, 0, tokens, n_tokens) == n_tokens) {
-                        lease_call(space, 2, tokens, n_tokens, NULL); /* it was finished while we waited */
+                        /* it was finished while we waited */
+                        lease_call(space, 2, tokens, n_tokens, NULL);
                         return 0;
                 }
                 if (reply.granted)

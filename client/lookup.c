@@ -3,13 +3,15 @@
 /*
  * Tokens in, pinned chain out, in shared memory only.
  *
- * The search goes along the chain: runs of 16 blocks first (one probe, one line of ids, tokens side by side), then
- * single blocks for what is left. It works in stages over a window, so that cache misses overlap: hash all, prefetch
- * table slots; find candidates, prefetch what they name; compare in order. Whatever is read may be rewritten under
- * our eyes; each piece is believed only if its version word (a run's leaf, a block's slot) is the same before and
- * after, and only as the child of the piece before it: the link names id and generation.
+ * The search goes along the chain: runs of 16 blocks first (one probe, one line of ids, tokens side
+ * by side), then single blocks for what is left. It works in stages over a window, so that cache
+ * misses overlap: hash all, prefetch table slots; find candidates, prefetch what they name; compare
+ * in order. Whatever is read may be rewritten under our eyes; each piece is believed only if its
+ * version word (a run's leaf, a block's slot) is the same before and after, and only as the child
+ * of the piece before it: the link names id and generation.
  *
- * The pin, steps as named in tests/client/spin/pins.pml and leaf.pml; the daemon's half is in store/cache/evict.c:
+ * The pin, steps as named in tests/client/spin/pins.pml and leaf.pml; the daemon's half is in
+ * store/cache/evict.c:
  *
  *      C1  read the slot word of the deepest block: SEALED, generation g
  *      C2  compare links and tokens along the chain
@@ -17,8 +19,9 @@
  *      C5  slot word still SEALED, generation g? then C6: use it in place, and at the end C7: pins[leaf] -= 1
  *      C8  if not: pins[leaf] -= 1, and search again
  *
- * That the leaf is still the same incarnation means that all of the chain is: parents outlive their children, and
- * every link was checked with its generation. So one pin and one second look hold any number of blocks.
+ * That the leaf is still the same incarnation means that all of the chain is: parents outlive their
+ * children, and every link was checked with its generation. So one pin and one second look hold any
+ * number of blocks.
  */
 
 #include <errno.h>
@@ -27,8 +30,10 @@
 #include "client/internal.h"
 #include "ipc/base/key.h"
 
-#define WINDOW 16u    /* pieces handled at once: of a prompt of 4,096 tokens all runs, of a tail all blocks */
-#define RUN_LAG 3u    /* runs hashed before the first one's table slot is read: it has come by then */
+/* pieces handled at once: of a prompt of 4,096 tokens all runs, of a tail all blocks */
+#define WINDOW 16u
+/* runs hashed before the first one's table slot is read: it has come by then */
+#define RUN_LAG 3u
 #define BLOCK_LAG 4u
 #define TRIES 4u      /* searches that met an eviction before we call it a miss */
 #define NO_CANDIDATE UINT32_MAX
@@ -48,13 +53,15 @@ struct search {
         uint32_t n_found;     /* blocks */
         uint32_t n_covered;   /* tokens */
         kvd_ref leaf;
-        struct kvd_key key;   /* of the run before, while runs are searched; of the block before, then */
+        /* of the run before, while runs are searched; of the block before, then */
+        struct kvd_key key;
 };
 
-/* ---- probing ------------------------------------------------------------------------------------------------ */
+/* ---- probing --------------------------------------------------------------------------------- */
 
 /* Goes through the table slots that may hold a key, from *at on; NO_CANDIDATE at the end. */
-static uint32_t next_candidate(const shm_u64 *table, uint32_t mask, struct kvd_key key, uint32_t *at) {
+static uint32_t next_candidate(const shm_u64 *table, uint32_t mask, struct kvd_key key,
+                               uint32_t *at) {
         while (*at < MIN(KVD_PROBE_MAX, mask + 1)) {
                 uint64_t slot = shm_load(&table[(uint32_t)(key.lo + (*at)++) & mask]);
 
@@ -67,7 +74,7 @@ static uint32_t next_candidate(const shm_u64 *table, uint32_t mask, struct kvd_k
         return NO_CANDIDATE;
 }
 
-/* ---- runs --------------------------------------------------------------------------------------------------- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
         if (s->blocks)
@@ -77,7 +84,10 @@ static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
         s->leaf = leaf;
 }
 
-/* Is this run the continuation of what we have? Then its ids are copied while its leaf word vouches for them. */
+/*
+ * Is this run the continuation of what we have? Then its ids are copied while its leaf word vouches
+ * for them.
+ */
 static bool try_run(struct search *s, uint32_t id) {
         const struct kvd_run *run;
         uint32_t ids[KVD_RUN_BLOCKS];
@@ -89,7 +99,8 @@ static bool try_run(struct search *s, uint32_t id) {
         leaf = shm_load(&run->leaf);
         if (!leaf || shm_get64(&run->parent) != s->leaf || shm_get32(&run->group) != s->group ||
             shm_get64(&run->root) != s->root ||
-            !shm_equal_words(run->tokens, s->tokens + s->n_covered, KVD_RUN_BLOCKS * s->ix->geometry.block_tokens))
+            !shm_equal_words(run->tokens, s->tokens + s->n_covered,
+                             KVD_RUN_BLOCKS * s->ix->geometry.block_tokens))
                 return false;
         shm_read_words(ids, run->ids, KVD_RUN_BLOCKS);
         if (!shm_recheck(&run->leaf, leaf))
@@ -115,7 +126,8 @@ static void prefetch_lines(const void *from, uint32_t bytes) {
 
 /* What a key may name, with its lines on their way to us. */
 static uint32_t seek_run(const struct search *s, struct kvd_key key) {
-        uint32_t at = 0, id = next_candidate(kvd_index_run_table(s->ix), s->ix->run_table_slots - 1, key, &at);
+        uint32_t at = 0, id = next_candidate(kvd_index_run_table(s->ix), s->ix->run_table_slots - 1,
+                                             key, &at);
 
         if (id == NO_CANDIDATE || id >= s->ix->run_capacity)
                 return NO_CANDIDATE;
@@ -123,7 +135,10 @@ static uint32_t seek_run(const struct search *s, struct kvd_key key) {
         return id;
 }
 
-/* The deepest block's slot word and pin are needed at the very end: they come while tokens are compared. */
+/*
+ * The deepest block's slot word and pin are needed at the very end: they come while tokens are
+ * compared.
+ */
 static void prefetch_leaf(const struct search *s, uint32_t run) {
         uint32_t id;
 
@@ -137,14 +152,19 @@ static void prefetch_leaf(const struct search *s, uint32_t run) {
 }
 
 static uint32_t runs_left(const struct search *s) {
-        uint32_t by_tokens = (s->n_tokens - s->n_covered) / (KVD_RUN_BLOCKS * s->ix->geometry.block_tokens);
+        uint32_t by_tokens = (s->n_tokens - s->n_covered) /
+                             (KVD_RUN_BLOCKS * s->ix->geometry.block_tokens);
 
         return MIN(by_tokens, (s->max_blocks - s->n_found) / KVD_RUN_BLOCKS);
 }
 
-/* Keys of the next runs; what they name is fetched while later ones are hashed. Returns how many may be there. */
+/*
+ * Keys of the next runs; what they name is fetched while later ones are hashed. Returns how many
+ * may be there.
+ */
 static uint32_t seek_runs(const struct search *s, struct kvd_key *keys, uint32_t n) {
-        uint32_t run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens, last = NO_CANDIDATE, seeked = 0;
+        uint32_t run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens, last = NO_CANDIDATE,
+                 seeked = 0;
         const shm_u64 *table = kvd_index_run_table(s->ix);
         struct kvd_key key = s->key;
 
@@ -152,7 +172,8 @@ static uint32_t seek_runs(const struct search *s, struct kvd_key *keys, uint32_t
                 uint32_t id;
 
                 if (i < n) {
-                        key = keys[i] = kvd_key_run(s->ix, key, s->tokens + s->n_covered + i * run_tokens, run_tokens);
+                        key = keys[i] = kvd_key_run(
+                                s->ix, key, s->tokens + s->n_covered + i * run_tokens, run_tokens);
                         __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->run_table_slots - 1)]);
                 }
                 if (i < RUN_LAG)
@@ -180,7 +201,7 @@ static bool search_runs(struct search *s) {
         return n == WINDOW;
 }
 
-/* ---- single blocks ------------------------------------------------------------------------------------------ */
+/* ---- single blocks --------------------------------------------------------------------------- */
 
 static bool matches(const struct search *s, const struct kvd_desc *desc, uint32_t n) {
         return shm_get64(&desc->parent) == s->leaf &&
@@ -198,7 +219,9 @@ static bool try_block(struct search *s, uint32_t id, uint32_t n) {
                 return false;
         desc = kvd_index_desc(s->ix, id);
         slot = shm_load(&desc->slot); /* C1 */
-        if (kvd_slot_state(slot) != KVD_SEALED || !matches(s, desc, n) || !shm_recheck(&desc->slot, slot)) /* C2 */
+        /* C2 */
+        if (kvd_slot_state(slot) != KVD_SEALED || !matches(s, desc, n) ||
+            !shm_recheck(&desc->slot, slot))
                 return false;
         if (s->blocks)
                 s->blocks[s->n_found] = id;
@@ -219,7 +242,8 @@ static bool find_block(struct search *s, struct kvd_key key, uint32_t n) {
 }
 
 static bool seek_block(const struct search *s, struct kvd_key key) {
-        uint32_t at = 0, id = next_candidate(kvd_index_table(s->ix), s->ix->table_slots - 1, key, &at);
+        uint32_t at = 0,
+                 id = next_candidate(kvd_index_table(s->ix), s->ix->table_slots - 1, key, &at);
 
         if (id == NO_CANDIDATE || id >= s->ix->capacity)
                 return false;
@@ -235,7 +259,10 @@ static uint32_t blocks_left(const struct search *s) {
         return MIN(by_tokens, s->max_blocks - s->n_found);
 }
 
-/* As seek_runs. Where the first ones are missing nothing further is hashed: most prompts end in something new. */
+/*
+ * As seek_runs. Where the first ones are missing nothing further is hashed: most prompts end in
+ * something new.
+ */
 static uint32_t seek_blocks(const struct search *s, struct kvd_key *keys, uint32_t n) {
         uint32_t bt = s->ix->geometry.block_tokens, left = s->n_tokens - s->n_covered, seeked = 0;
         const shm_u64 *table = kvd_index_table(s->ix);
@@ -243,7 +270,8 @@ static uint32_t seek_blocks(const struct search *s, struct kvd_key *keys, uint32
 
         for (uint32_t i = 0; i < n + BLOCK_LAG; i++) {
                 if (i < n) {
-                        key = kvd_key_block(s->ix, key, s->tokens + s->n_covered + i * bt, MIN(bt, left - i * bt));
+                        key = kvd_key_block(s->ix, key, s->tokens + s->n_covered + i * bt,
+                                            MIN(bt, left - i * bt));
                         keys[i] = key;
                         __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->table_slots - 1)]);
                 }
@@ -270,17 +298,21 @@ static bool search_blocks(struct search *s) {
         return n == WINDOW;
 }
 
-/* After runs, the chain goes on from the key of their last block; it may change under us, and is then of no use. */
+/*
+ * After runs, the chain goes on from the key of their last block; it may change under us, and is
+ * then of no use.
+ */
 static void continue_from_leaf(struct search *s) {
         const struct kvd_desc *desc;
 
-        if (s->leaf == KVD_ROOT || kvd_ref_id(s->leaf) >= s->ix->capacity || s->n_covered == s->n_tokens)
+        if (s->leaf == KVD_ROOT || kvd_ref_id(s->leaf) >= s->ix->capacity ||
+            s->n_covered == s->n_tokens)
                 return;
         desc = kvd_index_desc(s->ix, kvd_ref_id(s->leaf));
         s->key = (struct kvd_key){shm_get64(&desc->key.lo), shm_get64(&desc->key.hi)};
 }
 
-/* ---- the whole search --------------------------------------------------------------------------------------- */
+/* ---- the whole search ------------------------------------------------------------------------ */
 
 static bool bidirectional(const struct search *s) {
         return s->ix->kind == KVD_BIDIRECTIONAL;
@@ -290,7 +322,8 @@ static void begin(struct search *s) {
         s->n_found = s->n_covered = 0;
         s->leaf = KVD_ROOT;
         s->key = bidirectional(s) ?
-                         kvd_key_prefix_root(s->ix, kvd_key_prefix(s->ix, s->tokens, s->n_tokens), s->group) :
+                         kvd_key_prefix_root(s->ix, kvd_key_prefix(s->ix, s->tokens, s->n_tokens),
+                                             s->group) :
                          kvd_key_root(s->ix, s->group, s->root);
 }
 
@@ -307,7 +340,7 @@ static void search(struct search *s) {
         }
 }
 
-/* ---- pins --------------------------------------------------------------------------------------------------- */
+/* ---- pins ------------------------------------------------------------------------------------ */
 
 bool pin_block(struct view *view, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref);
@@ -316,7 +349,9 @@ bool pin_block(struct view *view, kvd_ref ref) {
         if (id >= view->ix->capacity)
                 return false;
         atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3, C4 */
-        if (atomic_load_explicit(&kvd_index_desc(view->ix, id)->slot, memory_order_seq_cst) == sealed) /* C5 */
+        /* C5 */
+        if (atomic_load_explicit(&kvd_index_desc(view->ix, id)->slot, memory_order_seq_cst) ==
+            sealed)
                 return true;
         unpin_block(view, id); /* C8 */
         return false;
@@ -328,13 +363,14 @@ static void touch(struct view *view, uint32_t id) {
         atomic_store_explicit(&view->touch[id], now, memory_order_relaxed);
 }
 
-/* ---- the calls ---------------------------------------------------------------------------------------------- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
 /* For show: threads that count at once may lose one, which is cheaper than five locked adds. */
 static void count_lookup(struct view *view, enum kvd_client_counter which, uint64_t n) {
         shm_u64 *counter = &view->page->counters[which];
 
-        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
+                              memory_order_relaxed);
 }
 
 static uint32_t segment_of(const struct view *view, uint32_t id) {
@@ -358,7 +394,10 @@ static bool all_mapped(const struct view *view, const struct search *s) {
         return all;
 }
 
-/* Where the pool has grown into what was found: fetches the new segments. The only system calls of a lookup. */
+/*
+ * Where the pool has grown into what was found: fetches the new segments. The only system calls of
+ * a lookup.
+ */
 static bool map_found(struct view *view, const struct search *s) {
         uint32_t mapped = atomic_load_explicit(&view->n_mapped, memory_order_acquire), need;
         struct kvd *handle = view->space->handle;
@@ -412,7 +451,8 @@ static int refuse_arguments(const struct kvd_space *space, uint32_t group,
                                    space->geometry.layer_groups);
         if (pin && pin->view)
                 return client_fail(-EINVAL, "the pin holds something already; kvd_unpin it first");
-        return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by "
+        return client_fail(-EINVAL,
+                           "salts are for causal spaces: a bidirectional prefix is found by "
                            "all of its tokens");
 }
 
@@ -425,7 +465,9 @@ static inline int check_arguments(const struct kvd_space *space, uint32_t group,
         return likely(good) ? 0 : refuse_arguments(space, group, pin);
 }
 
-/* The view to look in; a daemon that ended cleanly, or deleted the space, has said so in the index. */
+/*
+ * The view to look in; a daemon that ended cleanly, or deleted the space, has said so in the index.
+ */
 static struct view *view_for_lookup(struct kvd_space *space) {
         struct view *view = view_get(space);
 
@@ -441,8 +483,9 @@ static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t 
         return view->ix->kind == KVD_BIDIRECTIONAL ? n_tokens : salt;
 }
 
-static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole, const uint32_t *tokens,
-                           uint32_t n_tokens, uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
+static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
+                           const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
+                           uint32_t max_blocks, struct kvd_pin *pin) {
         int r = check_arguments(space, group, pin->salt, pin);
         struct view *view;
         struct search s;
@@ -450,8 +493,14 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole, 
         if (r < 0)
                 return r;
         view = view_for_lookup(space);
-        s = (struct search){.ix = view->ix, .pins = view->pins, .tokens = tokens, .n_tokens = n_tokens, .group = group,
-                            .root = root_of(view, pin->salt, n_tokens), .whole = whole, .blocks = blocks,
+        s = (struct search){.ix = view->ix,
+                            .pins = view->pins,
+                            .tokens = tokens,
+                            .n_tokens = n_tokens,
+                            .group = group,
+                            .root = root_of(view, pin->salt, n_tokens),
+                            .whole = whole,
+                            .blocks = blocks,
                             .max_blocks = max_blocks};
         pin->group = group;
         count_lookup(view, KVD_CLIENT_LOOKUPS, 1);
@@ -466,12 +515,13 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole, 
         return s.n_covered;
 }
 
-int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
-                   uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
+int64_t kvd_lookup(struct kvd_space *space, uint32_t group, const uint32_t *tokens,
+                   uint32_t n_tokens, uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin) {
         return find(space, group, false, tokens, n_tokens, blocks, max_blocks, pin);
 }
 
-void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins, uint32_t n) {
+void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins,
+                  uint32_t n) {
         struct view *view = view_get(space);
         const shm_u64 *table = kvd_index_table(view->ix);
         struct search s = {.ix = view->ix, .pins = view->pins};
@@ -479,7 +529,8 @@ void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct 
         struct kvd_key keys[LOOKUP_AHEAD];
 
         for (uint32_t i = 0; i < n; i++) {
-                keys[i] = kvd_key_block(s.ix, kvd_key_root(s.ix, 0, pins[i].salt), tokens + i * bt, bt);
+                keys[i] = kvd_key_block(s.ix, kvd_key_root(s.ix, 0, pins[i].salt), tokens + i * bt,
+                                        bt);
                 __builtin_prefetch(&table[(uint32_t)keys[i].lo & (s.ix->table_slots - 1)]);
         }
         for (uint32_t i = 0; i < n; i++)
@@ -487,13 +538,13 @@ void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct 
         view_put(view);
 }
 
-int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
-                     struct kvd_pin *pin) {
+int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
+                     uint32_t *blocks, struct kvd_pin *pin) {
         return find(space, 0, true, tokens, n_tokens, blocks, UINT32_MAX, pin);
 }
 
-int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
-                         uint32_t n_tokens) {
+int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt,
+                         const uint32_t *tokens, uint32_t n_tokens) {
         int r = check_arguments(space, group, salt, NULL);
         struct view *view;
         struct search s;
@@ -508,7 +559,8 @@ int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt,
         return s.n_covered;
 }
 
-int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens) {
+int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *tokens,
+                  uint32_t n_tokens) {
         return kvd_match_salted(space, group, 0, tokens, n_tokens);
 }
 

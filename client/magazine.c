@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks to fill. They come from the daemon in batches and wait in the view's magazine, so that most allocations are a
- * pop under an uncontended lock. The magazine is small beside the pool, unless kvd_reserve says otherwise: what lies in
- * it, nobody else can have. It is in order, so that ids which belong together are handed out together.
+ * Blocks to fill. They come from the daemon in batches and wait in the view's magazine, so that
+ * most allocations are a pop under an uncontended lock. The magazine is small beside the pool,
+ * unless kvd_reserve says otherwise: what lies in it, nobody else can have. It is in order, so that
+ * ids which belong together are handed out together.
  */
 
 #include <errno.h>
@@ -15,7 +16,10 @@
 #define BATCH 128u
 #define FETCH_MAX 4096u /* as in message allocate */
 
-/* Blocks fetched ahead: 128, but a 64th of the space at most (of arenas, a quarter of the ids is in use). */
+/*
+ * Blocks fetched ahead: 128, but a 64th of the space at most (of arenas, a quarter of the ids is in
+ * use).
+ */
 static uint32_t batch(const struct view *view) {
         uint32_t blocks = view->ix->arena ? view->ix->capacity / 4 : view->ix->capacity;
 
@@ -31,12 +35,13 @@ static uint32_t ceiling_of(const struct view *view) {
         return floor_of(view) + batch(view);
 }
 
-/* ---- with the daemon ---------------------------------------------------------------------------------------- */
+/* ---- with the daemon ------------------------------------------------------------------------- */
 
 static void release(struct view *view, const kvd_ref *blocks, uint32_t n) {
         struct kvd_msg_release request = {view->handle, {blocks, n * (uint32_t)sizeof *blocks}};
 
-        if (n && view->epoch == view->space->handle->epoch && conn_is_open(view->space->handle->conn))
+        if (n && view->epoch == view->space->handle->epoch &&
+            conn_is_open(view->space->handle->conn))
                 handle_call(view->space->handle, KVD_MSG_release, &request, NULL, NULL);
 }
 
@@ -70,7 +75,7 @@ void magazine_send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
         pthread_mutex_unlock(&view->space->handle->lock);
 }
 
-/* ---- the magazine: all under its lock ---------------------------------------------------------------------------- */
+/* ---- the magazine: all under its lock -------------------------------------------------------- */
 
 static bool make_room(struct view *view, uint32_t n) {
         uint32_t room = MAX(4 * BATCH, (uint32_t)ALIGN_UP((uint64_t)view->magazine.n + n, 64));
@@ -99,8 +104,8 @@ static void sink(kvd_ref *refs, uint32_t at, uint32_t step) {
 }
 
 /*
- * n more lie behind those that are in order. Few are put in their places; for many it is Shell's sort, since qsort asks
- * for memory.
+ * n more lie behind those that are in order. Few are put in their places; for many it is Shell's
+ * sort, since qsort asks for memory.
  */
 static void put_in_order(struct view *view, uint32_t n) {
         uint32_t total = view->magazine.n + n;
@@ -131,22 +136,28 @@ static int fetch_more(struct view *view, uint32_t n) {
         pthread_mutex_lock(&space->handle->lock);
         r = view_attach(space, &now);
         if (r == 0)
-                r = now == view ? fetch(view, n, view->magazine.refs + view->magazine.n) : MAGAZINE_REPLACED;
+                r = now == view ? fetch(view, n, view->magazine.refs + view->magazine.n) :
+                                  MAGAZINE_REPLACED;
         pthread_mutex_unlock(&space->handle->lock);
         if (r > 0)
                 put_in_order(view, (uint32_t)r);
         return r;
 }
 
-/* So that it holds n, and some more; and what is below the floor is replaced, if the daemon says that there is any. */
+/*
+ * So that it holds n, and some more; and what is below the floor is replaced, if the daemon says
+ * that there is any.
+ */
 static int refill(struct view *view, uint32_t n) {
         uint64_t want = (uint64_t)n + floor_of(view);
         int r = 0;
 
-        if (view->magazine.n >= n && (view->magazine.n >= want || !atomic_load(&view->page->available)))
+        if (view->magazine.n >= n &&
+            (view->magazine.n >= want || !atomic_load(&view->page->available)))
                 return 0;
         do
-                r = fetch_more(view, (uint32_t)MIN(MAX(want - view->magazine.n, batch(view)), FETCH_MAX));
+                r = fetch_more(view,
+                               (uint32_t)MIN(MAX(want - view->magazine.n, batch(view)), FETCH_MAX));
         while (r > 0 && view->magazine.n < n);
         return r;
 }
@@ -159,10 +170,11 @@ static void shrink(struct view *view, uint32_t to) {
                 return;
         magazine_send_back(view, view->magazine.refs, n);
         view->magazine.n -= n;
-        memmove(view->magazine.refs, view->magazine.refs + n, view->magazine.n * sizeof *view->magazine.refs);
+        memmove(view->magazine.refs, view->magazine.refs + n,
+                view->magazine.n * sizeof *view->magazine.refs);
 }
 
-/* ---- in and out ------------------------------------------------------------------------------------------------- */
+/* ---- in and out ------------------------------------------------------------------------------ */
 
 /* n blocks at most from magazine or daemon. */
 int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
@@ -177,7 +189,9 @@ int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
         return got ? (int)got : r;
 }
 
-/* Blocks that nobody wants any more: into the magazine, and what it has no room for to the daemon. */
+/*
+ * Blocks that nobody wants any more: into the magazine, and what it has no room for to the daemon.
+ */
 void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
         uint32_t kept = 0;
 
@@ -187,7 +201,8 @@ void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
                 if (kept && !make_room(view, kept))
                         kept = 0;
                 if (kept)
-                        memcpy(view->magazine.refs + view->magazine.n, blocks, kept * sizeof *blocks);
+                        memcpy(view->magazine.refs + view->magazine.n, blocks,
+                               kept * sizeof *blocks);
                 put_in_order(view, kept);
                 pthread_mutex_unlock(&view->magazine.lock);
         }

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pool on a GPU, as its user maps it. The daemon names the GPU by UUID, since its ordinal here may be another one; all
- * is done in that GPU's primary context. VMM segments lie side by side in one reserved range of device addresses, as the
- * host's do in one of host addresses; a legacy handle brings its own address, so there is one segment and no range.
+ * A pool on a GPU, as its user maps it. The daemon names the GPU by UUID, since its ordinal here
+ * may be another one; all is done in that GPU's primary context. VMM segments lie side by side in
+ * one reserved range of device addresses, as the host's do in one of host addresses; a legacy
+ * handle brings its own address, so there is one segment and no range.
  *
- * What the GPU may be using is never unmapped: a segment is given back only when the daemon says that it has no blocks,
- * and a block stays while it is pinned, which it is until the stream of its last reader has passed (order.c).
+ * What the GPU may be using is never unmapped: a segment is given back only when the daemon says
+ * that it has no blocks, and a block stays while it is pinned, which it is until the stream of its
+ * last reader has passed (order.c).
  */
 
 #include <errno.h>
@@ -20,7 +22,8 @@ static void uuid_text(const uint8_t uuid[16], char to[static 41]) {
         char *p = to + sprintf(to, "GPU-");
 
         for (int i = 0; i < 16; i++)
-                p += sprintf(p, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+                p += sprintf(p, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                             uuid[i]);
 }
 
 static int open_gpu(struct view *view, struct device *d) {
@@ -33,7 +36,8 @@ static int open_gpu(struct view *view, struct device *d) {
         if (r == 0)
                 return 0;
         uuid_text(view->ix->device, text);
-        return client_fail(r, "the pool is on %s, which this process cannot see: %s", text, d->gpu.why);
+        return client_fail(r, "the pool is on %s, which this process cannot see: %s", text,
+                           d->gpu.why);
 }
 
 static int device_fail(struct device *d, int error, const char *what) {
@@ -47,7 +51,8 @@ static int reserve(struct view *view) {
         int r;
 
         if (is_fixed(view->space))
-                return client_fail(-ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
+                return client_fail(
+                        -ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
         d = sys->calloc(1, sizeof *d);
         if (!d)
                 return client_fail(-ENOMEM, "out of memory");
@@ -85,7 +90,8 @@ static int map_legacy(struct view *view, uint32_t number, const struct segment_s
         r = kvd_device_open_handle(&view->device->gpu, &handle, &at);
         if (r < 0)
                 return device_fail(view->device, r, "cannot open the pool's handle");
-        view->base = view->sealed = (uint8_t *)at; /* before n_mapped, and so before any block is looked for in it */
+        /* before n_mapped, and so before any block is looked for in it */
+        view->base = view->sealed = (uint8_t *)at;
         return 0;
 }
 
@@ -93,8 +99,12 @@ static void unmap(struct view *view, uint32_t number) {
         kvd_device_unmap(&view->device->gpu, address(view, number), view->ix->segment_bytes);
 }
 
-/* One that is mapped read-only and is to be written now belongs to nobody but us: nothing of it is in use here. */
-static int map(struct view *view, uint32_t number, const struct segment_source *from, bool writable) {
+/*
+ * One that is mapped read-only and is to be written now belongs to nobody but us: nothing of it is
+ * in use here.
+ */
+static int map(struct view *view, uint32_t number, const struct segment_source *from,
+               bool writable) {
         struct device *d = view->device;
         int r;
 
@@ -105,7 +115,8 @@ static int map(struct view *view, uint32_t number, const struct segment_source *
                         return 0;
                 unmap(view, number);
         }
-        r = kvd_device_map(&d->gpu, address(view, number), view->ix->segment_bytes, from->fd, writable);
+        r = kvd_device_map(&d->gpu, address(view, number), view->ix->segment_bytes, from->fd,
+                           writable);
         if (r == 0)
                 return 0;
         view_lose_segment(view, number);
@@ -135,9 +146,10 @@ static void release(struct view *view) {
         view->device = NULL;
 }
 
-const struct mapping_kind mapping_device = {.reserve = reserve, .map = map, .unmap = unmap, .release = release};
+const struct mapping_kind mapping_device = {
+        .reserve = reserve, .map = map, .unmap = unmap, .release = release};
 
-/* ---- giving segments back ------------------------------------------------------------------------------------- */
+/* ---- giving segments back -------------------------------------------------------------------- */
 
 #define DRAIN_MAX 1024u /* segments in one message */
 #define DRAIN_ROUNDS 16u
@@ -156,7 +168,10 @@ static int ask_drain(struct view *view, uint32_t *segments, uint32_t *n) {
         return 0;
 }
 
-/* The bit goes first: who meets a block there later on maps the segment again, whatever it is made of by then. */
+/*
+ * The bit goes first: who meets a block there later on maps the segment again, whatever it is made
+ * of by then.
+ */
 static void let_go(struct view *view, uint32_t number) {
         if (number >= view->ix->max_segments || !view_has(view, number))
                 return;

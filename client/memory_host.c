@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pool in shared memory, as its user maps it: memfds side by side in one reserved range, which has them twice. In
- * the lower half the caller may write where the daemon lets him; in the upper half nobody may. Pins, and blocks once
- * they are sealed, are given out as addresses of the upper half, so that a stray write through one of them ends its own
- * process and not everybody's cache.
+ * A pool in shared memory, as its user maps it: memfds side by side in one reserved range, which
+ * has them twice. In the lower half the caller may write where the daemon lets him; in the upper
+ * half nobody may. Pins, and blocks once they are sealed, are given out as addresses of the upper
+ * half, so that a stray write through one of them ends its own process and not everybody's cache.
  *
- * The reservation is the view's, or, if the space's addresses are fixed, the space's: then one view after the other has
- * it, and a new one maps nothing before the old ones are empty.
+ * The reservation is the view's, or, if the space's addresses are fixed, the space's: then one view
+ * after the other has it, and a new one maps nothing before the old ones are empty.
  */
 
 #include <errno.h>
@@ -21,11 +21,13 @@
 
 static int reserve_range(uint64_t half, uint8_t **ret) {
         uint64_t bytes = 2 * half + HUGE_BYTES;
-        uint8_t *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        uint8_t *at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                                -1, 0);
         uint8_t *aligned;
 
         if (at == MAP_FAILED)
-                return client_fail(-errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
+                return client_fail(-errno, "no address space for a pool of %llu bytes",
+                                   (unsigned long long)bytes);
         aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, HUGE_BYTES);
         if (aligned > at)
                 munmap(at, (size_t)(aligned - at));
@@ -40,13 +42,17 @@ static int check_fits(const struct view *view, uint64_t half) {
 
         if (half <= space->fixed.reserved && view->ix->capacity <= space->fixed.blocks)
                 return 0;
-        return client_fail(-ENOSPC, "the new daemon's space '%s' has %u blocks, and the fixed addresses are for %u; open "
-                           "the space anew", space->name, view->ix->capacity, space->fixed.blocks);
+        return client_fail(-ENOSPC,
+                           "the new daemon's space '%s' has %u blocks, and the fixed addresses are "
+                           "for %u; open "
+                           "the space anew",
+                           space->name, view->ix->capacity, space->fixed.blocks);
 }
 
 /* Address space for all segments there can be, so that a growing pool keeps its base. */
 static int reserve(struct view *view) {
-        uint64_t half = ALIGN_UP((uint64_t)view->ix->max_segments * view->ix->segment_bytes, HUGE_BYTES);
+        uint64_t half = ALIGN_UP((uint64_t)view->ix->max_segments * view->ix->segment_bytes,
+                                 HUGE_BYTES);
         struct kvd_space *space = view->space;
         uint8_t *base = space->fixed.base;
         int r = base ? check_fits(view, half) : reserve_range(half, &base);
@@ -69,31 +75,40 @@ static int map_at(const struct view *view, uint8_t *range, uint32_t number, int 
         uint8_t *at = range + number * bytes;
 
         if (sys->mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-                return client_fail(-errno, "cannot map pool segment %u: %s", number, strerror(errno));
+                return client_fail(-errno, "cannot map pool segment %u: %s", number,
+                                   strerror(errno));
         sys->madvise(at, bytes, MADV_DONTFORK);
         return 0;
 }
 
-static int map(struct view *view, uint32_t number, const struct segment_source *from, bool writable) {
+static int map(struct view *view, uint32_t number, const struct segment_source *from,
+               bool writable) {
         int r = 0;
 
         if (is_fixed(view->space) && !view_is_last(view))
-                return client_fail(-ESTALE, "blocks or pins of the daemon that is gone are held, and the addresses are "
-                                   "fixed: let them go first");
+                return client_fail(
+                        -ESTALE,
+                        "blocks or pins of the daemon that is gone are held, and the addresses are "
+                        "fixed: let them go first");
         if (!view_has(view, number))
                 r = map_at(view, view->sealed, number, from->fd, PROT_READ);
-        return r == 0 ? map_at(view, view->base, number, from->fd, PROT_READ | (writable ? PROT_WRITE : 0)) : r;
+        return r == 0 ? map_at(view, view->base, number, from->fd,
+                               PROT_READ | (writable ? PROT_WRITE : 0)) :
+                        r;
 }
 
-/* Fixed addresses stay reserved. Without memory for that, segments stay mapped until others take their places. */
+/*
+ * Fixed addresses stay reserved. Without memory for that, segments stay mapped until others take
+ * their places.
+ */
 static void release(struct view *view) {
         if (!view->base)
                 return;
         if (!is_fixed(view->space))
                 munmap(view->base, 2 * view->reserved);
         else if (view_has_any(view)) /* otherwise they are an older one's */
-                mmap(view->base, 2 * view->reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-                     -1, 0);
+                mmap(view->base, 2 * view->reserved, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 void mapping_host_end(struct kvd_space *space) {

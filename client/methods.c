@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the methods keep in shared memory, and what they ask of the daemon. Settings, HShare's labels and BiCache's table
- * are read where the daemon writes them; only a change, a sample or a configuration takes a message.
+ * What the methods keep in shared memory, and what they ask of the daemon. Settings, HShare's
+ * labels and BiCache's table are read where the daemon writes them; only a change, a sample or a
+ * configuration takes a message.
  */
 
 #include <errno.h>
@@ -17,7 +18,7 @@
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 
-/* ---- settings -------------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 int kvd_space_setting(struct kvd_space *space, const char *name, double *ret) {
         int which = kvd_setting_by_name(name), r = space_check(space);
@@ -35,7 +36,8 @@ int kvd_space_setting(struct kvd_space *space, const char *name, double *ret) {
 
 int kvd_space_set(struct kvd_space *space, const char *name, double value) {
         int which = kvd_setting_by_name(name), r = space_check(space);
-        struct kvd_msg_space_set request = {.space = kvd_slice_of(space->name), .key = kvd_slice_of(name)};
+        struct kvd_msg_space_set request = {.space = kvd_slice_of(space->name),
+                                            .key = kvd_slice_of(name)};
         struct view *view;
         char text[64];
 
@@ -43,7 +45,8 @@ int kvd_space_set(struct kvd_space *space, const char *name, double value) {
                 return r;
         if (which < 0)
                 return client_fail(-EINVAL, "there is no setting '%s'", name);
-        request.value = kvd_slice_of(kvd_setting_format((enum kvd_setting)which, value, text, sizeof text));
+        request.value = kvd_slice_of(
+                kvd_setting_format((enum kvd_setting)which, value, text, sizeof text));
         pthread_mutex_lock(&space->handle->lock);
         r = view_attach(space, &view);
         if (r == 0)
@@ -52,7 +55,7 @@ int kvd_space_set(struct kvd_space *space, const char *name, double value) {
         return r;
 }
 
-/* ---- labels ----------------------------------------------------------------------------------------------------- */
+/* ---- labels ---------------------------------------------------------------------------------- */
 
 static int map_summaries(struct kvd_sequence *s, const struct kvd_fds *fds, uint64_t bytes) {
         if (fds->n != 1 || bytes < kvd_summary_of(s->view->ix).size)
@@ -82,7 +85,8 @@ static int fetch_summaries(struct kvd_sequence *s) {
         return r;
 }
 
-const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t slot, struct kvd_label_shape *shape) {
+const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t slot,
+                                   struct kvd_label_shape *shape) {
         struct kvd_sequence *s = (struct kvd_sequence *)sequence;
         const struct kvd_shape *g = &s->space->geometry;
         struct kvd_summary summary;
@@ -108,12 +112,16 @@ const uint8_t *kvd_sequence_labels(const struct kvd_sequence *sequence, uint32_t
         return row + summary.labels_off;
 }
 
-/* ---- sharing configuration --------------------------------------------------------------------------------------- */
+/* ---- sharing configuration ------------------------------------------------------------------- */
 
-int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_block *blocks, uint32_t queries,
-                          uint32_t words, uint32_t selected) {
-        struct kvd_msg_critical request = {.space = s->view->handle, .sequence = s->number, .op = 1,
-                                           .queries = queries, .words = words, .selected = selected};
+int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_block *blocks,
+                          uint32_t queries, uint32_t words, uint32_t selected) {
+        struct kvd_msg_critical request = {.space = s->view->handle,
+                                           .sequence = s->number,
+                                           .op = 1,
+                                           .queries = queries,
+                                           .words = words,
+                                           .selected = selected};
         const struct kvd_shape *g = &s->space->geometry;
         uint64_t bytes = (uint64_t)g->layers * g->kv_heads * queries * words * sizeof(uint64_t);
         kvd_ref refs[1024];
@@ -123,7 +131,9 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
                                    (unsigned long long)bytes, n);
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};
@@ -141,7 +151,8 @@ static void take_sharing(const void *reply, void *to) {
         struct sharing *sharing = to;
         uint32_t layers = sharing->geometry->layers;
 
-        sharing->ready = m->ready && m->layers.size == layers && m->heads.size == layers * sharing->geometry->kv_heads;
+        sharing->ready = m->ready && m->layers.size == layers &&
+                         m->heads.size == layers * sharing->geometry->kv_heads;
         if (!sharing->ready)
                 return;
         memcpy(sharing->layer, m->layers.data, m->layers.size);
@@ -149,7 +160,8 @@ static void take_sharing(const void *reply, void *to) {
 }
 
 int kvd_sequence_sharing(struct kvd_sequence *s, uint8_t *layer, uint8_t *head) {
-        struct kvd_msg_critical request = {.space = s->view->handle, .sequence = s->number, .op = 2};
+        struct kvd_msg_critical request = {
+                .space = s->view->handle, .sequence = s->number, .op = 2};
         struct sharing sharing = {&s->space->geometry, layer, head, 0};
         struct kvd_msg_critical_reply reply;
         int r = sequence_ask(s, KVD_MSG_critical, &request, &reply, take_sharing, &sharing);
@@ -157,7 +169,7 @@ int kvd_sequence_sharing(struct kvd_sequence *s, uint8_t *layer, uint8_t *head) 
         return r < 0 ? r : sharing.ready;
 }
 
-/* ---- BiCache's table --------------------------------------------------------------------------------------------- */
+/* ---- BiCache's table ------------------------------------------------------------------------- */
 
 /* 100 * m / n, rounded half to even, as the profile's samples are. */
 static uint32_t percent(uint64_t m, uint64_t n) {
@@ -192,13 +204,13 @@ int kvd_prefix_refresh(struct kvd_space *space, uint32_t t) {
         return r < 0 ? r : (t - 1) % MAX((uint32_t)delta, 1) == 0;
 }
 
-/* ---- BiCache's profile ------------------------------------------------------------------------------------------- */
+/* ---- BiCache's profile ----------------------------------------------------------------------- */
 
 #define SAMPLE_NS UINT64_C(60000000000)
 #define LOOK_AGAIN_NS 100000000L
 
-static int sample_call(struct kvd_space *space, const struct view *view, uint32_t number, const void *request,
-                       void *reply) {
+static int sample_call(struct kvd_space *space, const struct view *view, uint32_t number,
+                       const void *request, void *reply) {
         struct view *now;
         int r;
 
@@ -229,10 +241,13 @@ static int wait_for_sample(struct kvd_space *space, struct view *view, uint64_t 
         return client_fail(-ETIMEDOUT, "no worker took the sample within a minute");
 }
 
-static int refs_of(const struct kvd_block *blocks, uint32_t n, const struct view *view, kvd_ref *ret) {
+static int refs_of(const struct kvd_block *blocks, uint32_t n, const struct view *view,
+                   kvd_ref *ret) {
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
                 ret[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         return 0;
@@ -246,7 +261,8 @@ static int take_sample(struct kvd_space *space, struct view *view, uint32_t r, u
         int result;
 
         if (n > ARRAY_SIZE(refs))
-                return client_fail(-EINVAL, "a sample of %u blocks; %zu are the most", n, ARRAY_SIZE(refs));
+                return client_fail(-EINVAL, "a sample of %u blocks; %zu are the most", n,
+                                   ARRAY_SIZE(refs));
         result = refs_of(blocks, n, view, refs);
         if (result < 0)
                 return result;
@@ -255,15 +271,16 @@ static int take_sample(struct kvd_space *space, struct view *view, uint32_t r, u
         return result < 0 ? result : wait_for_sample(space, view, reply.ticket);
 }
 
-int kvd_prefix_sample(struct kvd_space *space, uint32_t r, uint32_t n, const struct kvd_block *blocks,
-                      uint32_t n_tokens) {
+int kvd_prefix_sample(struct kvd_space *space, uint32_t r, uint32_t n,
+                      const struct kvd_block *blocks, uint32_t n_tokens) {
         struct view *view;
         int result = space_check(space);
 
         if (result < 0)
                 return result;
         view = view_get(space);
-        result = take_sample(space, view, r, 2 * n * space->geometry.layer_groups, blocks, n_tokens);
+        result = take_sample(space, view, r, 2 * n * space->geometry.layer_groups, blocks,
+                             n_tokens);
         view_put(view);
         return result;
 }

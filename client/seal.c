@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Publishing. The daemon answers, for each block, which one holds the content now: ours, or one that was sealed
- * before. In one call all duplicates come first, since a new block has no children yet. Hence two cases: the last
- * block is ours, which we pinned before asking, so the chain is held from the moment it exists; or all are
- * duplicates, and the last one must be pinned like any found block, which may fail if it is evicted in between: then
- * we ask again, our blocks being still ours.
+ * Publishing. The daemon answers, for each block, which one holds the content now: ours, or one
+ * that was sealed before. In one call all duplicates come first, since a new block has no children
+ * yet. Hence two cases: the last block is ours, which we pinned before asking, so the chain is held
+ * from the moment it exists; or all are duplicates, and the last one must be pinned like any found
+ * block, which may fail if it is evicted in between: then we ask again, our blocks being still
+ * ours.
  */
 
 #include <errno.h>
@@ -28,14 +29,15 @@ struct piece {
         uint64_t root;            /* as in the message */
         struct kvd_key prefix;    /* bidirectional */
         const struct promise *until; /* NULL: the data is there */
-        uint32_t *ids;            /* NULL: duplicates are given back, and the blocks become the chain's; or its ids */
+        /* NULL: duplicates are given back, and the blocks become the chain's; or its ids */
+        uint32_t *ids;
 };
 
 static kvd_ref ref_of(const struct kvd_block *block) {
         return kvd_ref_make(block->id, block->generation);
 }
 
-/* ---- one request -------------------------------------------------------------------------------------------- */
+/* ---- one request ----------------------------------------------------------------------------- */
 
 /* in_doubt: nobody knows whether the blocks are sealed. */
 static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in_doubt) {
@@ -75,7 +77,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
         return r;
 }
 
-/* ---- what it changes ------------------------------------------------------------------------------------------ */
+/* ---- what it changes ------------------------------------------------------------------------- */
 
 static void extend_pin(const struct piece *p, kvd_ref leaf) {
         struct kvd_pin *pin = p->pin;
@@ -150,7 +152,10 @@ static void withdraw(const struct piece *p) {
                 p->blocks[i].data = NULL;
 }
 
-/* Seals a piece and moves the pin to its end. -EAGAIN: all were duplicates and the last one went away. */
+/*
+ * Seals a piece and moves the pin to its end. -EAGAIN: all were duplicates and the last one went
+ * away.
+ */
 static int seal_once(const struct piece *p) {
         kvd_ref own[PIECE_BLOCKS], now[PIECE_BLOCKS], last = ref_of(&p->blocks[p->n_blocks - 1]);
         bool held = false, in_doubt;
@@ -185,31 +190,39 @@ static int seal_piece(const struct piece *p) {
         for (uint32_t i = 0; i < TRIES && r == -EAGAIN; i++)
                 r = seal_once(p);
         if (r == -EAGAIN)
-                r = client_fail(-ESTALE, "the same blocks were sealed and evicted by others all the while");
+                r = client_fail(-ESTALE,
+                                "the same blocks were sealed and evicted by others all the while");
         return r;
 }
 
-/* ---- the call ----------------------------------------------------------------------------------------------- */
+/* ---- the call -------------------------------------------------------------------------------- */
 
-int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n, const struct kvd_block *blocks,
-               uint32_t n_tokens) {
+int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_t n,
+               const struct kvd_block *blocks, uint32_t n_tokens) {
         uint32_t bt = space->geometry.block_tokens;
 
         if (space_check(space) < 0)
                 return -ECHILD;
         if (n == 0 || DIV_UP((uint64_t)n_tokens, bt) != n)
-                return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n, bt);
+                return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n,
+                                   bt);
         if (pin->n_tokens % bt != 0)
                 return client_fail(-EINVAL, "the chain ended with a partial block");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->salt)
-                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is found by all of "
-                                   "its tokens");
+                return client_fail(
+                        -EINVAL,
+                        "salts are for causal spaces: a bidirectional prefix is found by all of "
+                        "its tokens");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->view)
-                return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must hold nothing");
+                return client_fail(
+                        -EINVAL,
+                        "a bidirectional prefix is sealed whole: the pin must hold nothing");
         for (uint32_t i = 0; i < n; i++)
                 if (!blocks[i].view || !blocks[i].data || blocks[i].view != blocks[0].view ||
                     (pin->view && blocks[i].view != pin->view))
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
         return 0;
 }
 
@@ -223,9 +236,15 @@ static void next_piece(struct piece *p, uint32_t n, uint32_t n_tokens, uint32_t 
 }
 
 int seal_blocks(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, const struct promise *until) {
-        struct piece p = {.view = blocks[0].view, .pin = pin, .blocks = blocks, .tokens = tokens, .ids = ids,
-                          .until = until, .root = pin->salt};
+                const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
+                const struct promise *until) {
+        struct piece p = {.view = blocks[0].view,
+                          .pin = pin,
+                          .blocks = blocks,
+                          .tokens = tokens,
+                          .ids = ids,
+                          .until = until,
+                          .root = pin->salt};
         uint32_t done = 0, done_tokens = 0;
         int r;
 
@@ -251,8 +270,9 @@ int kvd_seal(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kv
         return r < 0 ? r : seal_blocks(space, pin, n, blocks, tokens, n_tokens, NULL, NULL);
 }
 
-int kvd_seal_keep(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                  const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids) {
+int kvd_seal_keep(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
+                  struct kvd_block *blocks, const uint32_t *tokens, uint32_t n_tokens,
+                  uint32_t *ids) {
         int r = seal_check(space, pin, n, blocks, n_tokens);
 
         return r < 0 ? r : seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments of the pool, as they come: a pool grows and, on a GPU, has holes. A view asks its daemon for what it has not
- * mapped yet when it meets a block there; the answer holds a descriptor for each segment that has memory.
+ * Segments of the pool, as they come: a pool grows and, on a GPU, has holes. A view asks its daemon
+ * for what it has not mapped yet when it meets a block there; the answer holds a descriptor for
+ * each segment that has memory.
  */
 
 #include <errno.h>
 
 #include "client/device.h"
 
-/* ---- one answer ------------------------------------------------------------------------------------------------- */
+/* ---- one answer ------------------------------------------------------------------------------ */
 
-static int map_segment(struct view *view, uint32_t number, const struct segment_source *from, bool writable) {
+static int map_segment(struct view *view, uint32_t number, const struct segment_source *from,
+                       bool writable) {
         bool had = view->device && view_has(view, number) && view_may_write(view, number);
         int r = view->memory->map(view, number, from, writable);
 
@@ -20,18 +22,23 @@ static int map_segment(struct view *view, uint32_t number, const struct segment_
         return r;
 }
 
-/* What the answer has for segments from first on: a descriptor for each but those without memory, or one handle. */
+/*
+ * What the answer has for segments from first on: a descriptor for each but those without memory,
+ * or one handle.
+ */
 static int map_answer(struct view *view, uint32_t first, const struct kvd_msg_segments_reply *reply,
                       const struct kvd_fds *fds) {
         uint32_t n = MIN(reply->count, view->ix->max_segments - first), next = 0;
         const uint8_t *handles = reply->handles.data;
         int r = 0;
 
-        if (reply->count > 64 || (!handles && fds->n + (uint32_t)__builtin_popcountll(reply->absent) != reply->count) ||
+        if (reply->count > 64 ||
+            (!handles && fds->n + (uint32_t)__builtin_popcountll(reply->absent) != reply->count) ||
             (reply->handles.size && reply->handles.size != reply->count * CU_IPC_HANDLE_BYTES))
                 return daemon_fail(-EPROTO, "segments without descriptors");
         for (uint32_t i = 0; r == 0 && i < n; i++) {
-                struct segment_source from = {-1, handles ? handles + i * CU_IPC_HANDLE_BYTES : NULL};
+                struct segment_source from = {-1,
+                                              handles ? handles + i * CU_IPC_HANDLE_BYTES : NULL};
 
                 if (reply->absent >> i & 1)
                         continue;
@@ -57,7 +64,7 @@ static int fetch_segments(struct view *view, uint32_t first, uint32_t *n) {
         return r;
 }
 
-/* ---- as many as are needed --------------------------------------------------------------------------------------- */
+/* ---- as many as are needed ------------------------------------------------------------------- */
 
 static int check_connected(const struct view *view) {
         if (view->epoch == view->space->handle->epoch && conn_is_open(view->space->handle->conn))
@@ -87,7 +94,8 @@ int view_map_block(struct view *view, uint32_t id, bool write) {
                 return daemon_fail(-EPROTO, "a block that does not exist");
         if (!view_has(view, segment))
                 r = view_map_segments(view, segment + 1);
-        if (r == 0 && write && !view_may_write(view, segment)) /* it changed hands: this maps it again */
+        /* it changed hands: this maps it again */
+        if (r == 0 && write && !view_may_write(view, segment))
                 r = fetch_segments(view, segment, &n);
         if (r == 0 && !view_has(view, segment))
                 r = daemon_fail(-EPROTO, "a block of a segment without memory");
@@ -98,7 +106,8 @@ int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n) {
         int r = 0;
 
         for (uint32_t i = 0; r == 0 && i < n; i++) {
-                if (likely(kvd_segment_of(view->ix, kvd_ref_id(refs[i])) < atomic_load(&view->n_mapped)))
+                if (likely(kvd_segment_of(view->ix, kvd_ref_id(refs[i])) <
+                           atomic_load(&view->n_mapped)))
                         continue;
                 pthread_mutex_lock(&view->space->handle->lock);
                 r = view_map_block(view, kvd_ref_id(refs[i]), false);

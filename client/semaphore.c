@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This process' row of the semaphore page (ipc/base/semaphore.h): which stream writes which semaphore, how far it has
- * come, and what waits for it. A stream gets a semaphore of its own, and keeps it until there are no more for others
- * and nothing is outstanding on it: the values of a semaphore come from one stream at a time, so they only grow.
+ * This process' row of the semaphore page (ipc/base/semaphore.h): which stream writes which
+ * semaphore, how far it has come, and what waits for it. A stream gets a semaphore of its own, and
+ * keeps it until there are no more for others and nothing is outstanding on it: the values of a
+ * semaphore come from one stream at a time, so they only grow.
  */
 
 #include <errno.h>
@@ -15,10 +16,11 @@
 #include "ipc/base/sys.h"
 
 #define PROBE_SEMAPHORE (SEMAPHORES - 1)
-#define WAIT_NS UINT64_C(60000000000) /* for a semaphore, where the driver cannot: the daemon ends what hangs long before */
+/* for a semaphore, where the driver cannot: the daemon ends what hangs long before */
+#define WAIT_NS UINT64_C(60000000000)
 #define LOOK_NS 20000
 
-/* ---- values ----------------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 uint64_t semaphore_reached(const struct view *view, uint32_t semaphore) {
         const struct device *d = view->device;
@@ -36,12 +38,13 @@ static cu_address semaphore_address(const struct device *d, uint32_t semaphore) 
         return d->page_at + (uint64_t)(semaphore - 1) * sizeof(uint64_t);
 }
 
-/* ---- with the driver -------------------------------------------------------------------------------------------- */
+/* ---- with the driver ------------------------------------------------------------------------- */
 
 static int stream_fail(const struct device *d, cu_result error, const char *what) {
         char text[128];
 
-        return client_fail(kvd_cuda_errno(error), "%s: %s", what, kvd_cuda_why(d->gpu.cuda, error, text, sizeof text));
+        return client_fail(kvd_cuda_errno(error), "%s: %s", what,
+                           kvd_cuda_why(d->gpu.cuda, error, text, sizeof text));
 }
 
 static int enter(struct device *d) {
@@ -70,7 +73,8 @@ static bool probe_on(struct device *d, cu_stream stream) {
         own->value++;
         return cuda->cuStreamWriteValue64(stream, at, own->value, CU_WRITE_DEFAULT) == CU_OK &&
                cuda->cuStreamWaitValue64(stream, at, own->value, CU_WAIT_GEQ) == CU_OK &&
-               cuda->cuStreamSynchronize(stream) == CU_OK && shm_load(&d->page[semaphore - 1]) == own->value;
+               cuda->cuStreamSynchronize(stream) == CU_OK &&
+               shm_load(&d->page[semaphore - 1]) == own->value;
 }
 
 void semaphore_finish(struct view *view, void *stream) {
@@ -84,7 +88,8 @@ static bool probe(struct device *d) {
 
         if (kvd_device_enter(&d->gpu) < 0)
                 return false;
-        works = d->gpu.cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK;
+        works = d->gpu.cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) ==
+                CU_OK;
         if (works) {
                 works = probe_on(d, stream);
                 d->gpu.cuda->cuStreamDestroy(stream);
@@ -93,7 +98,7 @@ static bool probe(struct device *d) {
         return works;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 int semaphore_open(struct view *view, int fd, uint32_t row) {
         uint64_t bytes = ALIGN_UP((uint64_t)view->ix->semaphore_rows * SEMAPHORE_ROW_BYTES, 4096);
@@ -163,7 +168,7 @@ void semaphore_close(struct view *view) {
         d->page = NULL;
 }
 
-/* ---- promises --------------------------------------------------------------------------------------------------- */
+/* ---- promises -------------------------------------------------------------------------------- */
 
 /* The stream's semaphore, or one that it may have from now on; SEMAPHORES: all are busy. */
 static uint32_t find_semaphore(const struct view *view, uint64_t stream) {
@@ -185,7 +190,10 @@ static uint32_t find_semaphore(const struct view *view, uint64_t stream) {
         return unused < SEMAPHORES ? unused : passed;
 }
 
-/* Under d->lock and with the device entered: writes of a semaphore are put into its stream in the order of their values. */
+/*
+ * Under d->lock and with the device entered: writes of a semaphore are put into its stream in the
+ * order of their values.
+ */
 static cu_result write_next(struct view *view, void *stream, struct promise *ret) {
         struct device *d = view->device;
         unsigned long long id;
@@ -197,7 +205,8 @@ static cu_result write_next(struct view *view, void *stream, struct promise *ret
         which = find_semaphore(view, id);
         if (which == SEMAPHORES)
                 return CU_NOT_SUPPORTED;
-        error = d->gpu.cuda->cuStreamWriteValue64(stream, semaphore_address(d, semaphore_at(d->row, which)),
+        error = d->gpu.cuda->cuStreamWriteValue64(stream,
+                                                  semaphore_address(d, semaphore_at(d->row, which)),
                                                   d->semaphores[which].value + 1, CU_WRITE_DEFAULT);
         if (error)
                 return error;
@@ -225,7 +234,7 @@ int semaphore_promise(struct view *view, void *stream, struct promise *ret) {
         return r < 0 ? r : -ENOTSUP;
 }
 
-/* ---- waits ------------------------------------------------------------------------------------------------------ */
+/* ---- waits ----------------------------------------------------------------------------------- */
 
 static int wait_here(const struct view *view, uint32_t semaphore, uint64_t value) {
         uint64_t end = sys_now_ns() + WAIT_NS;
@@ -239,17 +248,22 @@ static int wait_here(const struct view *view, uint32_t semaphore, uint64_t value
         return 0;
 }
 
-/* A semaphore of our own that this stream writes: the stream is behind that write already. With the device entered. */
+/*
+ * A semaphore of our own that this stream writes: the stream is behind that write already. With the
+ * device entered.
+ */
 static bool is_own(struct view *view, cu_stream stream, uint32_t semaphore) {
         struct device *d = view->device;
         uint32_t first = semaphore_at(d->row, 0);
         unsigned long long id;
         bool own = false;
 
-        if (semaphore < first || semaphore >= first + SEMAPHORES || d->gpu.cuda->cuStreamGetId(stream, &id))
+        if (semaphore < first || semaphore >= first + SEMAPHORES ||
+            d->gpu.cuda->cuStreamGetId(stream, &id))
                 return false;
         pthread_mutex_lock(&d->lock);
-        own = d->semaphores[semaphore - first].used && d->semaphores[semaphore - first].stream == id;
+        own = d->semaphores[semaphore - first].used &&
+              d->semaphores[semaphore - first].stream == id;
         pthread_mutex_unlock(&d->lock);
         return own;
 }
@@ -261,14 +275,18 @@ int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t
 
         if (semaphore_reached(view, semaphore) >= value)
                 return 0;
-        /* Once another daemon has taken over, nobody would release a stream that waits for a producer who died since. */
+        /*
+         * Once another daemon has taken over, nobody would release a stream that waits for a
+         * producer who died since.
+         */
         if (!d->streams || !view_is_current(view))
                 return wait_here(view, semaphore, value);
         r = enter(d);
         if (r < 0)
                 return r;
         if (!is_own(view, stream, semaphore))
-                error = d->gpu.cuda->cuStreamWaitValue64(stream, semaphore_address(d, semaphore), value, CU_WAIT_GEQ);
+                error = d->gpu.cuda->cuStreamWaitValue64(stream, semaphore_address(d, semaphore),
+                                                         value, CU_WAIT_GEQ);
         kvd_device_leave(&d->gpu);
         return error ? stream_fail(d, error, "the stream cannot wait") : 0;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A request's own table. Each entry with a block of our own, or with one that arrived, holds a pin on it in the pin
- * page; borrowed ones are held by the caller's kvd_pin. The pin comes before the request that makes the block private,
- * so there is no moment in which the daemon could take it.
+ * A request's own table. Each entry with a block of our own, or with one that arrived, holds a pin
+ * on it in the pin page; borrowed ones are held by the caller's kvd_pin. The pin comes before the
+ * request that makes the block private, so there is no moment in which the daemon could take it.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #define PIECE_TOKENS 8192u
 #define PIECE_BLOCKS 2048u
 
-/* ---- requests ------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 int sequence_ask(struct kvd_sequence *s, uint32_t number, const void *request, void *reply,
                  void (*take)(const void *reply, void *to), void *to) {
@@ -30,7 +30,8 @@ int sequence_ask(struct kvd_sequence *s, uint32_t number, const void *request, v
         r = s->lost ? -ESTALE : view_attach(s->space, &now);
         if (r == -ESTALE || (r == 0 && now != s->view)) {
                 s->lost = true;
-                r = client_fail(-ESTALE, "the sequence belongs to a daemon that is gone; open a new one");
+                r = client_fail(-ESTALE,
+                                "the sequence belongs to a daemon that is gone; open a new one");
         } else if (r == 0) {
                 r = handle_call(handle, number, request, reply, NULL);
                 s->lost = r < 0 && conn_in_doubt(handle->conn);
@@ -41,7 +42,7 @@ int sequence_ask(struct kvd_sequence *s, uint32_t number, const void *request, v
         return r;
 }
 
-/* ---- life ----------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void free_memory(struct kvd_sequence *s) {
         if (s->summaries)
@@ -93,7 +94,8 @@ int kvd_sequence_open(struct kvd_space *space, uint32_t max_blocks, struct kvd_s
                 return client_fail(-ENOMEM, "out of memory");
         *s = (struct kvd_sequence){.space = space, .max_blocks = max_blocks};
         s->entries = sys->calloc(max_blocks, sizeof *s->entries);
-        r = s->entries ? open_at_daemon(s) : client_fail(-ENOMEM, "out of memory for a table of %u blocks", max_blocks);
+        r = s->entries ? open_at_daemon(s) :
+                         client_fail(-ENOMEM, "out of memory for a table of %u blocks", max_blocks);
         if (r < 0) {
                 free_memory(s);
                 return r;
@@ -133,15 +135,15 @@ const struct kvd_entry *kvd_sequence_entries(const struct kvd_sequence *s, uint3
         return s->entries;
 }
 
-/* ---- growing -------------------------------------------------------------------------------------------------- */
+/* ---- growing --------------------------------------------------------------------------------- */
 
 /* The daemon says where it put them; a different place is a table that we do not know. */
 static void take_first(const void *reply, void *to) {
         *(uint32_t *)to = ((const struct kvd_msg_append_reply *)reply)->first;
 }
 
-static int append(struct kvd_sequence *s, bool own, const kvd_ref *refs, uint32_t n, const uint32_t *tokens,
-                  uint32_t n_tokens) {
+static int append(struct kvd_sequence *s, bool own, const kvd_ref *refs, uint32_t n,
+                  const uint32_t *tokens, uint32_t n_tokens) {
         struct kvd_msg_append request = {
                 .space = s->view->handle,
                 .sequence = s->number,
@@ -155,7 +157,8 @@ static int append(struct kvd_sequence *s, bool own, const kvd_ref *refs, uint32_
 
         if (r == 0 && first != s->n) {
                 s->lost = true;
-                r = client_fail(-EPROTO, "the daemon put blocks at entry %u instead of %u", first, s->n);
+                r = client_fail(-EPROTO, "the daemon put blocks at entry %u instead of %u", first,
+                                s->n);
         }
         return r;
 }
@@ -182,10 +185,13 @@ static int check_room(const struct kvd_sequence *s, uint32_t n, uint32_t n_token
         uint32_t bt = s->space->geometry.block_tokens;
 
         if (n == 0 || DIV_UP((uint64_t)n_tokens, bt) != n)
-                return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n, bt);
+                return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n,
+                                   bt);
         if (n > s->max_blocks - s->n)
-                return client_fail(-ENOSPC, "the sequence was opened for %u blocks and has %u; %u more do not fit",
-                                   s->max_blocks, s->n, n);
+                return client_fail(
+                        -ENOSPC,
+                        "the sequence was opened for %u blocks and has %u; %u more do not fit",
+                        s->max_blocks, s->n, n);
         return 0;
 }
 
@@ -193,7 +199,8 @@ static kvd_ref ref_now(const struct kvd_index *ix, uint32_t id) {
         return kvd_ref_make(id, kvd_slot_generation(shm_load(&kvd_index_desc(ix, id)->slot)));
 }
 
-static int borrow_piece(struct kvd_sequence *s, uint32_t n, const uint32_t *ids, const uint32_t *tokens) {
+static int borrow_piece(struct kvd_sequence *s, uint32_t n, const uint32_t *ids,
+                        const uint32_t *tokens) {
         uint32_t bt = s->space->geometry.block_tokens;
         kvd_ref refs[PIECE_BLOCKS];
         int r;
@@ -206,13 +213,15 @@ static int borrow_piece(struct kvd_sequence *s, uint32_t n, const uint32_t *ids,
         return r;
 }
 
-int kvd_sequence_borrow(struct kvd_sequence *s, const struct kvd_pin *pin, uint32_t n, const uint32_t *ids,
-                        const uint32_t *tokens) {
-        uint32_t bt = s->space->geometry.block_tokens, most = MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)), k;
+int kvd_sequence_borrow(struct kvd_sequence *s, const struct kvd_pin *pin, uint32_t n,
+                        const uint32_t *ids, const uint32_t *tokens) {
+        uint32_t bt = s->space->geometry.block_tokens,
+                 most = MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)), k;
         int r = check_room(s, n, n * bt);
 
         if (r == 0 && pin->view != s->view)
-                r = client_fail(-ESTALE, "the pin holds nothing, or blocks of another space or daemon");
+                r = client_fail(-ESTALE,
+                                "the pin holds nothing, or blocks of another space or daemon");
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 if (ids[i] >= s->view->ix->capacity)
                         r = client_fail(-EINVAL, "there is no block %u", ids[i]);
@@ -224,8 +233,8 @@ int kvd_sequence_borrow(struct kvd_sequence *s, const struct kvd_pin *pin, uint3
 }
 
 /* The sequence's pins and its reference to the view take the place of the blocks'. */
-static void consume(struct kvd_sequence *s, const kvd_ref *refs, uint32_t n, struct kvd_block *blocks,
-                    uint32_t n_tokens) {
+static void consume(struct kvd_sequence *s, const kvd_ref *refs, uint32_t n,
+                    struct kvd_block *blocks, uint32_t n_tokens) {
         uint32_t bt = s->space->geometry.block_tokens;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -236,8 +245,8 @@ static void consume(struct kvd_sequence *s, const kvd_ref *refs, uint32_t n, str
         count(s->space, COUNT_SEALED, n);
 }
 
-static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
-                        uint32_t n_tokens) {
+static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *blocks,
+                        const uint32_t *tokens, uint32_t n_tokens) {
         kvd_ref refs[PIECE_BLOCKS];
         int r;
 
@@ -261,20 +270,24 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
 static int check_blocks(const struct kvd_sequence *s, uint32_t n, const struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++)
                 if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(
+                                -ESTALE,
+                                "a block is not allocated, or belongs to a daemon that is gone");
         return 0;
 }
 
-int kvd_sequence_append(struct kvd_sequence *s, uint32_t n, struct kvd_block *blocks, const uint32_t *tokens,
-                        uint32_t n_tokens) {
-        uint32_t bt = s->space->geometry.block_tokens, most = MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)), k;
+int kvd_sequence_append(struct kvd_sequence *s, uint32_t n, struct kvd_block *blocks,
+                        const uint32_t *tokens, uint32_t n_tokens) {
+        uint32_t bt = s->space->geometry.block_tokens,
+                 most = MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)), k;
         int r = check_room(s, n, n_tokens);
 
         if (r == 0)
                 r = check_blocks(s, n, blocks);
         for (uint32_t i = 0; r == 0 && i < n; i += k) {
                 k = MIN(most, n - i);
-                r = append_piece(s, k, blocks + i, tokens + (size_t)i * bt, MIN(n_tokens - i * bt, k * bt));
+                r = append_piece(s, k, blocks + i, tokens + (size_t)i * bt,
+                                 MIN(n_tokens - i * bt, k * bt));
                 if (r < 0 && i > 0)
                         return (int)i;
         }

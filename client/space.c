@@ -39,7 +39,8 @@ static int check_request(const char *name, const struct kvd_geometry *geometry,
         if (!name || !geometry)
                 return client_fail(-EINVAL, "a space needs a name and a geometry");
         if (strlen(name) > KVD_NAME_MAX)
-                return client_fail(-EINVAL, "a space's name has at most %d characters", KVD_NAME_MAX);
+                return client_fail(-EINVAL, "a space's name has at most %d characters",
+                                   KVD_NAME_MAX);
         return options ? check_options(options) : 0;
 }
 
@@ -131,9 +132,12 @@ void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
         view_put(view);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Segments that came into being since. A daemon that is gone has none to give, and what is mapped is what there is. */
+/*
+ * Segments that came into being since. A daemon that is gone has none to give, and what is mapped
+ * is what there is.
+ */
 static void map_new_segments(struct view *view) {
         struct kvd *handle = view->space->handle;
         uint32_t n = atomic_load(&view->ix->n_segments);
@@ -152,7 +156,8 @@ void view_memory(struct view *view, struct kvd_space_memory *ret) {
                 .sealed = view->sealed,
                 .block_bytes = view->ix->block_bytes,
                 .blocks = is_fixed(view->space) ? view->space->fixed.blocks : view->ix->capacity,
-                .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)), view->ix->capacity),
+                .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)),
+                              view->ix->capacity),
         };
 }
 

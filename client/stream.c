@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says which
- * semaphore must have which value before its data is there; see ipc/base/semaphore.h, and store/device/semaphore.c for
- * why that is enough, whoever dies.
+ * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says
+ * which semaphore must have which value before its data is there; see ipc/base/semaphore.h, and
+ * store/device/semaphore.c for why that is enough, whoever dies.
  */
 
 #include <errno.h>
@@ -29,14 +29,17 @@ int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
         return 0;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 struct need {
         uint32_t semaphore;
         uint64_t value;
 };
 
-#define NEEDS 16u /* semaphores that one walk remembers; a chain whose blocks come from more streams waits in pieces */
+/*
+ * semaphores that one walk remembers; a chain whose blocks come from more streams waits in pieces
+ */
+#define NEEDS 16u
 
 static int wait_for(struct view *view, void *stream, const struct need *needs, uint32_t n) {
         int r = 0;
@@ -47,7 +50,8 @@ static int wait_for(struct view *view, void *stream, const struct need *needs, u
 }
 
 /* One wait for each semaphore, for the largest value. Returns how many there are, or an error. */
-static int add_need(struct view *view, void *stream, struct need *needs, uint32_t n, struct need one) {
+static int add_need(struct view *view, void *stream, struct need *needs, uint32_t n,
+                    struct need one) {
         int r;
 
         for (uint32_t i = 0; i < n; i++)
@@ -65,7 +69,10 @@ static int add_need(struct view *view, void *stream, struct need *needs, uint32_
         return (int)n + 1;
 }
 
-/* A block of the chain that ends with the pin's: its parents, and what they say, are fixed while that is held. */
+/*
+ * A block of the chain that ends with the pin's: its parents, and what they say, are fixed while
+ * that is held.
+ */
 static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
         const struct kvd_desc *desc;
 
@@ -85,7 +92,8 @@ static struct need need_of(const struct kvd_desc *desc) {
 }
 
 static bool nothing_pending(const struct view *view) {
-        return !view->device || atomic_load_explicit(&view->ix->n_pending, memory_order_relaxed) == 0;
+        return !view->device ||
+               atomic_load_explicit(&view->ix->n_pending, memory_order_relaxed) == 0;
 }
 
 int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream) {
@@ -107,7 +115,10 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
         return n < 0 ? n : wait_for(view, stream, needs, (uint32_t)n);
 }
 
-/* The semaphore before the flag: the daemon sets the flag first, and reaches the value for a dead producer only then. */
+/*
+ * The semaphore before the flag: the daemon sets the flag first, and reaches the value for a dead
+ * producer only then.
+ */
 static int check_block(const struct view *view, const struct kvd_desc *desc) {
         struct need need = need_of(desc);
         bool reached = !need.semaphore || semaphore_reached(view, need.semaphore) >= need.value;
@@ -131,16 +142,18 @@ int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
         while ((desc = next_block(view, &at))) {
                 r = check_block(view, desc);
                 if (r == -EIO)
-                        return client_fail(r, "a block's data was never written: its producer died");
+                        return client_fail(r,
+                                           "a block's data was never written: its producer died");
                 waits |= r == -EAGAIN;
         }
         return waits ? client_fail(-EAGAIN, "a block's data has not been written yet") : 0;
 }
 
-/* ---- publishing ------------------------------------------------------------------------------------------------- */
+/* ---- publishing ------------------------------------------------------------------------------ */
 
-static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                   const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, void *stream) {
+static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
+                   struct kvd_block *blocks, const uint32_t *tokens, uint32_t n_tokens,
+                   uint32_t *ids, void *stream) {
         int r = seal_check(space, pin, n, blocks, n_tokens);
         struct promise until;
         struct view *view;
@@ -163,16 +176,17 @@ int kvd_seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct
         return seal_on(space, pin, n, blocks, tokens, n_tokens, NULL, stream);
 }
 
-int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
-                     const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, void *stream) {
+int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
+                     struct kvd_block *blocks, const uint32_t *tokens, uint32_t n_tokens,
+                     uint32_t *ids, void *stream) {
         return seal_on(space, pin, n, blocks, tokens, n_tokens, ids, stream);
 }
 
-/* ---- letting go ------------------------------------------------------------------------------------------------- */
+/* ---- letting go ------------------------------------------------------------------------------ */
 
 /*
- * When neither a promise can be had nor the stream waited for, its context has failed: whatever it was to do is over,
- * and will never touch the blocks again.
+ * When neither a promise can be had nor the stream waited for, its context has failed: whatever it
+ * was to do is over, and will never touch the blocks again.
  */
 static bool promise_or_wait(struct view *view, void *stream, struct promise *ret) {
         return semaphore_promise(view, stream, ret) == 0;
@@ -186,7 +200,8 @@ void kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
                 return;
         if (view->device && promise_or_wait(view, stream, &until)) {
                 deferred_settle(view);
-                atomic_fetch_add(&view->pins[pin->leaf], 1); /* the deferred one's; kvd_unpin takes the caller's */
+                /* the deferred one's; kvd_unpin takes the caller's */
+                atomic_fetch_add(&view->pins[pin->leaf], 1);
                 deferred_add(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
         }
         kvd_unpin(space, pin);
@@ -207,7 +222,8 @@ void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, 
         for (uint32_t i = 0; i < n; i++) {
                 if (!on_device(&blocks[i]))
                         continue;
-                if (!blocks[i].data) { /* nobody knows its state (seal.c): the daemon does, and may free it at once */
+                /* nobody knows its state (seal.c): the daemon does, and may free it at once */
+                if (!blocks[i].data) {
                         semaphore_finish(blocks[i].view, stream);
                         continue;
                 }
@@ -251,9 +267,10 @@ int kvd_settle(struct kvd_space *space) {
         return (int)waiting;
 }
 
-/* ---- layers ----------------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
-void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer, struct kvd_layer_view *ret) {
+void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
+                   struct kvd_layer_view *ret) {
         const struct kvd_shape *g = &ix->geometry;
         uint32_t per_group = g->layers / g->layer_groups, bytes = kvd_dtype_bytes(g->dtype);
         uint64_t row = (uint64_t)g->head_dim * bytes, plane = row * g->kv_heads * g->block_tokens;
@@ -277,8 +294,9 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
         if (space_check(space) < 0)
                 return -ECHILD;
         if (kvd_shape_is_opaque(&space->geometry))
-                return client_fail(-EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
-                                   space->name, space->geometry.layout);
+                return client_fail(
+                        -EINVAL, "space '%s' has opaque blocks (%s), in which kvd knows no layers",
+                        space->name, space->geometry.layout);
         if (layer >= space->geometry.layers)
                 return client_fail(-EINVAL, "layer %u of %u", layer, space->geometry.layers);
         pthread_mutex_lock(&space->handle->lock);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What happens to a sequence's blocks besides growing. The daemon proposes, we take or leave: a block that comes is
- * pinned before the one that goes is let go of, and the daemon keeps both in place until it has heard what we did.
+ * What happens to a sequence's blocks besides growing. The daemon proposes, we take or leave: a
+ * block that comes is pinned before the one that goes is let go of, and the daemon keeps both in
+ * place until it has heard what we did.
  */
 
 #include <errno.h>
@@ -16,7 +17,7 @@
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 
-/* ---- changes -------------------------------------------------------------------------------------------------- */
+/* ---- changes --------------------------------------------------------------------------------- */
 
 static void let_go(struct kvd_sequence *s, struct kvd_entry *entry) {
         if (entry->data && !(entry->flags & KVD_ENTRY_BORROWED))
@@ -25,7 +26,8 @@ static void let_go(struct kvd_sequence *s, struct kvd_entry *entry) {
 }
 
 /* Which the caller has pinned. */
-static void place_block(const struct kvd_sequence *s, struct kvd_entry *entry, const struct kvd_change *change) {
+static void place_block(const struct kvd_sequence *s, struct kvd_entry *entry,
+                        const struct kvd_change *change) {
         uint32_t id = kvd_ref_id(change->ref);
 
         entry->data = s->view->sealed + (uint64_t)id * s->view->ix->block_bytes;
@@ -35,7 +37,8 @@ static void place_block(const struct kvd_sequence *s, struct kvd_entry *entry, c
 }
 
 /* The entry gets another block, if it is still there. */
-static bool put_block(struct kvd_sequence *s, struct kvd_entry *entry, const struct kvd_change *change) {
+static bool put_block(struct kvd_sequence *s, struct kvd_entry *entry,
+                      const struct kvd_change *change) {
         uint32_t id = kvd_ref_id(change->ref);
 
         if (id >= s->view->ix->capacity || view_map_blocks(s->view, &change->ref, 1) < 0 ||
@@ -82,18 +85,20 @@ static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
         return true;
 }
 
-/* ---- a compaction: all of it or nothing -------------------------------------------------------------------------- */
+/* ---- a compaction: all of it or nothing ------------------------------------------------------ */
 
 static bool may_pack(const struct kvd_sequence *s, const struct kvd_change *change) {
         const struct kvd_entry *entry = change->slot < s->n ? &s->entries[change->slot] : NULL;
 
-        return change->kind == KVD_CHANGE_COMPACT && entry && entry->data && !(entry->flags & KVD_ENTRY_BORROWED) &&
+        return change->kind == KVD_CHANGE_COMPACT && entry && entry->data &&
+               !(entry->flags & KVD_ENTRY_BORROWED) &&
                change->n_tokens <= s->space->geometry.block_tokens &&
                (!change->ref || kvd_ref_id(change->ref) < s->view->ix->capacity);
 }
 
 static bool pin_packed(struct kvd_sequence *s, const struct kvd_change *change) {
-        return !change->ref || (view_map_blocks(s->view, &change->ref, 1) == 0 && pin_block(s->view, change->ref));
+        return !change->ref ||
+               (view_map_blocks(s->view, &change->ref, 1) == 0 && pin_block(s->view, change->ref));
 }
 
 static bool pin_all(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n) {
@@ -130,17 +135,20 @@ static bool apply_compaction(struct kvd_sequence *s, const struct kvd_change *ch
 
 /* How many changes are taken, or not, as one from the first of n on. */
 static uint32_t group(const struct kvd_change *changes, uint32_t n) {
-        if (changes->kind != KVD_CHANGE_COMPACT || changes->delta < 0 || (uint32_t)changes->delta >= n)
+        if (changes->kind != KVD_CHANGE_COMPACT || changes->delta < 0 ||
+            (uint32_t)changes->delta >= n)
                 return 1;
         return (uint32_t)changes->delta + 1;
 }
 
 static bool apply_group(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n) {
-        return changes->kind == KVD_CHANGE_COMPACT ? apply_compaction(s, changes, n) : apply(s, changes);
+        return changes->kind == KVD_CHANGE_COMPACT ? apply_compaction(s, changes, n) :
+                                                     apply(s, changes);
 }
 
 /* Returns how many were taken, and writes which. */
-static int apply_all(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n, uint32_t *taken) {
+static int apply_all(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n,
+                     uint32_t *taken) {
         int changed = 0;
 
         for (uint32_t i = 0, k; i < n; i += k) {
@@ -154,7 +162,7 @@ static int apply_all(struct kvd_sequence *s, const struct kvd_change *changes, u
         return changed;
 }
 
-/* ---- sync ------------------------------------------------------------------------------------------------------ */
+/* ---- sync ------------------------------------------------------------------------------------ */
 
 struct news {
         struct kvd_sequence *sequence;
@@ -179,7 +187,9 @@ static uint32_t epoch_of(const shm_u32 *epoch) {
         return atomic_load_explicit(epoch, memory_order_acquire);
 }
 
-/* Asks until there is nothing more, and adds to *changed. *pending: something is still under way. */
+/*
+ * Asks until there is nothing more, and adds to *changed. *pending: something is still under way.
+ */
 static int take_over(struct kvd_sequence *s, int *changed, bool *pending) {
         uint32_t taken[KVD_SYNC_CHANGES], n_taken = 0, epoch = epoch_of(&s->view->ix->sync_epoch);
         struct kvd_msg_sync request = {.space = s->view->handle, .sequence = s->number};
@@ -210,10 +220,11 @@ int kvd_sequence_sync(struct kvd_sequence *s) {
         return r < 0 ? r : changed;
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 #define PAUSE_FIRST_NS UINT64_C(500000)
-#define PAUSE_MOST_NS UINT64_C(8000000) /* a daemon's death wakes nobody: it is found so much later */
+/* a daemon's death wakes nobody: it is found so much later */
+#define PAUSE_MOST_NS UINT64_C(8000000)
 
 /* Our place in a table ends with the connection: whoever connects anew has none. */
 static bool daemon_is_gone(struct kvd_sequence *s) {
@@ -228,7 +239,8 @@ static bool daemon_is_gone(struct kvd_sequence *s) {
 
 static int gone(struct kvd_sequence *s) {
         s->lost = true;
-        return client_fail(-ESTALE, "the sequence belongs to a daemon that is gone; open a new one");
+        return client_fail(-ESTALE,
+                           "the sequence belongs to a daemon that is gone; open a new one");
 }
 
 static void sleep_until_moved(const struct kvd_sequence *s, uint32_t epoch, uint64_t ns) {
@@ -238,7 +250,8 @@ static void sleep_until_moved(const struct kvd_sequence *s, uint32_t epoch, uint
 }
 
 int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
-        uint64_t now = sys_now_ns(), deadline = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+        uint64_t now = sys_now_ns(),
+                 deadline = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
         uint64_t pause = PAUSE_FIRST_NS;
         int changed = 0, r;
 
@@ -257,27 +270,31 @@ int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
                         return changed;
                 now = sys_now_ns();
                 if (now >= deadline)
-                        return client_fail(-ETIMEDOUT, "something that the sequence asked for is still under way");
+                        return client_fail(
+                                -ETIMEDOUT,
+                                "something that the sequence asked for is still under way");
                 sleep_until_moved(s, epoch, MIN(pause, deadline - now));
                 pause = MIN(2 * pause, PAUSE_MOST_NS);
         }
 }
 
-/* ---- wishes ---------------------------------------------------------------------------------------------------- */
+/* ---- wishes ---------------------------------------------------------------------------------- */
 
 static int check_slots(const struct kvd_sequence *s, uint32_t n, const uint32_t *slots) {
         for (uint32_t i = 0; i < n; i++)
                 if (slots[i] >= s->n)
                         return client_fail(-EINVAL, "the sequence has no entry %u", slots[i]);
-        return n > KVD_FRAME_MAX / 16 ? client_fail(-EINVAL, "%u entries at once are too many", n) : 0;
+        return n > KVD_FRAME_MAX / 16 ? client_fail(-EINVAL, "%u entries at once are too many", n) :
+                                        0;
 }
 
 int kvd_sequence_step(struct kvd_sequence *s, uint32_t first, uint32_t n) {
         struct kvd_msg_share request = {s->view->handle, s->number, first, n};
 
         if (n == 0 || first > s->n_tokens || n > s->n_tokens - first)
-                return client_fail(-EINVAL, "the sequence has %u tokens, a step of %u from %u is not in it", s->n_tokens,
-                                   n, first);
+                return client_fail(-EINVAL,
+                                   "the sequence has %u tokens, a step of %u from %u is not in it",
+                                   s->n_tokens, n, first);
         if (!kvd_setting_on(s->view->ix->settings, KVD_memshare_on) && view_is_current(s->view))
                 return 0;
         return sequence_ask(s, KVD_MSG_share, &request, NULL, NULL, NULL);
@@ -287,8 +304,10 @@ static void take_cooling(const void *reply, void *to) {
         *(uint32_t *)to = ((const struct kvd_msg_cool_reply *)reply)->cooling;
 }
 
-int kvd_sequence_cool(struct kvd_sequence *s, uint32_t n, const uint32_t *slots, enum kvd_cool how) {
-        struct kvd_msg_cool request = {s->view->handle, s->number, how, {slots, n * (uint32_t)sizeof *slots}};
+int kvd_sequence_cool(struct kvd_sequence *s, uint32_t n, const uint32_t *slots,
+                      enum kvd_cool how) {
+        struct kvd_msg_cool request = {
+                s->view->handle, s->number, how, {slots, n * (uint32_t)sizeof *slots}};
         struct kvd_msg_cool_reply reply;
         uint32_t cooling = 0;
         int r = check_slots(s, n, slots);
@@ -304,8 +323,10 @@ static void take_revived(const void *reply, void *to) {
         *(uint32_t *)to = MAX(m->exact, m->approx);
 }
 
-int kvd_sequence_revive(struct kvd_sequence *s, uint32_t n, const uint32_t *slots, enum kvd_revive how) {
-        struct kvd_msg_revive request = {s->view->handle, s->number, how, {slots, n * (uint32_t)sizeof *slots}};
+int kvd_sequence_revive(struct kvd_sequence *s, uint32_t n, const uint32_t *slots,
+                        enum kvd_revive how) {
+        struct kvd_msg_revive request = {
+                s->view->handle, s->number, how, {slots, n * (uint32_t)sizeof *slots}};
         struct kvd_msg_revive_reply reply;
         uint32_t coming = 0;
         int r = check_slots(s, n, slots);
@@ -326,7 +347,8 @@ int kvd_sequence_compact(struct kvd_sequence *s, uint32_t first, uint32_t n, uin
         int r;
 
         if (n == 0 || first > s->n || n > s->n - first)
-                return client_fail(-EINVAL, "the sequence has %u entries, not %u from %u on", s->n, n, first);
+                return client_fail(-EINVAL, "the sequence has %u entries, not %u from %u on", s->n,
+                                   n, first);
         r = sequence_ask(s, KVD_MSG_compact, &request, &reply, take_packed, &entries);
         return r < 0 ? r : (int)entries;
 }

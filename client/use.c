@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is known about a sequence's blocks: what the engine's attention says of each, which the daemon reads from our
- * page when it has to choose between them, and counts for the caller. Nobody is asked for either.
+ * What is known about a sequence's blocks: what the engine's attention says of each, which the
+ * daemon reads from our page when it has to choose between them, and counts for the caller. Nobody
+ * is asked for either.
  */
 
 #include <string.h>
@@ -10,14 +11,15 @@
 #include "client/internal.h"
 #include "ipc/base/summary.h"
 
-/* ---- what attention says ----------------------------------------------------------------------------------------- */
+/* ---- what attention says --------------------------------------------------------------------- */
 
 #define BETA 0.1f
 #define SUM_UNIT 16.0f /* of a sum: 4,095 averages fit */
 
 /* kvreviver.profile = paper: scores add up. Otherwise a moving average. */
 static uint16_t renew(uint16_t old, float now, bool sum) {
-        float value = sum ? (float)old + SUM_UNIT * now : (1 - BETA) * (float)old + BETA * 256 * now;
+        float value = sum ? (float)old + SUM_UNIT * now :
+                            (1 - BETA) * (float)old + BETA * 256 * now;
 
         return value >= UINT16_MAX ? UINT16_MAX : value > 0 ? (uint16_t)(value + 0.5f) : 0;
 }
@@ -43,21 +45,25 @@ void kvd_sequence_use(struct kvd_sequence *s, uint32_t slot, float mass, float h
                 return;
         word = atomic_load_explicit(use_word(s, s->entries[slot].block), memory_order_relaxed);
         memcpy(&use, &word, sizeof use);
-        use_begin(s, s->entries[slot].block, (struct kvd_use){renew(use.mass, mass, sum), renew(use.hits, hits, sum)});
+        use_begin(s, s->entries[slot].block,
+                  (struct kvd_use){renew(use.mass, mass, sum), renew(use.hits, hits, sum)});
 }
 
-/* ---- counts ------------------------------------------------------------------------------------------------------ */
+/* ---- counts ---------------------------------------------------------------------------------- */
 
 /* Of a block that is not known to be anywhere there is no summary. */
 static bool has_summary(const struct kvd_sequence *s, const struct kvd_entry *e) {
         const shm_u64 *settings = s->view->ix->settings;
 
         return !(e->flags & (KVD_ENTRY_DROPPED | KVD_ENTRY_SHARED)) &&
-               (kvd_setting_on(settings, KVD_hshare_on) || kvd_setting_on(settings, KVD_keydiff_on) ||
-                kvd_setting_on(settings, KVD_memshare_on) || kvd_setting_on(settings, KVD_kvreviver_on));
+               (kvd_setting_on(settings, KVD_hshare_on) ||
+                kvd_setting_on(settings, KVD_keydiff_on) ||
+                kvd_setting_on(settings, KVD_memshare_on) ||
+                kvd_setting_on(settings, KVD_kvreviver_on));
 }
 
-static void add_bytes(const struct kvd_sequence *s, const struct kvd_entry *e, struct kvd_sequence_stats *ret) {
+static void add_bytes(const struct kvd_sequence *s, const struct kvd_entry *e,
+                      struct kvd_sequence_stats *ret) {
         if (e->data && !(e->flags & KVD_ENTRY_SHARED))
                 ret->resident_bytes += s->view->ix->block_bytes;
         if (has_summary(s, e))
@@ -65,8 +71,11 @@ static void add_bytes(const struct kvd_sequence *s, const struct kvd_entry *e, s
 }
 
 void kvd_sequence_stats(const struct kvd_sequence *s, struct kvd_sequence_stats *ret) {
-        *ret = (struct kvd_sequence_stats){.blocks = s->n, .tokens = s->n_tokens, .revived_exact = s->arrived[0],
-                                           .revived_approx = s->arrived[1], .copy_bytes = s->copy_bytes,
+        *ret = (struct kvd_sequence_stats){.blocks = s->n,
+                                           .tokens = s->n_tokens,
+                                           .revived_exact = s->arrived[0],
+                                           .revived_approx = s->arrived[1],
+                                           .copy_bytes = s->copy_bytes,
                                            .sketch_bytes = s->sketch_bytes};
         for (uint32_t i = 0; i < s->n; i++) {
                 const struct kvd_entry *e = &s->entries[i];

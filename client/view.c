@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Mappings of one attachment. A lookup holds a reference while it reads; a pin and a block that the caller fills hold
- * one each until they are let go. When the daemon is replaced, the space gets a new view, and the old one is unmapped
- * with its last reference. The struct itself lives until the space is closed, so that a thread that was late in
- * view_get may still touch its reference count.
+ * Mappings of one attachment. A lookup holds a reference while it reads; a pin and a block that the
+ * caller fills hold one each until they are let go. When the daemon is replaced, the space gets a
+ * new view, and the old one is unmapped with its last reference. The struct itself lives until the
+ * space is closed, so that a thread that was late in view_get may still touch its reference count.
  */
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "ipc/base/file.h"
 #include "ipc/base/sys.h"
 
-/* ---- references --------------------------------------------------------------------------------------------- */
+/* ---- references ------------------------------------------------------------------------------ */
 
 bool view_is_current(const struct view *view) {
         return atomic_load(&view->space->view) == view;
@@ -31,7 +31,8 @@ void view_count(const struct view *view, uint64_t counters[COUNTERS]) {
         };
 
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
-                counters[place[i]] += atomic_load_explicit(&view->page->counters[i], memory_order_relaxed);
+                counters[place[i]] += atomic_load_explicit(&view->page->counters[i],
+                                                           memory_order_relaxed);
 }
 
 /* The page's counts go on counting for the space. */
@@ -48,7 +49,8 @@ void view_unmap(struct view *view) {
                 return;
         view->unmapped = true;
         if (view->memory)
-                view->memory->release(view); /* first: what streams still hold is pinned until then */
+                /* first: what streams still hold is pinned until then */
+                view->memory->release(view);
         if (view->page) {
                 keep_counters(view);
                 munmap(view->page, kvd_pinpage_bytes(view->ix->capacity));
@@ -79,7 +81,7 @@ void view_put(struct view *view) {
         pthread_mutex_unlock(&handle->lock);
 }
 
-/* ---- mapping ------------------------------------------------------------------------------------------------ */
+/* ---- mapping --------------------------------------------------------------------------------- */
 
 int view_map_file(int fd, uint64_t bytes, int prot, void **ret) {
         int r = shared_file_map(fd, bytes, prot, ret);
@@ -87,12 +89,13 @@ int view_map_file(int fd, uint64_t bytes, int prot, void **ret) {
         if (r == -EPROTO)
                 return daemon_fail(r, "a mapping is shorter than announced");
         if (r < 0)
-                return client_fail(r, "cannot map %llu bytes: %s", (unsigned long long)bytes, strerror(-r));
+                return client_fail(r, "cannot map %llu bytes: %s", (unsigned long long)bytes,
+                                   strerror(-r));
         sys->madvise(*ret, bytes, MADV_DONTFORK);
         return 0;
 }
 
-/* ---- segments ----------------------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 bool view_has(const struct view *view, uint32_t segment) {
         uint64_t bits = atomic_load_explicit(&view->mapped[segment / 64], memory_order_acquire);
@@ -122,7 +125,8 @@ bool view_may_write(const struct view *view, uint32_t segment) {
 }
 
 void view_set_segment(struct view *view, uint32_t segment, bool mapped, bool writable) {
-        uint64_t bit = UINT64_C(1) << segment % 64, bits = atomic_load(&view->mapped[segment / 64]) & ~bit;
+        uint64_t bit = UINT64_C(1) << segment % 64,
+                 bits = atomic_load(&view->mapped[segment / 64]) & ~bit;
         uint32_t n = MIN(atomic_load(&view->n_mapped), segment);
 
         view->writable[segment / 64] &= ~bit;
@@ -137,10 +141,11 @@ void view_lose_segment(struct view *view, uint32_t segment) {
         view_set_segment(view, segment, false, false);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 struct view *view_new(struct kvd_space *space) {
-        struct view *view = sys->mmap(NULL, sizeof *view, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        struct view *view = sys->mmap(NULL, sizeof *view, PROT_READ | PROT_WRITE,
+                                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
         if (view == MAP_FAILED)
                 return NULL;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The socket that a service manager has opened for us, by the protocol of sd_listen_fds. It is written out here, because
- * it is four environment variables, and a library would be a dependency for them.
+ * The socket that a service manager has opened for us, by the protocol of sd_listen_fds. It is
+ * written out here, because it is four environment variables, and a library would be a dependency
+ * for them.
  */
 
 #include "daemon/activation.h"
@@ -32,11 +33,15 @@ static int socket_option(int fd, int name) {
 }
 
 static bool is_listening(int fd) {
-        return socket_option(fd, SO_DOMAIN) == AF_UNIX && socket_option(fd, SO_TYPE) == SOCK_SEQPACKET &&
+        return socket_option(fd, SO_DOMAIN) == AF_UNIX &&
+               socket_option(fd, SO_TYPE) == SOCK_SEQPACKET &&
                socket_option(fd, SO_ACCEPTCONN) == 1;
 }
 
-/* Place of the name in a list with colons, or -1. A list that is missing names everything "unknown". */
+/*
+ * Place of the name in a list with colons, or -1. A list that is missing names everything
+ * "unknown".
+ */
 static int find_name(const char *names, const char *name) {
         size_t n;
 
@@ -71,11 +76,16 @@ int activation_take(int *ret, struct kvd_why *why) {
         for (long k = 0; k < n; k++)
                 fcntl(FIRST_FD + (int)k, F_SETFD, FD_CLOEXEC);
         if (i < 0)
-                return kvd_refuse(why, -EINVAL, "none of the %ld descriptors handed over is called 'listen'; write "
-                                  "FileDescriptorName=listen in the socket unit", n);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "none of the %ld descriptors handed over is called 'listen'; write "
+                        "FileDescriptorName=listen in the socket unit",
+                        n);
         if (!is_listening(FIRST_FD + i))
-                return kvd_refuse(why, -EINVAL, "the descriptor called 'listen' is not a listening seqpacket Unix "
-                                  "socket; write ListenSequentialPacket= in the socket unit");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "the descriptor called 'listen' is not a listening seqpacket Unix "
+                        "socket; write ListenSequentialPacket= in the socket unit");
         *ret = FIRST_FD + i;
         return 1;
 }

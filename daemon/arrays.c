@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Arrays lie unaligned in a frame, and as long as their sender likes. Here they are checked and copied to where the
- * store can read them.
+ * Arrays lie unaligned in a frame, and as long as their sender likes. Here they are checked and
+ * copied to where the store can read them.
  */
 
 #include "daemon/arrays.h"
@@ -12,10 +12,11 @@
 
 #include "ipc/base/util.h"
 
-static int64_t copy_array(struct client *c, struct kvd_slice from, const char *what, void *to, uint32_t size,
-                          uint32_t room) {
+static int64_t copy_array(struct client *c, struct kvd_slice from, const char *what, void *to,
+                          uint32_t size, uint32_t room) {
         if (from.size % size)
-                return client_refuse(c, -EINVAL, "%s has %u bytes, no multiple of %u", what, from.size, size);
+                return client_refuse(c, -EINVAL, "%s has %u bytes, no multiple of %u", what,
+                                     from.size, size);
         if (from.size / size > room)
                 return client_refuse(c, -EINVAL, "%s has more than %u elements", what, room);
         if (from.size)
@@ -44,7 +45,8 @@ int64_t array_of_numbers(struct client *c, struct kvd_slice from, const char *wh
 int key_of(struct client *c, struct kvd_slice from, struct kvd_key *ret) {
         *ret = (struct kvd_key){0};
         if (from.size != 0 && from.size != sizeof *ret)
-                return client_refuse(c, -EINVAL, "prefix_key has %u bytes, not %zu", from.size, sizeof *ret);
+                return client_refuse(c, -EINVAL, "prefix_key has %u bytes, not %zu", from.size,
+                                     sizeof *ret);
         if (from.size)
                 memcpy(ret, from.data, sizeof *ret);
         return 0;

@@ -3,15 +3,17 @@
 #define KVD_DAEMON_ARRAYS_H
 
 /*
- * Arrays of a request, copied out of its frame, where they lie unaligned, into the server's scratch. They return how
- * many elements, or a negative errno after client_refuse said what is wrong.
+ * Arrays of a request, copied out of its frame, where they lie unaligned, into the server's
+ * scratch. They return how many elements, or a negative errno after client_refuse said what is
+ * wrong.
  */
 
 #include "daemon/client.h"
 
 int64_t array_of_blocks(struct client *client, struct kvd_slice from); /* to scratch->blocks */
 int64_t array_of_tokens(struct client *client, struct kvd_slice from); /* to scratch->tokens */
-int64_t array_of_numbers(struct client *client, struct kvd_slice from, const char *what); /* to scratch->numbers */
+/* to scratch->numbers */
+int64_t array_of_numbers(struct client *client, struct kvd_slice from, const char *what);
 
 /* 0; a missing key is all zeroes. */
 int key_of(struct client *client, struct kvd_slice from, struct kvd_key *ret);

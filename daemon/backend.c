@@ -3,8 +3,9 @@
 /*
  * Decides once, at the start, where the pool is, and says why in one line.
  *
- * The driver is initialised in this process: it starts no thread before there is a context, and what this process
- * starts afterwards it starts by exec, so that nothing inherits a driver that a fork has broken.
+ * The driver is initialised in this process: it starts no thread before there is a context, and
+ * what this process starts afterwards it starts by exec, so that nothing inherits a driver that a
+ * fork has broken.
  */
 
 #include "daemon/backend.h"
@@ -23,26 +24,31 @@ static int check(struct backend *b, cu_result error, const char *what) {
 
         if (error == CU_OK)
                 return 0;
-        return kvd_refuse(&b->why, kvd_cuda_errno(error), "%s: %s", what, kvd_cuda_why(b->cuda, error, text, sizeof text));
+        return kvd_refuse(&b->why, kvd_cuda_errno(error), "%s: %s", what,
+                          kvd_cuda_why(b->cuda, error, text, sizeof text));
 }
 
 const char *backend_name(enum kvd_backend backend) {
-        static const char *const names[] = {[KVD_BACKEND_HOST] = "host", [KVD_BACKEND_VMM] = "cuda (vmm)",
+        static const char *const names[] = {[KVD_BACKEND_HOST] = "host",
+                                            [KVD_BACKEND_VMM] = "cuda (vmm)",
                                             [KVD_BACKEND_LEGACY] = "cuda (legacy)"};
 
         return names[backend];
 }
 
-/* ---- device ------------------------------------------------------------------------------------------------------ */
+/* ---- device ---------------------------------------------------------------------------------- */
 
-/* GPUs are counted as nvidia-smi and the device nodes do, not by speed, unless the user has chosen otherwise. */
+/*
+ * GPUs are counted as nvidia-smi and the device nodes do, not by speed, unless the user has chosen
+ * otherwise.
+ */
 static void count_by_bus(void) {
         setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
 }
 
 /*
- * A service may see only its own GPU (DeviceAllow, a container's devices), which is number 0 then, whatever its number
- * on the machine. With several to choose from, the number must be right.
+ * A service may see only its own GPU (DeviceAllow, a container's devices), which is number 0 then,
+ * whatever its number on the machine. With several to choose from, the number must be right.
  */
 static int find_device(struct backend *b, uint32_t number) {
         int n, r = check(b, b->cuda->cuDeviceGetCount(&n), "cuDeviceGetCount");
@@ -52,7 +58,8 @@ static int find_device(struct backend *b, uint32_t number) {
         if (n == 0)
                 return kvd_refuse(&b->why, -ENODEV, "the driver sees no GPU");
         if (number >= (uint32_t)n && n > 1)
-                return kvd_refuse(&b->why, -ENODEV, "there is no GPU %u; the driver sees %d, from 0 on", number, n);
+                return kvd_refuse(&b->why, -ENODEV,
+                                  "there is no GPU %u; the driver sees %d, from 0 on", number, n);
         return check(b, b->cuda->cuDeviceGet(&b->ordinal, n == 1 ? 0 : (int)number), "cuDeviceGet");
 }
 
@@ -73,21 +80,27 @@ static int describe(struct backend *b) {
         at = (size_t)snprintf(b->device, sizeof b->device, "%s, UUID GPU-", name);
         for (uint32_t i = 0; i < sizeof b->uuid; i++)
                 at += (size_t)snprintf(b->device + at, sizeof b->device - at, "%s%02x",
-                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", b->uuid.bytes[i]);
+                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                                       b->uuid.bytes[i]);
         return 0;
 }
 
-/* ---- what it can do ---------------------------------------------------------------------------------------------- */
+/* ---- what it can do -------------------------------------------------------------------------- */
 
-/* Attributes say what a device could do; drivers, containers and virtual machines decide what it does. */
+/*
+ * Attributes say what a device could do; drivers, containers and virtual machines decide what it
+ * does.
+ */
 static int probe_vmm(struct backend *b) {
-        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                           .handle_types = CU_HANDLE_POSIX_FD,
                                            .location = {CU_LOCATION_DEVICE, b->ordinal}};
         size_t bytes = 0;
         cu_memory memory;
         int fd = -1, r;
 
-        r = check(b, b->cuda->cuMemGetAllocationGranularity(&bytes, &what, CU_GRANULARITY_RECOMMENDED),
+        r = check(b,
+                  b->cuda->cuMemGetAllocationGranularity(&bytes, &what, CU_GRANULARITY_RECOMMENDED),
                   "cuMemGetAllocationGranularity");
         if (r == 0)
                 r = check(b, b->cuda->cuMemCreate(&memory, bytes, &what, 0), "cuMemCreate");
@@ -121,7 +134,8 @@ static int take_vmm(struct backend *b) {
         if (r < 0)
                 return r;
         b->backend = KVD_BACKEND_VMM;
-        return kvd_refuse(&b->why, 0, "memory can be made, and given to other processes as descriptors");
+        return kvd_refuse(&b->why, 0,
+                          "memory can be made, and given to other processes as descriptors");
 }
 
 /* Needs a context, and so a process of its own. because: descriptors were not to be had. */
@@ -133,8 +147,10 @@ static int take_legacy(struct backend *b, const struct config *config, const cha
         if (r < 0)
                 return kvd_refuse(&b->why, r, "%s%s%s", because, also, why);
         b->backend = KVD_BACKEND_LEGACY;
-        return kvd_refuse(&b->why, 0, "%s%san exporter can make memory, and give it to other processes as legacy handles", because,
-                          also);
+        return kvd_refuse(
+                &b->why, 0,
+                "%s%san exporter can make memory, and give it to other processes as legacy handles",
+                because, also);
 }
 
 static int take_gpu(struct backend *b, const struct config *config) {
@@ -171,7 +187,7 @@ int backend_choose(const struct config *config, struct backend *ret) {
         return r;
 }
 
-/* ---- pool -------------------------------------------------------------------------------------------------------- */
+/* ---- pool ------------------------------------------------------------------------------------ */
 
 int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why) {
         uint64_t host = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -184,10 +200,13 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
         if (!config->spill)
                 config->spill = MIN(config->pool, host / 4);
         if (config->pool > b->bytes)
-                return kvd_refuse(why, -EINVAL, "pool is %llu MiB, and %s has %llu; lower it", (unsigned long long)
-                                  (config->pool >> 20), b->device, (unsigned long long)(b->bytes >> 20));
+                return kvd_refuse(why, -EINVAL, "pool is %llu MiB, and %s has %llu; lower it",
+                                  (unsigned long long)(config->pool >> 20), b->device,
+                                  (unsigned long long)(b->bytes >> 20));
         if (config->worker == CONFIG_OFF)
-                return kvd_refuse(why, -EINVAL, "worker = off, and a GPU's memory is cleared by the worker before "
-                                  "anybody gets it; set worker = auto, or backend = host");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "worker = off, and a GPU's memory is cleared by the worker before "
+                        "anybody gets it; set worker = auto, or backend = host");
         return config_check(config, why);
 }

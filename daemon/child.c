@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The life of a process that works for the daemon: it is started, asked, watched and replaced here, and its kind says
- * what it is asked. One question at a time is out, so that a send never waits and an answer needs no looking up.
+ * The life of a process that works for the daemon: it is started, asked, watched and replaced here,
+ * and its kind says what it is asked. One question at a time is out, so that a send never waits and
+ * an answer needs no looking up.
  *
- * A child that is killed is gone when its pidfd says so, not before: until then it may still write where its question
- * told it to, and the store keeps those places.
+ * A child that is killed is gone when its pidfd says so, not before: until then it may still write
+ * where its question told it to, and the store keeps those places.
  */
 
 #include "daemon/child.h"
@@ -31,7 +32,8 @@ static void look_now(struct loop_timer *timer);
 static void start_again(struct loop_timer *timer);
 static void too_late(struct loop_timer *timer);
 
-int child_init(struct child *c, const struct child_ops *ops, const char *program, struct loop *loop) {
+int child_init(struct child *c, const struct child_ops *ops, const char *program,
+               struct loop *loop) {
         *c = (struct child){.ops = ops, .program = program, .loop = loop};
         c->socket.fd = c->process.fd = -1;
         c->look.fire = look_now;
@@ -106,7 +108,8 @@ static int watch(struct child *c) {
         int r;
 
         c->process = (struct loop_source){.events = POLLIN, .ready = process_ended};
-        c->process.fd = sys->pidfd_open(c->pid); /* it was not waited for yet: the number is its own */
+        /* it was not waited for yet: the number is its own */
+        c->process.fd = sys->pidfd_open(c->pid);
         if (c->process.fd < 0)
                 return -errno;
         r = loop_add(c->loop, &c->process);
@@ -144,7 +147,8 @@ static void start_again(struct loop_timer *timer) {
                 child_look(c);
                 return;
         }
-        log_limited(LOG_WARNING, "the %s cannot be started: %s; trying again", c->ops->name, strerror(-r));
+        log_limited(LOG_WARNING, "the %s cannot be started: %s; trying again", c->ops->name,
+                    strerror(-r));
         give_up(c);
         if (c->ops->not_started)
                 c->ops->not_started(c);
@@ -237,7 +241,8 @@ static void look_now(struct loop_timer *timer) {
 static bool is_answer(const struct child *c, const struct kvd_msg *m) {
         if (!c->asked || m->serial != c->serial)
                 return false;
-        return m->number == KVD_MSG_error || (m->number == c->asked + KVD_REPLY && c->ops->fits(c, m));
+        return m->number == KVD_MSG_error ||
+               (m->number == c->asked + KVD_REPLY && c->ops->fits(c, m));
 }
 
 static void take_answer(struct child *c, const struct kvd_msg *answer) {
@@ -258,7 +263,8 @@ static void answer_came(struct loop_source *source, short revents) {
                 return;
         if (n <= 0)
                 child_end(c, "closed its connection");
-        else if (kvd_msg_decode(c->decoder, c->frame, (size_t)n, &answer) < 0 || !is_answer(c, &answer))
+        else if (kvd_msg_decode(c->decoder, c->frame, (size_t)n, &answer) < 0 ||
+                 !is_answer(c, &answer))
                 child_end(c, "sent what is no answer");
         else
                 take_answer(c, &answer);

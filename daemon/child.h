@@ -3,8 +3,9 @@
 #define KVD_DAEMON_CHILD_H
 
 /*
- * A child: a process of the same program that does what the loop must not do itself. The daemon has two kinds, the
- * worker (worker_jobs.h), which computes, and the exporter (exporter.h), which keeps memory in a CUDA context.
+ * A child: a process of the same program that does what the loop must not do itself. The daemon has
+ * two kinds, the worker (worker_jobs.h), which computes, and the exporter (exporter.h), which keeps
+ * memory in a CUDA context.
  *
  *      nobody ──wanted──▶ runs ◀──answer──▶ asked
  *        ▲                  │ it ends, says nonsense, or says nothing until the deadline
@@ -30,12 +31,15 @@ struct child_ops {
         bool (*wanted)(struct child *);        /* is there anything to start it for? */
         int (*prepare)(struct child *);        /* before each start; sets arguments */
         void (*not_started)(struct child *);   /* NULL: nothing is to be done about it */
-        void (*ended)(struct child *, uint32_t asked); /* the kernel says that the process is gone */
+        /* the kernel says that the process is gone */
+        void (*ended)(struct child *, uint32_t asked);
 
         /* Asks the next question, or finds that it cannot be asked: true; false: there is none. */
         bool (*next)(struct child *);
-        bool (*fits)(const struct child *, const struct kvd_msg *); /* does the reply belong to the question? */
-        void (*answered)(struct child *, uint32_t asked, const struct kvd_msg *); /* by a reply, or KVD_MSG_error */
+        /* does the reply belong to the question? */
+        bool (*fits)(const struct child *, const struct kvd_msg *);
+        /* by a reply, or KVD_MSG_error */
+        void (*answered)(struct child *, uint32_t asked, const struct kvd_msg *);
 };
 
 /* Part of the struct that its kind has: container_of finds that. */
@@ -55,14 +59,16 @@ struct child {
         uint32_t asked;               /* number of the message that is not answered yet; 0: none */
         uint64_t serial, starts;
         uint64_t patience_ns;         /* for an answer */
-        uint64_t pause_ns, most_pause_ns; /* before the next start; it doubles up to most_pause_ns */
+        /* before the next start; it doubles up to most_pause_ns */
+        uint64_t pause_ns, most_pause_ns;
 
         uint32_t failures;            /* at making or clearing memory, since it last worked */
         char why[160];                /* of the last of them */
 };
 
 /* child_clear is to be called afterwards, on failure, too. */
-int child_init(struct child *child, const struct child_ops *ops, const char *program, struct loop *loop);
+int child_init(struct child *child, const struct child_ops *ops, const char *program,
+               struct loop *loop);
 void child_clear(struct child *child);
 void child_stop(struct child *child); /* ends the process, and starts no more */
 
@@ -74,14 +80,20 @@ void child_look_after(struct child *child, uint64_t ns);
 int child_ask(struct child *child, struct kvd_msg *msg, const struct kvd_fds *fds);
 bool child_ask_or_end(struct child *child, struct kvd_msg *msg, const struct kvd_fds *fds);
 
-/* Kills it, since it is or does what why says. It has ended when the kernel says so (ops->ended), not before. */
+/*
+ * Kills it, since it is or does what why says. It has ended when the kernel says so (ops->ended),
+ * not before.
+ */
 void child_end(struct child *child, const char *why);
 
 /* Notes a failure, to be shown to whoever waits for memory; child_why then has it in words. */
 void child_failed(struct child *child, struct kvd_slice why);
 const char *child_why(const struct child *child);
 
-/* The two steps below those: end is the other process' end of a connection, and is closed in any case. */
+/*
+ * The two steps below those: end is the other process' end of a connection, and is closed in any
+ * case.
+ */
 pid_t child_spawn(const char *program, char *const arguments[], int end);
 void child_kill(pid_t pid); /* and waits for its end */
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client's life, and what it finds by handle or by name. The end of the connection is not the end of the process (and
- * a child may hold the connection open beyond it): everything that the process can still touch is kept until the kernel
- * says, through the pidfd, that the process is gone.
+ * A client's life, and what it finds by handle or by name. The end of the connection is not the end
+ * of the process (and a child may hold the connection open beyond it): everything that the process
+ * can still touch is kept until the kernel says, through the pidfd, that the process is gone.
  */
 
 #include "daemon/client.h"
@@ -19,7 +19,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-/* ---- life ------------------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void process_ended(struct loop_source *source, short revents);
 static void quarantine_over(struct loop_timer *timer);
@@ -39,7 +39,8 @@ int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, sh
         if (r >= 0 && c->server->config->own_user_only && c->peer.uid != getuid())
                 r = -EACCES;
         if (r >= 0) {
-                c->process = (struct loop_source){.fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
+                c->process = (struct loop_source){
+                        .fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
                 r = loop_add(c->server->loop, &c->process);
         }
         if (r >= 0)
@@ -55,8 +56,8 @@ int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, sh
 static void log_end(const struct client *c, bool died) {
         bool lost = died && c->n_spaces;
 
-        log_line(lost ? LOG_INFO : LOG_DEBUG, "client %u (%s, process %d, user %u) of domain %s %s", c->number, c->name,
-                 c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
+        log_line(lost ? LOG_INFO : LOG_DEBUG, "client %u (%s, process %d, user %u) of domain %s %s",
+                 c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
                  lost ? "died: its memory is taken back" : "left");
 }
 
@@ -91,7 +92,8 @@ void client_disconnect(struct client *c) {
                 client_end(c, false);
                 return;
         }
-        log_debug("client %u (%s, process %d) of domain %s closed its connection; its blocks wait for its end",
+        log_debug("client %u (%s, process %d) of domain %s closed its connection; its blocks wait "
+                  "for its end",
                   c->number, c->name, c->peer.pid, domain_config(c->domain)->name);
         close_socket(c);
         c->state = CLIENT_ORPHANED;
@@ -102,7 +104,8 @@ void client_disconnect(struct client *c) {
 
 static bool used_gpu(const struct client *c) {
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
-                if (c->spaces[i].attachment && space_semaphore_fd(attachment_space(c->spaces[i].attachment)) >= 0)
+                if (c->spaces[i].attachment &&
+                    space_semaphore_fd(attachment_space(c->spaces[i].attachment)) >= 0)
                         return true;
         return false;
 }
@@ -120,8 +123,9 @@ static void wait_for_team(struct client *c) {
 }
 
 /*
- * The kernel closes a process' GPU context before it says that the process is gone, but no call tells when the last of
- * its work is off the GPU. Until some time after that, what it may have been writing or reading belongs to nobody else.
+ * The kernel closes a process' GPU context before it says that the process is gone, but no call
+ * tells when the last of its work is off the GPU. Until some time after that, what it may have been
+ * writing or reading belongs to nobody else.
  */
 static void process_ended(struct loop_source *source, short revents) {
         struct client *c = container_of(source, struct client, process);
@@ -142,7 +146,7 @@ static void process_ended(struct loop_source *source, short revents) {
                        sys_now_ns() + c->server->config->quarantine_ms * UINT64_C(1000000));
 }
 
-/* ---- spaces ---------------------------------------------------------------------------------------------------- */
+/* ---- spaces ---------------------------------------------------------------------------------- */
 
 static void space_gone(struct attachment *attachment) {
         struct client *c = attachment_owner(attachment);
@@ -165,7 +169,9 @@ int client_find_space(struct client *c, uint32_t handle, struct attachment **ret
         struct client_space *s = find_handle(c, handle);
 
         if (!s)
-                return client_refuse(c, -EBADF, "space handle %u is not of this connection; open the space", handle);
+                return client_refuse(c, -EBADF,
+                                     "space handle %u is not of this connection; open the space",
+                                     handle);
         if (!s->attachment)
                 return client_refuse(c, -ESTALE, "space was deleted; open it again");
         *ret = s->attachment;
@@ -190,7 +196,9 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
         int r;
 
         if (!place)
-                return client_refuse(c, -EMFILE, "a connection can use %u spaces at a time; close one", CLIENT_SPACES);
+                return client_refuse(c, -EMFILE,
+                                     "a connection can use %u spaces at a time; close one",
+                                     CLIENT_SPACES);
         r = attachment_new(space, c, space_gone, &place->attachment);
         if (r < 0)
                 return client_store_failed(c, r);
@@ -206,9 +214,11 @@ int client_remove_space(struct client *c, uint32_t handle) {
         struct client_space *s = find_handle(c, handle);
 
         if (!s)
-                return client_refuse(c, -EBADF, "space handle %u is not of this connection", handle);
+                return client_refuse(c, -EBADF, "space handle %u is not of this connection",
+                                     handle);
         if (s->attachment && (attachment_pending(s->attachment) || mates_alive(c))) {
-                attachment_orphan(s->attachment); /* its streams, or a teammate, write on: until they end */
+                /* its streams, or a teammate, write on: until they end */
+                attachment_orphan(s->attachment);
                 s->handle = 0;
                 return 0;
         }
@@ -220,7 +230,7 @@ int client_remove_space(struct client *c, uint32_t handle) {
         return 0;
 }
 
-/* ---- domains --------------------------------------------------------------------------------------------------- */
+/* ---- domains --------------------------------------------------------------------------------- */
 
 bool client_sees(const struct client *c, const struct domain *domain) {
         return c->admin || c->domain == domain;
@@ -233,14 +243,17 @@ int client_find_domain(struct client *c, struct kvd_slice name, struct domain **
         if (name.size == 0 || kvd_slice_is(name, domain_config(c->domain)->name))
                 return 0;
         if (!c->admin)
-                return client_refuse(c, -EPERM, "only administrators may name another domain; see admins in kvd.conf");
+                return client_refuse(
+                        c, -EPERM,
+                        "only administrators may name another domain; see admins in kvd.conf");
         *ret = store_domain_by_name(c->server->store, kvd_slice_copy(name, text, sizeof text));
         if (!*ret)
                 return client_refuse(c, -ENOENT, "there is no domain '%s'", text);
         return 0;
 }
 
-int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd_slice name, struct space **ret) {
+int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd_slice name,
+                      struct space **ret) {
         char text[KVD_NAME_MAX + 1];
         struct domain *domain;
         int r;
@@ -255,16 +268,20 @@ int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd
         return 0;
 }
 
-/* ---- refusals -------------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 int client_store_failed(struct client *c, int error) {
         return client_refuse(c, error, "%s", store_why(c->server->store));
 }
 
-/* A message that asks for what only a worker can do is refused, at once. Labels and scores are not asked for by one. */
+/*
+ * A message that asks for what only a worker can do is refused, at once. Labels and scores are not
+ * asked for by one.
+ */
 int client_needs_worker(struct client *c, const char *what) {
         if (worker_is_on(c->server->worker))
                 return 0;
-        return client_refuse(c, -EOPNOTSUPP, "%s needs a worker, and this daemon runs none; see worker in kvd.conf",
+        return client_refuse(c, -EOPNOTSUPP,
+                             "%s needs a worker, and this daemon runs none; see worker in kvd.conf",
                              what);
 }

@@ -9,8 +9,8 @@
  *          │                    │ socket closed, no spaces                 │
  *          └──────────▶ UNUSED ◀┴────────── process gone (pidfd) ──────────┘
  *
- * If it used a GPU's memory, it stays ORPHANED for a while longer: see process_ended in client.c. If other processes of
- * its team live, it stays until they are gone, too: see mates.h.
+ * If it used a GPU's memory, it stays ORPHANED for a while longer: see process_ended in client.c.
+ * If other processes of its team live, it stays until they are gone, too: see mates.h.
  */
 
 #include "daemon/peer.h"
@@ -21,7 +21,10 @@
 
 enum client_state { CLIENT_UNUSED, CLIENT_HALF_OPEN, CLIENT_ATTACHED, CLIENT_ORPHANED };
 
-/* handle % CLIENT_SPACES is the place in the table. A space that was deleted under the client leaves its handle. */
+/*
+ * handle % CLIENT_SPACES is the place in the table. A space that was deleted under the client
+ * leaves its handle.
+ */
 struct client_space {
         struct attachment *attachment; /* owned */
         uint32_t handle;               /* 0: unused */
@@ -47,19 +50,26 @@ struct client {
         char name[64];
 };
 
-/* Takes the connection over; on failure it is closed, and the client unused. ready: called for the socket. */
+/*
+ * Takes the connection over; on failure it is closed, and the client unused. ready: called for the
+ * socket.
+ */
 int client_open(struct client *client, int fd, void (*ready)(struct loop_source *, short));
 
-/* The connection is of no more use: closes it, and waits for the end of the process if it may still use memory. */
+/*
+ * The connection is of no more use: closes it, and waits for the end of the process if it may still
+ * use memory.
+ */
 void client_disconnect(struct client *client);
 
 /* The process cannot touch memory any more, or the daemon ends: gives everything back. */
 void client_end(struct client *client, bool died);
 
-/* ---- for handlers ---------------------------------------------------------------------------------------------- */
+/* ---- for handlers ---------------------------------------------------------------------------- */
 
 /* Say in one line why a request is refused, and return the error. */
-#define client_refuse(client, error, ...) kvd_refuse(&(client)->server->scratch->why, error, __VA_ARGS__)
+#define client_refuse(client, error, ...) \
+        kvd_refuse(&(client)->server->scratch->why, error, __VA_ARGS__)
 int client_store_failed(struct client *client, int error);
 
 /* 0 if there is a worker; what: the request needs one for, in words. */
@@ -74,7 +84,8 @@ int client_remove_space(struct client *client, uint32_t handle);
 /* The domain a request names: the client's own if it names none. -EPERM, -ENOENT. */
 int client_find_domain(struct client *client, struct kvd_slice name, struct domain **ret);
 /* Space by name in such a domain. */
-int client_find_named(struct client *client, struct kvd_slice domain, struct kvd_slice space, struct space **ret);
+int client_find_named(struct client *client, struct kvd_slice domain, struct kvd_slice space,
+                      struct space **ret);
 bool client_sees(const struct client *client, const struct domain *domain);
 
 #endif

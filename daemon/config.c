@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reads the configuration line by line into the struct whose fields setting.c describes, and checks it as a whole. Every
- * refusal names the file and the line, and says what to write instead.
+ * Reads the configuration line by line into the struct whose fields setting.c describes, and checks
+ * it as a whole. Every refusal names the file and the line, and says what to write instead.
  */
 
 #include "daemon/config.h"
@@ -18,7 +18,7 @@
 
 #define LINE_MAX_BYTES 2048
 
-/* ---- life ------------------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int set_defaults(const struct setting *settings, void *base) {
         struct kvd_why why;
@@ -54,7 +54,7 @@ void config_clear(struct config *config) {
         *config = (struct config){0};
 }
 
-/* ---- sections -------------------------------------------------------------------------------------------------- */
+/* ---- sections -------------------------------------------------------------------------------- */
 
 struct section {
         const struct setting *settings; /* NULL: none was opened yet */
@@ -71,10 +71,14 @@ static struct config_domain *find_domain(const struct config *config, const char
 
 static int check_name(const char *name, struct kvd_why *why) {
         if (!kvd_is_name(name, KVD_NAME_MAX))
-                return kvd_refuse(why, -EINVAL, "'%s' cannot name a domain; use 1 to %d of " KVD_NAME_LETTERS, name,
-                                  KVD_NAME_MAX);
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' cannot name a domain; use 1 to %d of " KVD_NAME_LETTERS,
+                                  name, KVD_NAME_MAX);
         if (strncmp(name, "uid-", 4) == 0)
-                return kvd_refuse(why, -EINVAL, "'%s': names with uid- in front are those of unlisted users; choose another", name);
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s': names with uid- in front are those of unlisted users; "
+                                  "choose another",
+                                  name);
         return 0;
 }
 
@@ -97,8 +101,8 @@ static int add_domain(struct config *config, const char *name, struct config_dom
 }
 
 /* title: "daemon" or "domain NAME". */
-static int open_section(struct config *config, const char *title, bool may_exist, struct section *ret,
-                        struct kvd_why *why) {
+static int open_section(struct config *config, const char *title, bool may_exist,
+                        struct section *ret, struct kvd_why *why) {
         struct config_domain *domain;
         int r;
 
@@ -107,11 +111,16 @@ static int open_section(struct config *config, const char *title, bool may_exist
                 return 0;
         }
         if (strncmp(title, "domain ", 7) != 0)
-                return kvd_refuse(why, -EINVAL, "there is no section [%s]; there are [daemon] and [domain NAME]", title);
+                return kvd_refuse(why, -EINVAL,
+                                  "there is no section [%s]; there are [daemon] and [domain NAME]",
+                                  title);
         title += 7 + strspn(title + 7, " \t");
         domain = find_domain(config, title);
         if (domain && !may_exist)
-                return kvd_refuse(why, -EINVAL, "domain '%s' was described before; put everything about it in one section", title);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "domain '%s' was described before; put everything about it in one section",
+                        title);
         if (!domain) {
                 r = add_domain(config, title, &domain, why);
                 if (r < 0)
@@ -122,7 +131,7 @@ static int open_section(struct config *config, const char *title, bool may_exist
         return 0;
 }
 
-/* ---- lines ----------------------------------------------------------------------------------------------------- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 static char *strip(char *s) {
         char *end = s + strlen(s);
@@ -137,13 +146,17 @@ static int assign(const struct section *section, char *text, struct kvd_why *why
         const struct setting *setting;
 
         if (!equals)
-                return kvd_refuse(why, -EINVAL, "'%.64s' is neither a section nor an assignment; write key = value", text);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%.64s' is neither a section nor an assignment; write key = value", text);
         *equals = 0;
         key = strip(text);
         value = strip(equals + 1);
         setting = setting_find(section->settings, key);
         if (!setting)
-                return kvd_refuse(why, -EINVAL, "[%s] has no option '%.64s'; see kvd --print-config", section->title, key);
+                return kvd_refuse(why, -EINVAL,
+                                  "[%s] has no option '%.64s'; see kvd --print-config",
+                                  section->title, key);
         if (setting_parse(setting, value, section->base, why) < 0)
                 return kvd_refuse(why, -EINVAL, "%s: %s", setting->name, why->line);
         return 0;
@@ -166,7 +179,9 @@ static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
         title = strip(line + 1);
         daemon = strcmp(title, "daemon") == 0;
         if (daemon && reader->seen_daemon)
-                return kvd_refuse(why, -EINVAL, "[daemon] was opened before; put everything about it in one section");
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "[daemon] was opened before; put everything about it in one section");
         reader->seen_daemon |= daemon;
         return open_section(reader->config, title, false, &reader->section, why);
 }
@@ -178,7 +193,9 @@ static int read_line(struct reader *reader, char *line, struct kvd_why *why) {
         if (line[0] == '[')
                 return read_header(reader, line, why);
         if (!reader->section.settings)
-                return kvd_refuse(why, -EINVAL, "'%.64s' stands before the first section; write [daemon] above it", line);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%.64s' stands before the first section; write [daemon] above it", line);
         return assign(&reader->section, line, why);
 }
 
@@ -189,8 +206,9 @@ static int read_lines(struct config *config, FILE *f, const char *path, struct k
 
         for (unsigned number = 1; fgets(line, sizeof line, f); number++) {
                 if (!strchr(line, '\n') && !feof(f))
-                        return kvd_refuse(why, -EINVAL, "%s:%u: the line is longer than %d bytes; shorten it", path, number,
-                                      LINE_MAX_BYTES - 2);
+                        return kvd_refuse(why, -EINVAL,
+                                          "%s:%u: the line is longer than %d bytes; shorten it",
+                                          path, number, LINE_MAX_BYTES - 2);
                 r = read_line(&reader, line, why);
                 if (r < 0)
                         return kvd_refuse(why, -EINVAL, "%s:%u: %s", path, number, why->line);
@@ -208,7 +226,9 @@ int config_read(struct config *config, const char *path, bool optional, struct k
         if (fd < 0 && errno == ENOENT && optional)
                 return 0;
         if (fd < 0)
-                return kvd_refuse(why, -EINVAL, "%s: cannot be opened: %s; give another with --config", path, strerror(errno));
+                return kvd_refuse(why, -EINVAL,
+                                  "%s: cannot be opened: %s; give another with --config", path,
+                                  strerror(errno));
         f = fdopen(fd, "r");
         if (!f) {
                 close(fd);
@@ -225,12 +245,15 @@ int config_set(struct config *config, const char *assignment, struct kvd_why *wh
         int r;
 
         if (strlen(assignment) >= sizeof copy)
-                return kvd_refuse(why, -EINVAL, "--set: the assignment is longer than %d bytes", LINE_MAX_BYTES - 1);
+                return kvd_refuse(why, -EINVAL, "--set: the assignment is longer than %d bytes",
+                                  LINE_MAX_BYTES - 1);
         strcpy(copy, assignment);
         equals = strchr(copy, '=');
         dot = equals ? memrchr(copy, '.', (size_t)(equals - copy)) : NULL;
         if (!dot)
-                return kvd_refuse(why, -EINVAL, "--set %.200s: write section.key=value, such as daemon.pool=4G", assignment);
+                return kvd_refuse(why, -EINVAL,
+                                  "--set %.200s: write section.key=value, such as daemon.pool=4G",
+                                  assignment);
         *dot = 0;
         r = open_section(config, copy, true, &section, why);
         if (r >= 0)
@@ -240,7 +263,7 @@ int config_set(struct config *config, const char *assignment, struct kvd_why *wh
         return 0;
 }
 
-/* ---- as a whole ------------------------------------------------------------------------------------------------ */
+/* ---- as a whole ------------------------------------------------------------------------------ */
 
 bool id_list_has(const struct id_list *list, uint32_t id) {
         for (uint32_t i = 0; i < list->n; i++)
@@ -249,18 +272,23 @@ bool id_list_has(const struct id_list *list, uint32_t id) {
         return false;
 }
 
-/* A share of which memory shows when the backend is chosen (backend_size_pool), which checks again. */
+/*
+ * A share of which memory shows when the backend is chosen (backend_size_pool), which checks again.
+ */
 static bool share_unknown(const struct config *config) {
         return config->pool_share && config->backend != CONFIG_BACKEND_HOST;
 }
 
 static int check_segment(const struct config *config, struct kvd_why *why) {
         if (config->segment && config->segment < CONFIG_SEGMENT_MIN)
-                return kvd_refuse(why, -EINVAL, "segment is smaller than %u KiB; raise it, or leave it out",
-                              CONFIG_SEGMENT_MIN >> 10);
+                return kvd_refuse(why, -EINVAL,
+                                  "segment is smaller than %u KiB; raise it, or leave it out",
+                                  CONFIG_SEGMENT_MIN >> 10);
         if (config->segment > config->pool && !share_unknown(config))
-                return kvd_refuse(why, -EINVAL, "segment is larger than pool (%llu MiB); lower it, or leave it out",
-                              (unsigned long long)(config->pool >> 20));
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "segment is larger than pool (%llu MiB); lower it, or leave it out",
+                        (unsigned long long)(config->pool >> 20));
         return 0;
 }
 
@@ -268,8 +296,10 @@ static int check_users(const struct config_domain *a, struct kvd_why *why) {
         for (const struct config_domain *b = a->next; b; b = b->next)
                 for (uint32_t i = 0; i < a->users.n; i++)
                         if (id_list_has(&b->users, a->users.ids[i]))
-                                return kvd_refuse(why, -EINVAL, "user %u is in domain '%s' and in domain '%s'; take it out of one",
-                                              a->users.ids[i], a->name, b->name);
+                                return kvd_refuse(why, -EINVAL,
+                                                  "user %u is in domain '%s' and in domain '%s'; "
+                                                  "take it out of one",
+                                                  a->users.ids[i], a->name, b->name);
         return 0;
 }
 
@@ -282,17 +312,22 @@ int config_check(const struct config *config, struct kvd_why *why) {
                 if (r < 0)
                         return r;
                 if (d->quota && d->guarantee > d->quota)
-                        return kvd_refuse(why, -EINVAL, "the guarantee of domain '%s' is larger than its quota; lower it", d->name);
+                        return kvd_refuse(
+                                why, -EINVAL,
+                                "the guarantee of domain '%s' is larger than its quota; lower it",
+                                d->name);
                 guaranteed += d->guarantee;
                 if (guaranteed > config->pool && !share_unknown(config))
-                        return kvd_refuse(why, -EINVAL, "all guarantees together are larger than the pool (%llu MiB); lower them",
-                                      (unsigned long long)(config->pool >> 20));
+                        return kvd_refuse(why, -EINVAL,
+                                          "all guarantees together are larger than the pool (%llu "
+                                          "MiB); lower them",
+                                          (unsigned long long)(config->pool >> 20));
         }
         return check_segment(config, why);
 }
 
-const struct config_domain *config_find_domain(const struct config *config, uint32_t uid, const uint32_t *groups,
-                                               uint32_t n_groups) {
+const struct config_domain *config_find_domain(const struct config *config, uint32_t uid,
+                                               const uint32_t *groups, uint32_t n_groups) {
         for (const struct config_domain *d = config->domains; d; d = d->next)
                 if (id_list_has(&d->users, uid))
                         return d;
@@ -304,24 +339,31 @@ const struct config_domain *config_find_domain(const struct config *config, uint
 }
 
 void config_domain_to_store(const struct config_domain *domain, struct domain_config *ret) {
-        *ret = (struct domain_config){.quota = domain->quota, .guarantee = domain->guarantee,
-                                      .client_quota = domain->client_quota, .arena = domain->isolation == CONFIG_ARENA};
+        *ret = (struct domain_config){.quota = domain->quota,
+                                      .guarantee = domain->guarantee,
+                                      .client_quota = domain->client_quota,
+                                      .arena = domain->isolation == CONFIG_ARENA};
         memcpy(ret->name, domain->name, sizeof ret->name);
 }
 
-/* ---- print ----------------------------------------------------------------------------------------------------- */
+/* ---- print ----------------------------------------------------------------------------------- */
 
 static void print_settings(FILE *to, const struct setting *settings) {
         for (; settings->name; settings++) {
                 fprintf(to, "\n# %s\n# (%s)\n", settings->text, setting_unit(settings));
-                fprintf(to, "#%s =%s%s\n", settings->name, settings->fallback[0] ? " " : "", settings->fallback);
+                fprintf(to, "#%s =%s%s\n", settings->name, settings->fallback[0] ? " " : "",
+                        settings->fallback);
         }
 }
 
 void config_print(FILE *to) {
-        fputs("# kvd.conf: configuration of kvd. Every option is shown with its default.\n\n[daemon]\n", to);
+        fputs("# kvd.conf: configuration of kvd. Every option is shown with its "
+              "default.\n\n[daemon]\n",
+              to);
         print_settings(to, daemon_settings);
-        fputs("\n# A domain is a group of users who share a cache. Any number of sections like this one:\n"
-              "#[domain NAME]\n", to);
+        fputs("\n# A domain is a group of users who share a cache. Any number of sections like "
+              "this one:\n"
+              "#[domain NAME]\n",
+              to);
         print_settings(to, domain_settings);
 }

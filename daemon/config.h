@@ -3,8 +3,8 @@
 #define KVD_DAEMON_CONFIG_H
 
 /*
- * The configuration: a [daemon] section and any number of [domain NAME] sections. One table (setting.c) gives
- * parser, defaults, the commented file of kvd --print-config and the manual page.
+ * The configuration: a [daemon] section and any number of [domain NAME] sections. One table
+ * (setting.c) gives parser, defaults, the commented file of kvd --print-config and the manual page.
  */
 
 #include <stdbool.h>
@@ -26,7 +26,8 @@ bool id_list_has(const struct id_list *list, uint32_t id);
 enum { CONFIG_OWN, CONFIG_REFUSE };      /* unlisted */
 enum { CONFIG_SHARED, CONFIG_ARENA };    /* isolation */
 enum { CONFIG_AUTO, CONFIG_OFF };        /* worker */
-enum { CONFIG_BACKEND_AUTO, CONFIG_BACKEND_HOST, CONFIG_BACKEND_CUDA, CONFIG_BACKEND_LEGACY }; /* backend */
+/* backend */
+enum { CONFIG_BACKEND_AUTO, CONFIG_BACKEND_HOST, CONFIG_BACKEND_CUDA, CONFIG_BACKEND_LEGACY };
 enum { CONFIG_ERROR, CONFIG_WARNING, CONFIG_INFO, CONFIG_DEBUG }; /* log */
 
 struct config_domain {
@@ -46,7 +47,8 @@ struct config {
         uint32_t quarantine_ms;
         uint64_t pool, spill;
         uint64_t segment;      /* 0: the store chooses */
-        uint32_t pool_share;   /* percent of the memory that pool was given as; 0: it was given in bytes */
+        /* percent of the memory that pool was given as; 0: it was given in bytes */
+        uint32_t pool_share;
         uint32_t pages;        /* enum store_pages */
         uint32_t loop;         /* enum loop_kind */
         uint32_t max_clients;  /* attached at a time */
@@ -56,7 +58,8 @@ struct config {
         uint32_t unlisted;
         uint32_t worker;       /* CONFIG_AUTO, CONFIG_OFF */
         uint32_t worker_threads, worker_deadline; /* 0: half of the processors; seconds */
-        char worker_program[256]; /* to be started with --worker; "": none. Not from the file: kvd says itself */
+        /* to be started with --worker; "": none. Not from the file: kvd says itself */
+        char worker_program[256];
         uint32_t log;
         bool own_user_only;    /* kvd --private */
         struct config_domain *domains; /* owned, in the order of the file */
@@ -66,7 +69,10 @@ struct config {
 int config_init(struct config *config);
 void config_clear(struct config *config);
 
-/* Reads a file over what is there. Negative: one line in why. optional: a file that is missing is fine. */
+/*
+ * Reads a file over what is there. Negative: one line in why. optional: a file that is missing is
+ * fine.
+ */
 int config_read(struct config *config, const char *path, bool optional, struct kvd_why *why);
 
 /* "daemon.pool=4G" or "domain NAME.quota=1G", as kvd --set takes it. */
@@ -79,8 +85,8 @@ int config_check(const struct config *config, struct kvd_why *why);
 void config_print(FILE *to);
 
 /* The domain that lists the user, else the first that lists one of the groups, else NULL. */
-const struct config_domain *config_find_domain(const struct config *config, uint32_t uid, const uint32_t *groups,
-                                               uint32_t n_groups);
+const struct config_domain *config_find_domain(const struct config *config, uint32_t uid,
+                                               const uint32_t *groups, uint32_t n_groups);
 void config_domain_to_store(const struct config_domain *domain, struct domain_config *ret);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Puts the parts together: backend, store, loop, server and listener are made in this order and freed in the reverse one.
- * Signals come through the loop, so that a reload happens between two requests.
+ * Puts the parts together: backend, store, loop, server and listener are made in this order and
+ * freed in the reverse one. Signals come through the loop, so that a reload happens between two
+ * requests.
  */
 
 #include "daemon/daemon.h"
@@ -45,16 +46,22 @@ struct daemon {
         const struct options *options; /* what a reload loads */
 };
 
-/* ---- start ----------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
-static const int log_levels[] = {
-        [CONFIG_ERROR] = LOG_ERR, [CONFIG_WARNING] = LOG_WARNING, [CONFIG_INFO] = LOG_INFO, [CONFIG_DEBUG] = LOG_DEBUG};
+static const int log_levels[] = {[CONFIG_ERROR] = LOG_ERR,
+                                 [CONFIG_WARNING] = LOG_WARNING,
+                                 [CONFIG_INFO] = LOG_INFO,
+                                 [CONFIG_DEBUG] = LOG_DEBUG};
 
 static int open_store(struct daemon *d, struct kvd_why *why) {
-        struct store_config config = {.pool_bytes = d->config.pool, .segment_bytes = d->config.segment,
-                                      .spill_bytes = d->config.spill, .backend = d->backend.backend,
-                                      .cuda = d->backend.cuda, .device = d->backend.ordinal,
-                                      .pages = d->config.pages, .max_attachments = d->config.max_clients};
+        struct store_config config = {.pool_bytes = d->config.pool,
+                                      .segment_bytes = d->config.segment,
+                                      .spill_bytes = d->config.spill,
+                                      .backend = d->backend.backend,
+                                      .cuda = d->backend.cuda,
+                                      .device = d->backend.ordinal,
+                                      .pages = d->config.pages,
+                                      .max_attachments = d->config.max_clients};
         int r;
 
         memcpy(config.uuid, d->backend.uuid.bytes, sizeof config.uuid);
@@ -68,7 +75,9 @@ static int choose_backend(struct daemon *d, struct kvd_why *why) {
         int r = backend_choose(&d->config, &d->backend);
 
         if (r < 0)
-                return kvd_refuse(why, r, "the GPU backend cannot be had: %s; set backend = host, or auto", d->backend.why.line);
+                return kvd_refuse(why, r,
+                                  "the GPU backend cannot be had: %s; set backend = host, or auto",
+                                  d->backend.why.line);
         log_info("backend %s: %s%s%s", backend_name(d->backend.backend), d->backend.device,
                  d->backend.device[0] ? ", " : "", d->backend.why.line);
         return backend_size_pool(&d->backend, &d->config, why);
@@ -164,13 +173,14 @@ int daemon_listen(struct daemon *d, int fd, struct kvd_why *why) {
                 return r;
         if (fd >= 0)
                 d->listener.fd = fd;
-        else if (listener_open(&d->listener, d->config.socket, d->config.socket_mode, d->config.socket_group, why) < 0)
+        else if (listener_open(&d->listener, d->config.socket, d->config.socket_mode,
+                               d->config.socket_group, why) < 0)
                 return -EADDRNOTAVAIL;
         r = server_listen(d->server, d->listener.fd);
         return r < 0 ? kvd_refuse(why, r, "cannot listen: %s", strerror(-r)) : 0;
 }
 
-/* ---- reload ---------------------------------------------------------------------------------------------------- */
+/* ---- reload ---------------------------------------------------------------------------------- */
 
 /* Settings that the running server was built with stay as they are. */
 static void keep_fixed(const struct config *now, struct config *next) {
@@ -210,7 +220,7 @@ static void reload_and_tell(struct daemon *d) {
         notify_send(&d->notify, "READY=1", NOTIFY_WAIT_MS);
 }
 
-/* ---- signals --------------------------------------------------------------------------------------------------- */
+/* ---- signals --------------------------------------------------------------------------------- */
 
 static void signal_came(struct loop_source *source, short revents) {
         struct daemon *d = container_of(source, struct daemon, signals);
@@ -240,7 +250,7 @@ int daemon_handle_signals(struct daemon *d, const struct options *options) {
         return d->signals.fd < 0 ? -errno : loop_add(d->loop, &d->signals);
 }
 
-/* ---- run ------------------------------------------------------------------------------------------------------- */
+/* ---- run ------------------------------------------------------------------------------------- */
 
 /* The loop feeds it, so that a loop that hangs is noticed. */
 static void feed_watchdog(struct loop_timer *timer) {

@@ -16,15 +16,20 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why);
 struct daemon *daemon_free(struct daemon *daemon);
 void daemon_freep(struct daemon **daemon);
 
-/* Accepts clients at the configured socket, or at fd, which is taken over, if it is not negative. */
+/*
+ * Accepts clients at the configured socket, or at fd, which is taken over, if it is not negative.
+ */
 int daemon_listen(struct daemon *daemon, int fd, struct kvd_why *why);
 
-/* SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked them. */
+/*
+ * SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked
+ * them.
+ */
 int daemon_handle_signals(struct daemon *daemon, const struct options *options);
 
 /*
- * Tells the service manager that we are ready, and runs until daemon_stop or a signal. Every connection and the
- * socket are closed when it returns. Negative errno: waiting for events failed.
+ * Tells the service manager that we are ready, and runs until daemon_stop or a signal. Every
+ * connection and the socket are closed when it returns. Negative errno: waiting for events failed.
  */
 int daemon_run(struct daemon *daemon);
 /* May be called from another thread. */

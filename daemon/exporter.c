@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the exporter is asked, of which there is one kind: to make the memory of one space after the other. Before the
- * pool is opened at all, another exporter is started to see whether the driver gives handles (exporter_probe).
+ * What the exporter is asked, of which there is one kind: to make the memory of one space after the
+ * other. Before the pool is opened at all, another exporter is started to see whether the driver
+ * gives handles (exporter_probe).
  */
 
 #include "daemon/exporter.h"
@@ -39,7 +40,10 @@ static struct exporter *exporter_of(const struct child *child) {
 
 /* ---- questions and answers ------------------------------------------------------------------- */
 
-/* A worker that still has a deleted space mapped must let go of it first: it will have been asked to. */
+/*
+ * A worker that still has a deleted space mapped must let go of it first: it will have been asked
+ * to.
+ */
 static bool next(struct child *child) {
         struct kvd_msg msg = {.number = KVD_MSG_export};
         struct exporter *e = exporter_of(child);
@@ -68,7 +72,8 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
                 return;
         }
         child_failed(child, m->error.text);
-        log_limited(LOG_WARNING, "exporter %d cannot make memory: %s", child->pid, child_why(child));
+        log_limited(LOG_WARNING, "exporter %d cannot make memory: %s", child->pid,
+                    child_why(child));
         store_clear_failed(e->store);
 }
 
@@ -79,7 +84,8 @@ static bool wanted(struct child *child) {
 }
 
 static int prepare(struct child *child) {
-        memcpy(child->arguments, (char *[]){"kvd", "--exporter", NULL}, 3 * sizeof *child->arguments);
+        memcpy(child->arguments, (char *[]){"kvd", "--exporter", NULL},
+               3 * sizeof *child->arguments);
         return 0;
 }
 
@@ -88,7 +94,8 @@ static void ended(struct child *child, uint32_t asked) {
 
         log_error("the pool's memory has ended with the exporter: all spaces begin anew");
         if (asked)
-                child_failed(child, kvd_slice_of("the exporter ended while it was at it; see the log"));
+                child_failed(child,
+                             kvd_slice_of("the exporter ended while it was at it; see the log"));
         store_exporter_gone(e->store);
         loop_want_idle(child->loop);
 }
@@ -103,8 +110,8 @@ static const struct child_ops ops = {
         .answered = answered,
 };
 
-int exporter_new(const struct config *config, struct loop *loop, struct store *store, const struct worker *worker,
-                 struct exporter **ret) {
+int exporter_new(const struct config *config, struct loop *loop, struct store *store,
+                 const struct worker *worker, struct exporter **ret) {
         struct exporter *e = sys->calloc(1, sizeof *e);
         int r;
 

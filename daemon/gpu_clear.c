@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The loop runs here for the first time, without a socket to listen on, and ends when the pool is clear or cannot be.
- * Afterwards one timer goes on: it asks the driver, once a second, for memory that it did not give.
+ * The loop runs here for the first time, without a socket to listen on, and ends when the pool is
+ * clear or cannot be. Afterwards one timer goes on: it asks the driver, once a second, for memory
+ * that it did not give.
  */
 
 #include "daemon/gpu_clear.h"
@@ -25,7 +26,8 @@ static void look_for_missing(struct loop_timer *timer) {
         uint32_t n = store_make_missing(g->store);
 
         if (n)
-                log_limited(LOG_WARNING, "%u segments of the pool have no memory: %s", n, store_why(g->store));
+                log_limited(LOG_WARNING, "%u segments of the pool have no memory: %s", n,
+                            store_why(g->store));
         child_look(g->child);
         loop_timer_set(g->loop, timer, sys_now_ns() + MISSING_NS);
 }
@@ -69,8 +71,12 @@ int gpu_clear_wait(struct gpu_clear *g, struct kvd_why *why) {
         if (r < 0)
                 return kvd_refuse(why, r, "waiting for events failed: %s", strerror(-r));
         if (clears.dirty && !clears.clean)
-                return kvd_refuse(why, -EIO, "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set "
-                                  "backend = host", child_why(g->child));
-        log_info("%u segments of GPU memory are ready, %u are not", clears.clean, clears.dirty + clears.missing);
+                return kvd_refuse(
+                        why, -EIO,
+                        "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set "
+                        "backend = host",
+                        child_why(g->child));
+        log_info("%u segments of GPU memory are ready, %u are not", clears.clean,
+                 clears.dirty + clears.missing);
         return 0;
 }

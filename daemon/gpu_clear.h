@@ -3,9 +3,10 @@
 #define KVD_DAEMON_GPU_CLEAR_H
 
 /*
- * GPU memory before the first client comes, and memory that comes late. All memory is cleared before a client is let
- * in, by a worker that has yet to start and may find no context to do it with. The driver may not give all of it at the
- * start, because clients of the daemon before this one still have it mapped: it comes when they have noticed.
+ * GPU memory before the first client comes, and memory that comes late. All memory is cleared
+ * before a client is let in, by a worker that has yet to start and may find no context to do it
+ * with. The driver may not give all of it at the start, because clients of the daemon before this
+ * one still have it mapped: it comes when they have noticed.
  */
 
 #include "daemon/child.h"
@@ -16,7 +17,8 @@
 struct gpu_clear {
         struct loop *loop;
         struct store *store;
-        struct child *child; /* the worker, which clears memory, or the exporter, which makes it clear */
+        /* the worker, which clears memory, or the exporter, which makes it clear */
+        struct child *child;
         struct loop_timer look, missing, deadline;
 };
 

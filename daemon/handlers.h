@@ -3,8 +3,8 @@
 #define KVD_DAEMON_HANDLERS_H
 
 /*
- * One function per request of msg.def: it checks what the store does not, calls the store, and fills in the reply.
- * handlers.def is the list of them.
+ * One function per request of msg.def: it checks what the store does not, calls the store, and
+ * fills in the reply. handlers.def is the list of them.
  */
 
 #include "daemon/client.h"

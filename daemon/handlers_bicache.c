@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's profile of a space: clients sample how alike a prefix is with and without what follows it, and the table of
- * depths that is built from the samples is shown, forgotten, built or imported.
+ * BiCache's profile of a space: clients sample how alike a prefix is with and without what follows
+ * it, and the table of depths that is built from the samples is shown, forgotten, built or
+ * imported.
  */
 
 #include "daemon/handlers.h"
@@ -39,10 +40,12 @@ static int import_profile(struct client *c, struct space *space, const struct kv
         uint8_t depth[KVD_MOST_profile_depth];
 
         if (m->depth.size != sizeof depth)
-                return client_refuse(c, -EINVAL, "a table has 101 depths, for 0 to 100 percent; this one has %u",
-                                     m->depth.size);
+                return client_refuse(
+                        c, -EINVAL, "a table has 101 depths, for 0 to 100 percent; this one has %u",
+                        m->depth.size);
         if (m->def == 0)
-                return client_refuse(c, -EINVAL, "def is missing: 1 the ratio includes generated tokens, 2 not");
+                return client_refuse(
+                        c, -EINVAL, "def is missing: 1 the ratio includes generated tokens, 2 not");
         memcpy(depth, m->depth.data, sizeof depth);
         return space_profile_import(space, depth, m->def);
 }
@@ -50,7 +53,8 @@ static int import_profile(struct client *c, struct space *space, const struct kv
 enum { PROFILE_SHOW = 1, PROFILE_FORGET, PROFILE_BUILD, PROFILE_IMPORT };
 
 static int change_profile(struct client *c, struct space *space, const struct kvd_msg_profile *m) {
-        static const char *const what[] = {[PROFILE_FORGET] = "forgotten", [PROFILE_BUILD] = "built",
+        static const char *const what[] = {[PROFILE_FORGET] = "forgotten",
+                                           [PROFILE_BUILD] = "built",
                                            [PROFILE_IMPORT] = "imported"};
         int r = 0;
 
@@ -58,7 +62,8 @@ static int change_profile(struct client *c, struct space *space, const struct kv
         if (m->op == PROFILE_FORGET)
                 space_profile_forget(space);
         else
-                r = m->op == PROFILE_BUILD ? space_profile_build(space) : import_profile(c, space, m);
+                r = m->op == PROFILE_BUILD ? space_profile_build(space) :
+                                             import_profile(c, space, m);
         if (r < 0)
                 return c->server->scratch->why.line[0] ? r : client_store_failed(c, r);
         log_info("client %u of domain %s: the BiCache table of space '%s' was %s", c->number,
@@ -66,7 +71,8 @@ static int change_profile(struct client *c, struct space *space, const struct kv
         return 0;
 }
 
-static void tell_profile(struct scratch *s, struct space *space, struct kvd_msg_profile_reply *reply) {
+static void tell_profile(struct scratch *s, struct space *space,
+                         struct kvd_msg_profile_reply *reply) {
         struct profile_report *p = &s->profile;
 
         memset(p, 0, sizeof *p);
@@ -86,7 +92,8 @@ int handle_profile(struct client *c, const struct kvd_msg *request, struct call 
         int r;
 
         if (m->op == 0)
-                return client_refuse(c, -EINVAL, "op is 0; 1 shows, 2 forgets, 3 builds, 4 imports");
+                return client_refuse(c, -EINVAL,
+                                     "op is 0; 1 shows, 2 forgets, 3 builds, 4 imports");
         if (m->op != PROFILE_SHOW) {
                 r = change_profile(c, call->space, m);
                 if (r < 0)

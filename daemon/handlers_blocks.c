@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The cache: a client takes blocks, fills them, publishes or returns them, and has others evicted. Leases keep two
- * clients from computing the same prefix at once.
+ * The cache: a client takes blocks, fills them, publishes or returns them, and has others evicted.
+ * Leases keep two clients from computing the same prefix at once.
  */
 
 #include "daemon/handlers.h"
@@ -18,8 +18,12 @@ static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
 
 /* The refusal's text names the space and what its blocks are doing. */
 static int refuse_allocation(struct client *c, int error) {
-        log_rarely(LOG_WARNING, "client %u of domain %s (process %d) was refused blocks: %s; kvctl clients shows who holds "
-                   "them", c->number, domain_config(c->domain)->name, c->peer.pid, store_why(c->server->store));
+        log_rarely(LOG_WARNING,
+                   "client %u of domain %s (process %d) was refused blocks: %s; kvctl clients "
+                   "shows who holds "
+                   "them",
+                   c->number, domain_config(c->domain)->name, c->peer.pid,
+                   store_why(c->server->store));
         return client_store_failed(c, error);
 }
 
@@ -42,12 +46,14 @@ int handle_release(struct client *c, const struct kvd_msg *request, struct call 
         n = array_of_blocks(c, request->release.blocks);
         if (n < 0)
                 return (int)n;
-        call->reply.release_reply.released = space_release(call->attachment, c->server->scratch->blocks, (uint32_t)n);
+        call->reply.release_reply.released = space_release(call->attachment,
+                                                           c->server->scratch->blocks, (uint32_t)n);
         return 0;
 }
 
 static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal_request *ret) {
-        int64_t n_blocks = array_of_blocks(c, m->blocks), n_tokens = n_blocks < 0 ? 0 : array_of_tokens(c, m->tokens);
+        int64_t n_blocks = array_of_blocks(c, m->blocks),
+                n_tokens = n_blocks < 0 ? 0 : array_of_tokens(c, m->tokens);
         struct scratch *s = c->server->scratch;
 
         if (n_blocks < 0 || n_tokens < 0)
@@ -100,7 +106,8 @@ int handle_lease(struct client *c, const struct kvd_msg *request, struct call *c
         if (r < 0)
                 return client_store_failed(c, r);
         call->reply.lease_reply.granted = (uint32_t)r;
-        call->reply.lease_reply.epoch = atomic_load(&space_index(attachment_space(call->attachment))->lease_epoch);
+        call->reply.lease_reply.epoch = atomic_load(
+                &space_index(attachment_space(call->attachment))->lease_epoch);
         return 0;
 }
 

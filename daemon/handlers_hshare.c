@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare: the configuration that layers and heads share, made out of a client's selections, and the summaries that hold
- * the labels of tokens.
+ * HShare: the configuration that layers and heads share, made out of a client's selections, and the
+ * summaries that hold the labels of tokens.
  */
 
 #include "daemon/handlers.h"
@@ -12,9 +12,12 @@
 #include "daemon/arrays.h"
 #include "ipc/base/summary.h"
 
-static int make_configuration(struct client *c, struct attachment *attachment, const struct kvd_msg_critical *m) {
-        struct critical_request critical = {.blocks = c->server->scratch->blocks, .queries = m->queries,
-                                            .words = m->words, .selected = m->selected};
+static int make_configuration(struct client *c, struct attachment *attachment,
+                              const struct kvd_msg_critical *m) {
+        struct critical_request critical = {.blocks = c->server->scratch->blocks,
+                                            .queries = m->queries,
+                                            .words = m->words,
+                                            .selected = m->selected};
         int64_t n;
         int r;
 
@@ -34,8 +37,10 @@ static int tell_configuration(struct client *c, struct attachment *attachment, u
         int r;
 
         if (g->layers > sizeof s->layers || (uint64_t)g->layers * g->kv_heads > sizeof s->heads)
-                return client_refuse(c, -E2BIG, "the answer would not fit: at most %zu layers and %zu heads of them",
-                                     sizeof s->layers, sizeof s->heads);
+                return client_refuse(
+                        c, -E2BIG,
+                        "the answer would not fit: at most %zu layers and %zu heads of them",
+                        sizeof s->layers, sizeof s->heads);
         r = sequence_sharing(attachment, sequence, s->layers, s->heads);
         if (r < 0)
                 return client_store_failed(c, r);
@@ -53,7 +58,8 @@ int handle_critical(struct client *c, const struct kvd_msg *request, struct call
         if (m->op == 1)
                 return make_configuration(c, call->attachment, m);
         if (m->op == 2)
-                return tell_configuration(c, call->attachment, m->sequence, &call->reply.critical_reply);
+                return tell_configuration(c, call->attachment, m->sequence,
+                                          &call->reply.critical_reply);
         return client_refuse(c, -EINVAL, "op is %u; 1 makes a configuration, 2 asks for it", m->op);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Figures. A peer that is no administrator learns nothing about other domains: not from lists, where a cursor counts only
- * what the peer may see, and not from sums.
+ * Figures. A peer that is no administrator learns nothing about other domains: not from lists,
+ * where a cursor counts only what the peer may see, and not from sums.
  */
 
 #include "daemon/handlers.h"
@@ -26,7 +26,7 @@ static struct space *next_visible(const struct client *c, uint32_t cursor) {
         return s;
 }
 
-/* ---- daemon ---------------------------------------------------------------------------------------------------- */
+/* ---- daemon ---------------------------------------------------------------------------------- */
 
 static void count_visible(const struct client *c, struct kvd_msg_daemon_info_reply *m) {
         const struct seats *seats = &c->server->seats;
@@ -39,7 +39,8 @@ static void count_visible(const struct client *c, struct kvd_msg_daemon_info_rep
                 m->pool_used += usage.segments * space_index(s)->segment_bytes;
         }
         for (uint32_t i = 0; i < seats->n; i++)
-                m->clients += seats->clients[i].state >= CLIENT_ATTACHED && client_sees(c, seats->clients[i].domain);
+                m->clients += seats->clients[i].state >= CLIENT_ATTACHED &&
+                              client_sees(c, seats->clients[i].domain);
 }
 
 static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_info_reply *m) {
@@ -59,10 +60,12 @@ int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct c
         struct kvd_msg_daemon_info_reply *m = &call->reply.daemon_info_reply;
 
         m->version = kvd_slice_of(KVD_PROJECT_VERSION);
-        m->backend = kvd_slice_of(backend_name(server->backend ? server->backend->backend : KVD_BACKEND_HOST));
+        m->backend = kvd_slice_of(
+                backend_name(server->backend ? server->backend->backend : KVD_BACKEND_HOST));
         if (server->backend) {
                 m->device = kvd_slice_of(server->backend->device);
-                m->backend_why = kvd_slice_cut(server->backend->why.line, KVD_MOST_daemon_info_reply_backend_why);
+                m->backend_why = kvd_slice_cut(server->backend->why.line,
+                                               KVD_MOST_daemon_info_reply_backend_why);
         }
         m->loop = kvd_slice_of(loop_name(server->loop));
         m->pages = kvd_slice_of(store_pages_name(server->store));
@@ -75,7 +78,7 @@ int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct c
         return 0;
 }
 
-/* ---- spaces ---------------------------------------------------------------------------------------------------- */
+/* ---- spaces ---------------------------------------------------------------------------------- */
 
 static struct kvd_slice space_counters(const struct kvd_index *ix, uint64_t *scratch) {
         for (uint32_t i = 0; i < KVD_N_SPACE_COUNTERS; i++)
@@ -101,7 +104,8 @@ static void put_shape(const struct kvd_index *ix, struct kvd_msg_space_info_repl
         m->segment_bytes = ix->segment_bytes;
 }
 
-static void put_usage(struct space *space, struct scratch *scratch, struct kvd_msg_space_info_reply *m) {
+static void put_usage(struct space *space, struct scratch *scratch,
+                      struct kvd_msg_space_info_reply *m) {
         struct space_usage usage;
 
         space_get_usage(space, &usage);
@@ -129,7 +133,8 @@ static void put_usage(struct space *space, struct scratch *scratch, struct kvd_m
         m->sketch_bytes = usage.sketch_bytes;
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
                 scratch->client_counters[i] = usage.client_counters[i];
-        m->client_counters = (struct kvd_slice){scratch->client_counters, sizeof scratch->client_counters};
+        m->client_counters = (struct kvd_slice){scratch->client_counters,
+                                                sizeof scratch->client_counters};
 }
 
 int handle_space_info(struct client *c, const struct kvd_msg *request, struct call *call) {
@@ -151,7 +156,7 @@ int handle_space_info(struct client *c, const struct kvd_msg *request, struct ca
         return 0;
 }
 
-/* ---- clients --------------------------------------------------------------------------------------------------- */
+/* ---- clients --------------------------------------------------------------------------------- */
 
 static const struct client *visible_client(const struct client *c, uint32_t cursor) {
         const struct seats *seats = &c->server->seats;
@@ -159,13 +164,15 @@ static const struct client *visible_client(const struct client *c, uint32_t curs
         for (uint32_t i = 0; i < seats->n; i++) {
                 const struct client *other = &seats->clients[i];
 
-                if (other->state >= CLIENT_ATTACHED && client_sees(c, other->domain) && cursor-- == 0)
+                if (other->state >= CLIENT_ATTACHED && client_sees(c, other->domain) &&
+                    cursor-- == 0)
                         return other;
         }
         return NULL;
 }
 
-static void put_spaces(const struct client *of, uint64_t *sums, struct kvd_msg_client_info_reply *m) {
+static void put_spaces(const struct client *of, uint64_t *sums,
+                       struct kvd_msg_client_info_reply *m) {
         for (uint32_t k = 0; k < KVD_N_CLIENT_COUNTERS; k++)
                 sums[k] = 0;
         for (uint32_t i = 0; i < CLIENT_SPACES; i++) {
@@ -178,7 +185,8 @@ static void put_spaces(const struct client *of, uint64_t *sums, struct kvd_msg_c
                 for (uint32_t k = 0; k < KVD_N_CLIENT_COUNTERS; k++)
                         sums[k] += counters[k];
                 m->filling += attachment_filling(a);
-                m->filling_bytes += attachment_filling(a) * space_index(attachment_space(a))->block_bytes;
+                m->filling_bytes += attachment_filling(a) *
+                                    space_index(attachment_space(a))->block_bytes;
                 m->pinned += attachment_pinned(a);
         }
         m->spaces = of->n_spaces;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Looking inside a space: what its blocks are doing, who pins them, which chains there are, and whether every invariant
- * is true. Each answer is a piece of the whole, and the next request begins where it ends.
+ * Looking inside a space: what its blocks are doing, who pins them, which chains there are, and
+ * whether every invariant is true. Each answer is a piece of the whole, and the next request begins
+ * where it ends.
  */
 
 #include "daemon/handlers.h"
@@ -13,7 +14,7 @@
 #include "daemon/log.h"
 #include "ipc/base/util.h"
 
-/* ---- blocks ------------------------------------------------------------------------------------ */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 int handle_block_map(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_block_map *m = &request->block_map;
@@ -28,7 +29,8 @@ int handle_block_map(struct client *c, const struct kvd_msg *request, struct cal
         n = m->parents ? ARRAY_SIZE(s->parents) : ARRAY_SIZE(s->states);
         n = space_map(call->space, m->first, n, s->states, m->parents ? s->parents : NULL);
         call->reply.block_map_reply.states.size = n;
-        call->reply.block_map_reply.parents.size = m->parents ? n * (uint32_t)sizeof *s->parents : 0;
+        call->reply.block_map_reply.parents.size = m->parents ? n * (uint32_t)sizeof *s->parents :
+                                                                0;
         return 0;
 }
 
@@ -70,9 +72,10 @@ int handle_check(struct client *c, const struct kvd_msg *request, struct call *c
         return 0;
 }
 
-/* ---- pins -------------------------------------------------------------------------------------- */
+/* ---- pins ------------------------------------------------------------------------------------ */
 
-static const struct client *find_client(const struct seats *seats, const struct domain *domain, uint32_t number) {
+static const struct client *find_client(const struct seats *seats, const struct domain *domain,
+                                        uint32_t number) {
         for (uint32_t i = 0; i < seats->n; i++) {
                 const struct client *c = &seats->clients[i];
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Requests' own tables of blocks: a client opens one, appends to it, takes the changes that the store proposes, and
- * lets blocks of it leave and come back.
+ * Requests' own tables of blocks: a client opens one, appends to it, takes the changes that the
+ * store proposes, and lets blocks of it leave and come back.
  */
 
 #include "daemon/handlers.h"
@@ -23,11 +23,13 @@ int handle_table(struct client *c, const struct kvd_msg *request, struct call *c
 
         call->reply.table_reply.sequence = m->sequence;
         if (m->op == 1)
-                r = sequence_open(call->attachment, m->max_blocks, &call->reply.table_reply.sequence);
+                r = sequence_open(call->attachment, m->max_blocks,
+                                  &call->reply.table_reply.sequence);
         else if (m->op == 2)
                 r = sequence_close(call->attachment, m->sequence);
         else
-                return client_refuse(c, -EINVAL, "op is %u; 1 opens a sequence, 2 closes it", m->op);
+                return client_refuse(c, -EINVAL, "op is %u; 1 opens a sequence, 2 closes it",
+                                     m->op);
         return r < 0 ? client_store_failed(c, r) : 0;
 }
 
@@ -44,7 +46,8 @@ int handle_append(struct client *c, const struct kvd_msg *request, struct call *
                 return -EINVAL;
         append.n_blocks = (uint32_t)n_blocks;
         append.n_tokens = (uint32_t)n_tokens;
-        r = sequence_append(call->attachment, m->sequence, &append, &call->reply.append_reply.first);
+        r = sequence_append(call->attachment, m->sequence, &append,
+                            &call->reply.append_reply.first);
         return r < 0 ? client_store_failed(c, r) : 0;
 }
 
@@ -100,7 +103,8 @@ int handle_cool(struct client *c, const struct kvd_msg *request, struct call *ca
         n = array_of_numbers(c, m->slots, "slots");
         if (n < 0)
                 return (int)n;
-        r = sequence_cool(call->attachment, m->sequence, m->how, c->server->scratch->numbers, (uint32_t)n);
+        r = sequence_cool(call->attachment, m->sequence, m->how, c->server->scratch->numbers,
+                          (uint32_t)n);
         if (r < 0)
                 return client_store_failed(c, r);
         call->reply.cool_reply.cooling = (uint32_t)r;
@@ -118,8 +122,8 @@ int handle_revive(struct client *c, const struct kvd_msg *request, struct call *
         n = array_of_numbers(c, m->slots, "slots");
         if (n < 0)
                 return (int)n;
-        r = sequence_revive(call->attachment, m->sequence, m->how, c->server->scratch->numbers, (uint32_t)n, &answer->exact,
-                            &answer->approx);
+        r = sequence_revive(call->attachment, m->sequence, m->how, c->server->scratch->numbers,
+                            (uint32_t)n, &answer->exact, &answer->approx);
         return r < 0 ? client_store_failed(c, r) : 0;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A connection says who it is. The kernel and the configuration say which domain it is of: nothing in a message has a
- * say in that.
+ * A connection says who it is. The kernel and the configuration say which domain it is of: nothing
+ * in a message has a say in that.
  */
 
 #include "daemon/handlers.h"
@@ -15,18 +15,24 @@
 #include "daemon/log.h"
 #include "daemon/mates.h"
 
-/* ---- attach ------------------------------------------------------------------------------------ */
+/* ---- attach ---------------------------------------------------------------------------------- */
 
 static int check_limits(struct client *c) {
         const struct config *config = c->server->config;
         uint32_t per_user = config->user_clients ?: config->max_clients - config->max_clients / 16;
 
         if (c->server->seats.n_attached >= config->max_clients)
-                return client_refuse(c, -EUSERS, "all %u connections are in use; close some, or raise max_clients "
-                                     "in kvd.conf", config->max_clients);
+                return client_refuse(
+                        c, -EUSERS,
+                        "all %u connections are in use; close some, or raise max_clients "
+                        "in kvd.conf",
+                        config->max_clients);
         if (seats_of_user(&c->server->seats, c->peer.uid) >= per_user)
-                return client_refuse(c, -EUSERS, "user %u has %u connections, which is the limit; close some, or raise "
-                                     "user_clients or max_clients in kvd.conf", c->peer.uid, per_user);
+                return client_refuse(
+                        c, -EUSERS,
+                        "user %u has %u connections, which is the limit; close some, or raise "
+                        "user_clients or max_clients in kvd.conf",
+                        c->peer.uid, per_user);
         return 0;
 }
 
@@ -39,8 +45,11 @@ static int choose_domain(struct client *c, struct domain **ret) {
 
         listed = config_find_domain(config, c->peer.uid, c->peer.groups, c->peer.n_groups);
         if (!listed && config->unlisted == CONFIG_REFUSE)
-                return client_refuse(c, -EACCES, "user %u belongs to no domain; add it to users of a [domain] in "
-                                     "kvd.conf", c->peer.uid);
+                return client_refuse(
+                        c, -EACCES,
+                        "user %u belongs to no domain; add it to users of a [domain] in "
+                        "kvd.conf",
+                        c->peer.uid);
         if (listed)
                 config_domain_to_store(listed, &domain);
         else
@@ -49,7 +58,10 @@ static int choose_domain(struct client *c, struct domain **ret) {
         return r < 0 ? client_store_failed(c, r) : 0;
 }
 
-/* The smallest that no client of the domain has: a count over all domains would tell how busy the others are. */
+/*
+ * The smallest that no client of the domain has: a count over all domains would tell how busy the
+ * others are.
+ */
 static uint32_t choose_number(const struct client *c) {
         const struct seats *seats = &c->server->seats;
         uint32_t number = 1;
@@ -58,7 +70,8 @@ static uint32_t choose_number(const struct client *c) {
         do {
                 taken = false;
                 for (uint32_t i = 0; i < seats->n && !taken; i++)
-                        taken = seats->clients[i].domain == c->domain && seats->clients[i].number == number;
+                        taken = seats->clients[i].domain == c->domain &&
+                                seats->clients[i].number == number;
                 number += taken;
         } while (taken);
         return number;
@@ -72,18 +85,21 @@ static void begin_session(struct client *c, struct domain *domain, struct kvd_sl
         c->server->seats.n_attached++;
         c->domain = domain;
         c->number = choose_number(c);
-        c->admin = c->peer.uid == 0 || c->peer.uid == getuid() || id_list_has(&config->admins, c->peer.uid);
+        c->admin = c->peer.uid == 0 || c->peer.uid == getuid() ||
+                   id_list_has(&config->admins, c->peer.uid);
         kvd_slice_copy(name.size ? name : kvd_slice_of("unnamed"), c->name, sizeof c->name);
-        log_debug("client %u (%s, process %d, user %u) of domain %s attached", c->number, c->name, c->peer.pid,
-                  c->peer.uid, domain_config(domain)->name);
+        log_debug("client %u (%s, process %d, user %u) of domain %s attached", c->number, c->name,
+                  c->peer.pid, c->peer.uid, domain_config(domain)->name);
 }
 
 static int admit(struct client *c, const struct kvd_msg *request, struct domain **ret) {
         int r;
 
         if (request->attach.protocol != KVD_PROTOCOL)
-                return client_refuse(c, -EPROTO, "kvd %s speaks protocol %u and the client %u; update the older one",
-                                     KVD_PROJECT_VERSION, KVD_PROTOCOL, request->attach.protocol);
+                return client_refuse(
+                        c, -EPROTO,
+                        "kvd %s speaks protocol %u and the client %u; update the older one",
+                        KVD_PROJECT_VERSION, KVD_PROTOCOL, request->attach.protocol);
         r = check_limits(c);
         return r < 0 ? r : choose_domain(c, ret);
 }
@@ -111,13 +127,15 @@ int handle_attach(struct client *c, const struct kvd_msg *request, struct call *
         return 0;
 }
 
-/* ---- teams ------------------------------------------------------------------------------------- */
+/* ---- teams ----------------------------------------------------------------------------------- */
 
 int handle_join(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_slice team = request->join.team;
 
         if (team.size != sizeof c->team || !mates_is_team(team.data))
-                return client_refuse(c, -EINVAL, "join: a team is named by %u bytes that are not all zero", TEAM_BYTES);
+                return client_refuse(c, -EINVAL,
+                                     "join: a team is named by %u bytes that are not all zero",
+                                     TEAM_BYTES);
         if (mates_team_size(c) && memcmp(c->team, team.data, sizeof c->team) != 0)
                 return client_refuse(c, -EBUSY, "this connection is in another team already");
         memcpy(c->team, team.data, sizeof c->team);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Spaces: a client opens one, maps its memory segment by segment, and lets go of it. Administrators and clients of its
- * domain may change its settings, and delete it.
+ * Spaces: a client opens one, maps its memory segment by segment, and lets go of it. Administrators
+ * and clients of its domain may change its settings, and delete it.
  */
 
 #include "daemon/handlers.h"
@@ -15,15 +15,26 @@
 #include "ipc/base/device.h"
 #include "ipc/base/util.h"
 
-/* ---- opening ----------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static void spec_of(const struct kvd_msg_space *m, struct space_spec *ret) {
         *ret = (struct space_spec){
-                .geometry = {.layers = m->layers, .kv_heads = m->kv_heads, .head_dim = m->head_dim,
-                             .block_tokens = m->block_tokens, .layer_groups = m->layer_groups, .dtype = m->dtype,
-                             .order = m->order, .rope = m->rope, .state_width = m->state_width, .vocab = m->vocab,
-                             .fingerprint = {m->fingerprint0, m->fingerprint1}, .block_bytes = m->block_bytes},
-                .options = {.kind = m->kind, .keys = m->keys, .policy = m->policy, .max_blocks = m->max_blocks},
+                .geometry = {.layers = m->layers,
+                             .kv_heads = m->kv_heads,
+                             .head_dim = m->head_dim,
+                             .block_tokens = m->block_tokens,
+                             .layer_groups = m->layer_groups,
+                             .dtype = m->dtype,
+                             .order = m->order,
+                             .rope = m->rope,
+                             .state_width = m->state_width,
+                             .vocab = m->vocab,
+                             .fingerprint = {m->fingerprint0, m->fingerprint1},
+                             .block_bytes = m->block_bytes},
+                .options = {.kind = m->kind,
+                            .keys = m->keys,
+                            .policy = m->policy,
+                            .max_blocks = m->max_blocks},
         };
         kvd_slice_copy(m->name, ret->name, sizeof ret->name);
         kvd_slice_copy(m->layout, ret->geometry.layout, sizeof ret->geometry.layout);
@@ -38,12 +49,16 @@ static int check_space_count(struct client *c, struct domain *domain, const char
              s = store_next_space(c->server->store, space_number(s) + 1))
                 n += space_domain(s) == domain;
         if (n >= limit)
-                return client_refuse(c, -EDQUOT, "domain '%s' has %u spaces, which is the limit; delete one, or raise "
-                                     "max_spaces in kvd.conf", domain_config(domain)->name, limit);
+                return client_refuse(
+                        c, -EDQUOT,
+                        "domain '%s' has %u spaces, which is the limit; delete one, or raise "
+                        "max_spaces in kvd.conf",
+                        domain_config(domain)->name, limit);
         return 0;
 }
 
-static int make_space(struct client *c, const struct kvd_msg_space *m, struct space **ret, bool *created) {
+static int make_space(struct client *c, const struct kvd_msg_space *m, struct space **ret,
+                      bool *created) {
         struct space_spec spec;
         struct domain *domain;
         int r;
@@ -59,7 +74,8 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
         if (r < 0)
                 return client_store_failed(c, r);
         if (*created)
-                log_info("space '%s' of domain %s was made", spec.name, domain_config(domain)->name);
+                log_info("space '%s' of domain %s was made", spec.name,
+                         domain_config(domain)->name);
         return 0;
 }
 
@@ -105,7 +121,7 @@ int handle_detach(struct client *c, const struct kvd_msg *request, struct call *
         return client_remove_space(c, request->detach.space);
 }
 
-/* ---- segments -------------------------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 /* A pool of legacy handles has one segment a space, and its handle goes into the message. */
 static int put_handle(struct space *space, struct kvd_msg_segments_reply *m) {
@@ -138,7 +154,8 @@ int handle_segments(struct client *c, const struct kvd_msg *request, struct call
                         call->fds.fd[call->fds.n++] = r;
                 m->writable |= (uint64_t)writable << m->count;
         }
-        return r < 0 && r != -ENOENT && r != -ENODATA && m->count == 0 ? client_store_failed(c, r) : 0;
+        return r < 0 && r != -ENOENT && r != -ENODATA && m->count == 0 ? client_store_failed(c, r) :
+                                                                         0;
 }
 
 /* The segments that it has unmapped come in, those that it should unmap go out. */
@@ -150,11 +167,12 @@ int handle_drain(struct client *c, const struct kvd_msg *request, struct call *c
                 return (int)n;
         wanted = attachment_drain(call->attachment, segments, (uint32_t)n, segments,
                                   ARRAY_SIZE(c->server->scratch->numbers));
-        call->reply.drain_reply.wanted = (struct kvd_slice){segments, wanted * (uint32_t)sizeof *segments};
+        call->reply.drain_reply.wanted = (struct kvd_slice){segments,
+                                                            wanted * (uint32_t)sizeof *segments};
         return 0;
 }
 
-/* ---- changing ---------------------------------------------------------------------------------- */
+/* ---- changing -------------------------------------------------------------------------------- */
 
 int handle_space_set(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_space_set *m = &request->space_set;
@@ -165,8 +183,8 @@ int handle_space_set(struct client *c, const struct kvd_msg *request, struct cal
                       kvd_slice_copy(m->value, value, sizeof value));
         if (r < 0)
                 return client_store_failed(c, r);
-        log_info("client %u of domain %s set %s = %s of space '%s'", c->number, domain_config(c->domain)->name, key,
-                 value, space_name(call->space));
+        log_info("client %u of domain %s set %s = %s of space '%s'", c->number,
+                 domain_config(c->domain)->name, key, value, space_name(call->space));
         return 0;
 }
 
@@ -180,7 +198,8 @@ int handle_space_delete(struct client *c, const struct kvd_msg *request, struct 
         if (r < 0)
                 return client_store_failed(c, r);
         worker_look(c->server->worker); /* the worker has the space's memory mapped */
-        log_info("client %u of domain %s deleted space '%s' of domain %s", c->number, domain_config(c->domain)->name,
-                 kvd_slice_copy(m->space, name, sizeof name), domain);
+        log_info("client %u of domain %s deleted space '%s' of domain %s", c->number,
+                 domain_config(c->domain)->name, kvd_slice_copy(m->space, name, sizeof name),
+                 domain);
         return 0;
 }

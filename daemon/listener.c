@@ -3,10 +3,11 @@
 /*
  * Opens the socket that clients connect to.
  *
- * A socket file stays behind when its daemon is killed. Whether somebody still listens is asked by connecting:
- * ECONNREFUSED is the kernel's word that nobody does. So that two daemons that start together do not remove each
- * other's, the folder is locked between asking and binding. Anybody may lock a folder that they can read,
- * therefore we do not wait long for the lock, and go on without it.
+ * A socket file stays behind when its daemon is killed. Whether somebody still listens is asked by
+ * connecting: ECONNREFUSED is the kernel's word that nobody does. So that two daemons that start
+ * together do not remove each other's, the folder is locked between asking and binding. Anybody may
+ * lock a folder that they can read, therefore we do not wait long for the lock, and go on without
+ * it.
  */
 
 #include "daemon/listener.h"
@@ -42,7 +43,10 @@ static int lock_folder(const char *path) {
         return fd;
 }
 
-/* Is the process that listens on the other end gone? Then it is only its socket that is left for a while. */
+/*
+ * Is the process that listens on the other end gone? Then it is only its socket that is left for a
+ * while.
+ */
 static bool listener_is_dead(int fd) {
         struct ucred peer = {0};
         unsigned n = sizeof peer;
@@ -53,7 +57,8 @@ static bool listener_is_dead(int fd) {
 
 /* 1: somebody listens there, whoever it is; 0: nobody. */
 static int is_listening(const struct kvd_address *address) {
-        _cleanup_(closep) int fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        _cleanup_(closep) int fd = sys->socket(AF_UNIX,
+                                               SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
         if (fd < 0)
                 return -errno;
@@ -62,7 +67,10 @@ static int is_listening(const struct kvd_address *address) {
         return errno != ECONNREFUSED && errno != ENOENT;
 }
 
-/* The kernel tears down the io_uring of a killed process, and with it its socket, some time after it is gone. */
+/*
+ * The kernel tears down the io_uring of a killed process, and with it its socket, some time after
+ * it is gone.
+ */
 static int is_alive(const struct kvd_address *address) {
         int r = is_listening(address);
 
@@ -80,13 +88,17 @@ static int remove_stale(const char *path, const struct kvd_address *address, str
         if (lstat(path, &st) < 0)
                 return 0; /* nothing there, or bind will say what is wrong */
         if (!S_ISSOCK(st.st_mode))
-                return kvd_refuse(why, -EADDRINUSE, "%s: is there and is not a socket; move it away", path);
+                return kvd_refuse(why, -EADDRINUSE,
+                                  "%s: is there and is not a socket; move it away", path);
         r = is_alive(address);
         if (r < 0)
                 return kvd_refuse(why, r, "no socket: %s", strerror(-r));
         if (r)
-                return kvd_refuse(why, -EADDRINUSE, "%s: another daemon serves this socket; stop it, or give this one "
-                              "another path with --socket or --instance", path);
+                return kvd_refuse(
+                        why, -EADDRINUSE,
+                        "%s: another daemon serves this socket; stop it, or give this one "
+                        "another path with --socket or --instance",
+                        path);
         unlink(path);
         return 0;
 }
@@ -100,8 +112,8 @@ static int bind_path(struct listener *l, const struct kvd_address *address, mode
         return r;
 }
 
-static int open_socket(struct listener *l, const char *path, const struct kvd_address *address, mode_t mode,
-                       gid_t group, struct kvd_why *why) {
+static int open_socket(struct listener *l, const char *path, const struct kvd_address *address,
+                       mode_t mode, gid_t group, struct kvd_why *why) {
         bool is_file = path[0] != '@';
         int r;
 
@@ -114,8 +126,10 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
         if (is_file)
                 memcpy(l->path, path, strlen(path));
         if (is_file && group != UINT32_MAX && sys->lchown(path, (uid_t)-1, group) < 0)
-                return kvd_refuse(why, -errno, "%s: cannot be given to group %u: %s; put the daemon's user in it", path,
-                              group, strerror(errno));
+                return kvd_refuse(
+                        why, -errno,
+                        "%s: cannot be given to group %u: %s; put the daemon's user in it", path,
+                        group, strerror(errno));
         if (sys->listen(l->fd, BACKLOG) < 0)
                 return kvd_refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
         return 0;

@@ -18,8 +18,8 @@ struct listener {
 #define LISTENER_NONE ((struct listener){.fd = -1})
 
 /*
- * Binds path. A socket that a dead daemon left behind is replaced; a living one's is refused with -EADDRINUSE.
- * group UINT32_MAX: leave it. The reason of a failure is in why, in one line.
+ * Binds path. A socket that a dead daemon left behind is replaced; a living one's is refused with
+ * -EADDRINUSE. group UINT32_MAX: leave it. The reason of a failure is in why, in one line.
  */
 int listener_open(struct listener *listener, const char *path, mode_t mode, gid_t group,
                   struct kvd_why *why);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A line goes to stderr if it can be written at once, and is lost otherwise: a reader that does not read must not stop
- * the daemon. Lines that a client can cause are limited in number.
+ * A line goes to stderr if it can be written at once, and is lost otherwise: a reader that does not
+ * read must not stop the daemon. Lines that a client can cause are limited in number.
  */
 
 #include "daemon/log.h"
@@ -66,7 +66,8 @@ bool log_allow(struct log_limit *limit) {
 
         if (now - limit->since_ns > LIMIT_NS) {
                 if (limit->lines > LIMIT_LINES)
-                        log_warning("%u lines like the next one were left out", limit->lines - LIMIT_LINES);
+                        log_warning("%u lines like the next one were left out",
+                                    limit->lines - LIMIT_LINES);
                 *limit = (struct log_limit){.since_ns = now};
         }
         return limit->lines++ < LIMIT_LINES;

@@ -2,7 +2,10 @@
 #ifndef KVD_DAEMON_LOG_H
 #define KVD_DAEMON_LOG_H
 
-/* One line per event to stderr. A reader that does not read loses lines; it never holds up the daemon. */
+/*
+ * One line per event to stderr. A reader that does not read loses lines; it never holds up the
+ * daemon.
+ */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -10,7 +13,10 @@
 
 #include "ipc/base/util.h"
 
-/* Lines above this level (LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG) are left out. At first: LOG_INFO. */
+/*
+ * Lines above this level (LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG) are left out. At first:
+ * LOG_INFO.
+ */
 void log_set_level(int level);
 
 _printf_(2, 3) void log_line(int level, const char *format, ...);

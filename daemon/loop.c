@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A turn: wait, call what is ready, fire what is due, and if there was nothing at all, do idle work.
+ * A turn: wait, call what is ready, fire what is due, and if there was nothing at all, do idle
+ * work.
  *
- * Readiness is level-triggered with both ways of waiting: epoll is so by itself, and an io_uring poll, which reports
- * once, is armed again after its source was called. So a source may take one message and return, and everybody else
- * gets a turn before it is called for the next.
+ * Readiness is level-triggered with both ways of waiting: epoll is so by itself, and an io_uring
+ * poll, which reports once, is armed again after its source was called. So a source may take one
+ * message and return, and everybody else gets a turn before it is called for the next.
  *
- * Events name their source by watch and generation. A source that is removed in the turn that an event of it was
- * collected, or whose cancelled poll still reports, is thereby not called.
+ * Events name their source by watch and generation. A source that is removed in the turn that an
+ * event of it was collected, or whose cancelled poll still reports, is thereby not called.
  */
 
 #include "daemon/loop.h"
@@ -42,7 +43,7 @@ struct loop {
         uint64_t turn_begin_ns, turn_max_ns;
 };
 
-/* ---- life ------------------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int open_backend(struct loop *loop, enum loop_kind kind) {
         int r;
@@ -94,7 +95,7 @@ const char *loop_name(const struct loop *loop) {
         return loop->backend->name;
 }
 
-/* ---- sources --------------------------------------------------------------------------------------------------- */
+/* ---- sources --------------------------------------------------------------------------------- */
 
 static loop_token watch_token(const struct loop *loop, const struct watch *s) {
         return (uint64_t)s->generation << 32 | (uint64_t)(s - loop->watches);
@@ -103,7 +104,8 @@ static loop_token watch_token(const struct loop *loop, const struct watch *s) {
 static int watch_arm(struct loop *loop, struct watch *s) {
         int r;
 
-        r = loop->backend->arm(loop->waiter, s->source->fd, s->source->events, watch_token(loop, s));
+        r = loop->backend->arm(loop->waiter, s->source->fd, s->source->events,
+                               watch_token(loop, s));
         s->armed = r >= 0;
         return r;
 }
@@ -173,7 +175,7 @@ void loop_ready(struct loop *loop, loop_token token, short revents) {
                 loop->failed = r;
 }
 
-/* ---- timers ---------------------------------------------------------------------------------------------------- */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
 static struct loop_timer *first_timer(const struct loop *loop) {
         return kvd_list_first(&loop->timers, struct loop_timer, node);
@@ -206,7 +208,7 @@ static void fire_timers(struct loop *loop) {
         loop->firing = false;
 }
 
-/* ---- turns ----------------------------------------------------------------------------------------------------- */
+/* ---- turns ----------------------------------------------------------------------------------- */
 
 void loop_set_idle(struct loop *loop, bool (*idle)(void *data), void *data) {
         loop->idle = idle;

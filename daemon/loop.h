@@ -3,8 +3,8 @@
 #define KVD_DAEMON_LOOP_H
 
 /*
- * One thread waits for descriptors and for time. Sources and timers are embedded in their owners; the loop keeps no
- * memory of its own for them beyond what loop_new set aside.
+ * One thread waits for descriptors and for time. Sources and timers are embedded in their owners;
+ * the loop keeps no memory of its own for them beyond what loop_new set aside.
  */
 
 #include <stdbool.h>
@@ -16,7 +16,9 @@ struct loop;
 
 enum loop_kind { LOOP_AUTO, LOOP_IO_URING, LOOP_EPOLL };
 
-/* auto: io_uring, or epoll where it is not allowed. max_sources: most that will be added at a time. */
+/*
+ * auto: io_uring, or epoll where it is not allowed. max_sources: most that will be added at a time.
+ */
 int loop_new(enum loop_kind kind, uint32_t max_sources, struct loop **ret);
 struct loop *loop_free(struct loop *loop);
 void loop_freep(struct loop **loop);
@@ -26,7 +28,7 @@ const char *loop_name(const struct loop *loop);
 int loop_run(struct loop *loop);
 void loop_quit(struct loop *loop);
 
-/* ---- descriptors ----------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 struct loop_source {
         int fd;
@@ -36,13 +38,16 @@ struct loop_source {
         uint32_t watch;
 };
 
-/* ready is called as long as the descriptor is ready, once a turn. It may remove any source, its own too. */
+/*
+ * ready is called as long as the descriptor is ready, once a turn. It may remove any source, its
+ * own too.
+ */
 int loop_add(struct loop *loop, struct loop_source *source);
 int loop_change(struct loop_source *source, short events);
 /* Before the descriptor is closed. A source that was not added is fine. */
 void loop_remove(struct loop_source *source);
 
-/* ---- time ------------------------------------------------------------------------------------------------------ */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 struct loop_timer {
         void (*fire)(struct loop_timer *timer);

@@ -9,7 +9,10 @@
 
 struct loop;
 
-/* A watch's number in the low, its generation in the high half: an event of a source removed since is recognised. */
+/*
+ * A watch's number in the low, its generation in the high half: an event of a source removed since
+ * is recognised.
+ */
 typedef uint64_t loop_token;
 
 struct loop_backend {
@@ -19,14 +22,18 @@ struct loop_backend {
         void (*close)(void *self);
         int (*arm)(void *self, int fd, short events, loop_token token);
         void (*disarm)(void *self, int fd, loop_token token);
-        /* Calls loop_ready for each event; timeout_ns < 0: no limit. Returns how many, or a negative errno. */
+        /*
+         * Calls loop_ready for each event; timeout_ns < 0: no limit. Returns how many, or a
+         * negative errno.
+         */
         int (*wait)(void *self, struct loop *loop, int64_t timeout_ns);
 };
 
 extern const struct loop_backend loop_backend_io_uring;
 extern const struct loop_backend loop_backend_epoll;
 
-void loop_woke(struct loop *loop); /* waiting is over and something has happened: called before the first event */
+/* waiting is over and something has happened: called before the first event */
+void loop_woke(struct loop *loop);
 void loop_ready(struct loop *loop, loop_token token, short revents);
 
 #endif

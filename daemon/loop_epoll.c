@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Waiting by epoll, where io_uring is forbidden. The names of poll and epoll for the events that we use are the same bits
- * on Linux, so that a source's events are handed on as they are.
+ * Waiting by epoll, where io_uring is forbidden. The names of poll and epoll for the events that we
+ * use are the same bits on Linux, so that a source's events are handed on as they are.
  */
 
 #include <errno.h>
@@ -49,7 +49,8 @@ static void disarm(void *self, int fd, loop_token token) {
         struct waiter *w = self;
         struct epoll_event event = {0};
 
-        sys->epoll_ctl(w->fd, EPOLL_CTL_DEL, fd, &event); /* closing the descriptor, which comes next, does it too */
+        /* closing the descriptor, which comes next, does it too */
+        sys->epoll_ctl(w->fd, EPOLL_CTL_DEL, fd, &event);
 }
 
 /* Rounded up, so that a timer is not found early and waited for in a spin. */

@@ -3,8 +3,8 @@
 /*
  * Waiting by io_uring.
  *
- * A one-shot poll per source; arming, cancelling and waiting are one system call a turn. io_uring is not reached
- * through sys: a test takes it away with loop = epoll or a seccomp filter.
+ * A one-shot poll per source; arming, cancelling and waiting are one system call a turn. io_uring
+ * is not reached through sys: a test takes it away with loop = epoll or a seccomp filter.
  */
 
 #include <errno.h>
@@ -65,7 +65,10 @@ static int arm(void *self, int fd, short events, loop_token token) {
         return 0;
 }
 
-/* The poll keeps the file alive until it is cancelled, and the peer sees no end of the connection until then. */
+/*
+ * The poll keeps the file alive until it is cancelled, and the peer sees no end of the connection
+ * until then.
+ */
 static void disarm(void *self, int fd, loop_token token) {
         struct io_uring_sqe *sqe = next_entry(self);
 
@@ -75,7 +78,10 @@ static void disarm(void *self, int fd, loop_token token) {
         io_uring_sqe_set_data64(sqe, TOKEN_IGNORED);
 }
 
-/* Handled in batches: a source's callback may arm others, but what that completes belongs to the next turn. */
+/*
+ * Handled in batches: a source's callback may arm others, but what that completes belongs to the
+ * next turn.
+ */
 static int deliver(struct waiter *w, struct loop *loop) {
         struct io_uring_cqe *cqes[64];
         struct {
@@ -95,7 +101,8 @@ static int deliver(struct waiter *w, struct loop *loop) {
         for (unsigned i = 0; i < n; i++) {
                 if (events[i].token == TOKEN_IGNORED || events[i].result == -ECANCELED)
                         continue;
-                loop_ready(loop, events[i].token, events[i].result < 0 ? POLLERR : (short)events[i].result);
+                loop_ready(loop, events[i].token,
+                           events[i].result < 0 ? POLLERR : (short)events[i].result);
                 delivered++;
         }
         return delivered;
@@ -103,14 +110,16 @@ static int deliver(struct waiter *w, struct loop *loop) {
 
 static int wait_events(void *self, struct loop *loop, int64_t timeout_ns) {
         struct waiter *w = self;
-        struct __kernel_timespec ts = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+        struct __kernel_timespec ts = {.tv_sec = timeout_ns / 1000000000,
+                                       .tv_nsec = timeout_ns % 1000000000};
         struct io_uring_cqe *first;
         int r;
 
         if (timeout_ns == 0)
                 r = io_uring_submit_and_get_events(&w->ring);
         else
-                r = io_uring_submit_and_wait_timeout(&w->ring, &first, 1, timeout_ns < 0 ? NULL : &ts, NULL);
+                r = io_uring_submit_and_wait_timeout(&w->ring, &first, 1,
+                                                     timeout_ns < 0 ? NULL : &ts, NULL);
         if (r < 0 && r != -ETIME && r != -EINTR && r != -EAGAIN && r != -EBUSY)
                 return r;
         return deliver(w, loop);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One program, three processes: the daemon itself, its worker (--worker) and its exporter (--exporter), told apart by the
- * first argument. The exit status says whether the configuration or the system is at fault.
+ * One program, three processes: the daemon itself, its worker (--worker) and its exporter
+ * (--exporter), told apart by the first argument. The exit status says whether the configuration or
+ * the system is at fault.
  */
 
 #include <errno.h>
@@ -49,7 +50,10 @@ static void raise_file_limit(void) {
         setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* SIGTERM when whoever started us ends: Linux means the thread. -ESRCH if that has happened already. */
+/*
+ * SIGTERM when whoever started us ends: Linux means the thread. -ESRCH if that has happened
+ * already.
+ */
 static int bind_to_parent(pid_t parent) {
         if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
                 return -errno;
@@ -60,7 +64,8 @@ static int prepare_private(const struct options *options, pid_t parent, struct k
         int r;
 
         if (mkdir(options->private_dir, 0700) < 0 && errno != EEXIST)
-                return kvd_refuse(why, -EINVAL, "--private %s: %s; give a folder that exists or can be made",
+                return kvd_refuse(why, -EINVAL,
+                                  "--private %s: %s; give a folder that exists or can be made",
                                   options->private_dir, strerror(errno));
         r = bind_to_parent(parent);
         return r < 0 ? kvd_refuse(why, r, "--private: the process that started kvd has ended") : 0;
@@ -81,8 +86,8 @@ static int serve(struct daemon *daemon, const struct options *options, int fd, c
                 return fail(EXIT_SYSTEM, "signals cannot be received");
         if (daemon_listen(daemon, fd, &why) < 0)
                 return fail(EXIT_SYSTEM, why.line);
-        log_info("kvd " KVD_PROJECT_VERSION " serves %s (%s)", fd >= 0 ? "the socket of its service manager" : socket,
-                 daemon_loop_name(daemon));
+        log_info("kvd " KVD_PROJECT_VERSION " serves %s (%s)",
+                 fd >= 0 ? "the socket of its service manager" : socket, daemon_loop_name(daemon));
         tell_ready(options->ready_fd);
         return daemon_run(daemon) < 0 ? EXIT_SYSTEM : EXIT_CLEAN;
 }
@@ -100,7 +105,8 @@ static int run(const struct options *options, pid_t parent) {
         memcpy(socket, config.socket, sizeof socket);
         block_signals();
         raise_file_limit();
-        r = options->private_dir ? prepare_private(options, parent, &why) : activation_take(&fd, &why);
+        r = options->private_dir ? prepare_private(options, parent, &why) :
+                                   activation_take(&fd, &why);
         if (r < 0) {
                 config_clear(&config);
                 return fail(EXIT_CONFIG, why.line);

@@ -3,11 +3,13 @@
 #define KVD_DAEMON_MATES_H
 
 /*
- * Several processes as one client: an engine whose scheduler takes blocks, pins and publishes them, and whose workers
- * write and read them. A process that the kernel says is gone may have left work to a teammate that still runs;
- * so what a member held (pins, blocks being filled) is kept until no process of its team is left.
+ * Several processes as one client: an engine whose scheduler takes blocks, pins and publishes them,
+ * and whose workers write and read them. A process that the kernel says is gone may have left work
+ * to a teammate that still runs; so what a member held (pins, blocks being filled) is kept until no
+ * process of its team is left.
  *
- * A team is the clients of one domain that named the same 16 bytes. It begins with the first and ends with the last.
+ * A team is the clients of one domain that named the same 16 bytes. It begins with the first and
+ * ends with the last.
  */
 
 #include <stdbool.h>
@@ -25,8 +27,8 @@ bool mates_alive(const struct client *client);
 unsigned mates_team_size(const struct client *client);
 
 /*
- * A client of the team was ended: if no process of it is left, a member that was kept and is to be ended, too. It is in
- * no team any more, so that each is found once. NULL: there is none.
+ * A client of the team was ended: if no process of it is left, a member that was kept and is to be
+ * ended, too. It is in no team any more, so that each is found once. NULL: there is none.
  */
 struct client *mates_without_team(const struct client *ended);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tells the service manager how we are, by the protocol of sd_notify: one datagram for each change. A manager that does
- * not listen costs a bounded time, and nothing else.
+ * Tells the service manager how we are, by the protocol of sd_notify: one datagram for each change.
+ * A manager that does not listen costs a bounded time, and nothing else.
  */
 
 #include "daemon/notify.h"
@@ -66,7 +66,7 @@ void notify_send(const struct notify *notify, const char *state, int wait_ms) {
 
         if (notify->fd < 0)
                 return;
-        if (kvd_frame_send(notify->fd, state, strlen(state), NULL, MSG_DONTWAIT) == -EAGAIN && wait_ms &&
-            sys->poll(&p, 1, wait_ms) == 1)
+        if (kvd_frame_send(notify->fd, state, strlen(state), NULL, MSG_DONTWAIT) == -EAGAIN &&
+            wait_ms && sys->poll(&p, 1, wait_ms) == 1)
                 kvd_frame_send(notify->fd, state, strlen(state), NULL, MSG_DONTWAIT);
 }

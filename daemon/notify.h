@@ -2,7 +2,10 @@
 #ifndef KVD_DAEMON_NOTIFY_H
 #define KVD_DAEMON_NOTIFY_H
 
-/* Tells the service manager how we are: sd_notify(3) without its library. Without one, nothing happens. */
+/*
+ * Tells the service manager how we are: sd_notify(3) without its library. Without one, nothing
+ * happens.
+ */
 
 #include <stdint.h>
 
@@ -15,7 +18,10 @@ struct notify {
 int notify_open(struct notify *notify);
 void notify_close(struct notify *notify);
 
-/* state: lines as of sd_notify(3). Gives a manager that is busy up to wait_ms; nothing depends on its being heard. */
+/*
+ * state: lines as of sd_notify(3). Gives a manager that is busy up to wait_ms; nothing depends on
+ * its being heard.
+ */
 void notify_send(const struct notify *notify, const char *state, int wait_ms);
 
 #endif

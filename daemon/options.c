@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The command line. Most options are shorthands of settings, and are kept in the order of their appearance, so that a
- * reload of the configuration can apply them again.
+ * The command line. Most options are shorthands of settings, and are kept in the order of their
+ * appearance, so that a reload of the configuration can apply them again.
  */
 
 #include "daemon/options.h"
@@ -14,8 +14,22 @@
 
 #include "ipc/base/util.h"
 
-enum { OPT_CONFIG = 256, OPT_CONFIG_OPTIONAL, OPT_INSTANCE, OPT_SOCKET, OPT_POOL, OPT_BACKEND, OPT_DEVICE, OPT_SET,
-       OPT_PRIVATE, OPT_READY_FD, OPT_PRINT_CONFIG, OPT_CHECK_CONFIG, OPT_VERSION, OPT_HELP };
+enum {
+        OPT_CONFIG = 256,
+        OPT_CONFIG_OPTIONAL,
+        OPT_INSTANCE,
+        OPT_SOCKET,
+        OPT_POOL,
+        OPT_BACKEND,
+        OPT_DEVICE,
+        OPT_SET,
+        OPT_PRIVATE,
+        OPT_READY_FD,
+        OPT_PRINT_CONFIG,
+        OPT_CHECK_CONFIG,
+        OPT_VERSION,
+        OPT_HELP
+};
 
 #define NO no_argument, NULL
 #define YES required_argument, NULL
@@ -40,28 +54,38 @@ static const struct option long_options[] = {
 
 void options_print_help(FILE *to) {
         fputs("Usage: kvd [options]\n"
-              "Owns a KV cache in GPU or shared memory that several inference processes use in place.\n\n"
+              "Owns a KV cache in GPU or shared memory that several inference processes use in "
+              "place.\n\n"
               "  --config FILE            read this configuration\n"
               "  --config-optional FILE   the same, if there is such a file\n"
-              "  --instance N             number of this daemon on the machine; replaces %i in socket (0)\n"
+              "  --instance N             number of this daemon on the machine; replaces %i in "
+              "socket (0)\n"
               "  --socket PATH            the same as --set daemon.socket=PATH\n"
               "  --pool SIZE              the same as --set daemon.pool=SIZE\n"
-              "  --backend NAME           the same as --set daemon.backend=NAME: auto, host, cuda, cuda-legacy\n"
-              "  --device N               the same as --set daemon.device=N: which GPU (that of --instance)\n"
+              "  --backend NAME           the same as --set daemon.backend=NAME: auto, host, cuda, "
+              "cuda-legacy\n"
+              "  --device N               the same as --set daemon.device=N: which GPU (that of "
+              "--instance)\n"
               "  --set SECTION.KEY=VALUE  any option; wins over the file\n"
-              "  --private DIR            only for this user, at DIR/kvd.sock; ends with the process that started it\n"
-              "  --ready-fd N             write a newline to descriptor N when clients can connect\n"
-              "  --print-config           print a configuration file with all defaults and what they mean\n"
+              "  --private DIR            only for this user, at DIR/kvd.sock; ends with the "
+              "process that started it\n"
+              "  --ready-fd N             write a newline to descriptor N when clients can "
+              "connect\n"
+              "  --print-config           print a configuration file with all defaults and what "
+              "they mean\n"
               "  --check-config FILE      say what is wrong with a configuration file, or nothing\n"
               "  --version\n"
               "  --help\n\n"
-              "See kvd(8) and kvd.conf(5).\n", to);
+              "See kvd(8) and kvd.conf(5).\n",
+              to);
 }
 
 static int add_set(struct options *o, const char *assignment, struct kvd_why *why) {
         if (o->n_set == OPTIONS_MAX_SET)
-                return kvd_refuse(why, -EINVAL, "more than %u settings on the command line; write a file and give it with --config",
-                              OPTIONS_MAX_SET);
+                return kvd_refuse(why, -EINVAL,
+                                  "more than %u settings on the command line; write a file and "
+                                  "give it with --config",
+                                  OPTIONS_MAX_SET);
         o->set[o->n_set++] = assignment;
         return 0;
 }
@@ -73,12 +97,14 @@ static int add_shorthand(struct options *o, const char *key, const char *value, 
         return add_set(o, to, why);
 }
 
-static int parse_number(const char *name, const char *value, long low, long high, struct kvd_why *why) {
+static int parse_number(const char *name, const char *value, long low, long high,
+                        struct kvd_why *why) {
         char *end;
         long n = strtol(value, &end, 10);
 
         if (!value[0] || *end || n < low || n > high)
-                return kvd_refuse(why, -EINVAL, "--%s: '%s' is not a number from %ld to %ld", name, value, low, high);
+                return kvd_refuse(why, -EINVAL, "--%s: '%s' is not a number from %ld to %ld", name,
+                                  value, low, high);
         return (int)n;
 }
 
@@ -138,23 +164,28 @@ int options_parse(struct options *o, int argc, char **argv, struct kvd_why *why)
         optind = 1;
         while ((opt = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
                 if (opt == '?' || opt == ':')
-                        return kvd_refuse(why, -EINVAL, "option '%s' %s; see kvd --help", argv[optind - 1],
-                                      opt == '?' ? "is unknown" : "needs a value");
+                        return kvd_refuse(why, -EINVAL, "option '%s' %s; see kvd --help",
+                                          argv[optind - 1],
+                                          opt == '?' ? "is unknown" : "needs a value");
                 r = take_option(o, opt, optarg, why);
                 if (r < 0)
                         return r;
         }
         if (optind < argc)
-                return kvd_refuse(why, -EINVAL, "'%s' is not an option; see kvd --help", argv[optind]);
+                return kvd_refuse(why, -EINVAL, "'%s' is not an option; see kvd --help",
+                                  argv[optind]);
         return 0;
 }
 
-/* ---- configuration --------------------------------------------------------------------------------------------- */
+/* ---- configuration --------------------------------------------------------------------------- */
 
 static int make_private(const char *dir, struct config *config, struct kvd_why *why) {
-        if (snprintf(config->socket, sizeof config->socket, "%s/kvd.sock", dir) >= (int)sizeof config->socket)
-                return kvd_refuse(why, -EINVAL, "--private: the folder's path is too long for a socket; at most %zu bytes",
-                              sizeof config->socket - sizeof "/kvd.sock");
+        if (snprintf(config->socket, sizeof config->socket, "%s/kvd.sock", dir) >=
+            (int)sizeof config->socket)
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "--private: the folder's path is too long for a socket; at most %zu bytes",
+                        sizeof config->socket - sizeof "/kvd.sock");
         config->socket_mode = 0600;
         config->socket_group = UINT32_MAX;
         config->own_user_only = true;
@@ -169,9 +200,12 @@ static int put_instance(const char *instance, struct config *config, struct kvd_
                 config->device = (uint32_t)strtoul(instance, NULL, 10);
         if (!at)
                 return 0;
-        n = snprintf(path, sizeof path, "%.*s%s%s", (int)(at - config->socket), config->socket, instance, at + 2);
+        n = snprintf(path, sizeof path, "%.*s%s%s", (int)(at - config->socket), config->socket,
+                     instance, at + 2);
         if (n >= (int)sizeof path)
-                return kvd_refuse(why, -EINVAL, "socket: the path with its instance number has more than 107 bytes; shorten it");
+                return kvd_refuse(why, -EINVAL,
+                                  "socket: the path with its instance number has more than 107 "
+                                  "bytes; shorten it");
         memcpy(config->socket, path, (size_t)n + 1);
         return 0;
 }

@@ -11,14 +11,21 @@
 #define OPTIONS_MAX_SET 64u
 
 struct options {
-        enum { OPTIONS_RUN, OPTIONS_PRINT_CONFIG, OPTIONS_CHECK_CONFIG, OPTIONS_VERSION, OPTIONS_HELP } action;
+        enum {
+                OPTIONS_RUN,
+                OPTIONS_PRINT_CONFIG,
+                OPTIONS_CHECK_CONFIG,
+                OPTIONS_VERSION,
+                OPTIONS_HELP
+        } action;
         const char *config;      /* NULL: defaults only */
         bool config_optional;
         const char *instance;
         const char *private_dir; /* NULL: no */
         const char *set[OPTIONS_MAX_SET]; /* "section.key=value", in the order given */
         unsigned n_set;
-        char socket[128], pool[128], backend[128], device[128]; /* --socket and so on as such assignments */
+        /* --socket and so on as such assignments */
+        char socket[128], pool[128], backend[128], device[128];
         int ready_fd;            /* -1: none */
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who is at the other end of a socket, by the word of the kernel: the process, its user and its groups. Nothing that the
- * peer says about itself is asked for.
+ * Who is at the other end of a socket, by the word of the kernel: the process, its user and its
+ * groups. Nothing that the peer says about itself is asked for.
  */
 
 #include "daemon/peer.h"
@@ -19,8 +19,9 @@
 #endif
 
 /*
- * Before 6.5 the process is named by its number, which may have passed to another process between the connection
- * and this call: then that one's end is waited for, which keeps memory longer than needed and is otherwise harmless.
+ * Before 6.5 the process is named by its number, which may have passed to another process between
+ * the connection and this call: then that one's end is waited for, which keeps memory longer than
+ * needed and is otherwise harmless.
  */
 static int open_pidfd(int socket, pid_t pid, int *ret) {
         unsigned n = sizeof *ret;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One message a turn, so that a client that sends many waits for everybody else in between. A request is read only when
- * its reply is sure to fit into the socket, so there are no replies to keep: a client that does not read is not read
- * from. What every request of a kind needs is in its row of the table of handlers, and is looked for here.
+ * One message a turn, so that a client that sends many waits for everybody else in between. A
+ * request is read only when its reply is sure to fit into the socket, so there are no replies to
+ * keep: a client that does not read is not read from. What every request of a kind needs is in its
+ * row of the table of handlers, and is looked for here.
  */
 
 #include "daemon/requests.h"
@@ -26,24 +27,29 @@ static const void *field(const struct kvd_msg *request, size_t offset) {
 
 static int find_attachment(struct client *c, const struct handler *h, const struct kvd_msg *request,
                            struct call *call) {
-        int r = client_find_space(c, *(const uint32_t *)field(request, h->space), &call->attachment);
+        int r = client_find_space(c, *(const uint32_t *)field(request, h->space),
+                                  &call->attachment);
 
         if (r == 0)
                 call->space = attachment_space(call->attachment);
         return r;
 }
 
-static int find_space(struct client *c, const struct handler *h, const struct kvd_msg *request, struct call *call) {
-        const struct kvd_slice *domain = field(request, h->domain), *name = field(request, h->space);
+static int find_space(struct client *c, const struct handler *h, const struct kvd_msg *request,
+                      struct call *call) {
+        const struct kvd_slice *domain = field(request, h->domain),
+                               *name = field(request, h->space);
 
         return client_find_named(c, *domain, *name, &call->space);
 }
 
-static int find_needs(struct client *c, const struct handler *h, const struct kvd_msg *request, struct call *call) {
+static int find_needs(struct client *c, const struct handler *h, const struct kvd_msg *request,
+                      struct call *call) {
         int r = 0;
 
         if (c->state == CLIENT_HALF_OPEN && !h->before_attach)
-                return client_refuse(c, -EPROTO, "the first message of a connection must be attach");
+                return client_refuse(c, -EPROTO,
+                                     "the first message of a connection must be attach");
         if (h->needs == NEEDS_ATTACHMENT)
                 r = find_attachment(c, h, request, call);
         else if (h->needs == NEEDS_SPACE)
@@ -56,7 +62,8 @@ static int call_handler(struct client *c, const struct kvd_msg *request, struct 
         int r;
 
         if (!h->handle)
-                return client_refuse(c, -ENOSYS, "message '%s' is not a request", kvd_msg_info(request->number)->name);
+                return client_refuse(c, -ENOSYS, "message '%s' is not a request",
+                                     kvd_msg_info(request->number)->name);
         r = find_needs(c, h, request, call);
         if (r < 0)
                 return r;
@@ -68,7 +75,10 @@ static int call_handler(struct client *c, const struct kvd_msg *request, struct 
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* A text that was cut in the middle of a character, or quotes something odd, must not spoil the reply. */
+/*
+ * A text that was cut in the middle of a character, or quotes something odd, must not spoil the
+ * reply.
+ */
 static struct kvd_slice plain_text(char *text) {
         for (char *p = text; *p; p++)
                 if (*p < 0x20 || *p > 0x7e)
@@ -93,11 +103,13 @@ static int send_reply(struct client *c, const struct call *call) {
         ssize_t n = kvd_msg_encode(&call->reply, c->server->scratch->out, KVD_FRAME_MAX);
 
         if (n < 0) {
-                log_error("a reply could not be encoded (message %u): %s", call->reply.number, strerror((int)-n));
+                log_error("a reply could not be encoded (message %u): %s", call->reply.number,
+                          strerror((int)-n));
                 return (int)n;
         }
         c->room -= 2 * n + 2048; /* more than the kernel counts for it */
-        return kvd_frame_send(c->socket.fd, c->server->scratch->out, (size_t)n, &call->fds, MSG_DONTWAIT);
+        return kvd_frame_send(c->socket.fd, c->server->scratch->out, (size_t)n, &call->fds,
+                              MSG_DONTWAIT);
 }
 
 /* size: of the frame that was received, or the error of receiving it. */
@@ -114,8 +126,8 @@ static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
                         return 0;
                 client_refuse(c, r, "%s", kvd_decoder_why(decoder));
         }
-        log_limited(LOG_WARNING, "process %d of user %u sent a bad frame: %s", c->peer.pid, c->peer.uid,
-                    c->server->scratch->why.line);
+        log_limited(LOG_WARNING, "process %d of user %u sent a bad frame: %s", c->peer.pid,
+                    c->peer.uid, c->server->scratch->why.line);
         c->server->bad_frames++;
         c->closing = r == -EBADMSG; /* nothing says where the peer is; otherwise it can go on */
         return r;
@@ -140,11 +152,12 @@ static void answer(struct client *c, ssize_t size) {
                 client_disconnect(c);
 }
 
-/* ---- socket ----------------------------------------------------------------------------------- */
+/* ---- socket ---------------------------------------------------------------------------------- */
 
 /*
- * poll calls a Unix socket writable when at most a quarter of its buffer is in use, and sends are taken until all of
- * it is; in between there is room for replies that need not be asked for one by one. 1: there is; 0: not now.
+ * poll calls a Unix socket writable when at most a quarter of its buffer is in use, and sends are
+ * taken until all of it is; in between there is room for replies that need not be asked for one by
+ * one. 1: there is; 0: not now.
  */
 static int has_room(struct client *c) {
         struct pollfd p = {c->socket.fd, POLLOUT, 0};

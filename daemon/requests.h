@@ -2,7 +2,10 @@
 #ifndef KVD_DAEMON_REQUESTS_H
 #define KVD_DAEMON_REQUESTS_H
 
-/* A client's socket: reads one request, has it answered by its handler (handlers.h), and sends the reply. */
+/*
+ * A client's socket: reads one request, has it answered by its handler (handlers.h), and sends the
+ * reply.
+ */
 
 #include "daemon/loop.h"
 

@@ -3,8 +3,9 @@
 #define KVD_DAEMON_SCRATCH_H
 
 /*
- * Room for what one request carries, copied from its frame to where it is aligned, and for its answer. It was allocated
- * before the first client came. Each array is as long as msg.def lets the field be that it is for.
+ * Room for what one request carries, copied from its frame to where it is aligned, and for its
+ * answer. It was allocated before the first client came. Each array is as long as msg.def lets the
+ * field be that it is for.
  */
 
 #include <assert.h>
@@ -25,7 +26,8 @@ struct scratch {
         /* answers */
         kvd_ref sealed[KVD_MOST_seal_reply_blocks / sizeof(kvd_ref)];
         uint8_t states[KVD_MOST_block_map_reply_states];
-        uint32_t parents[KVD_MOST_block_map_reply_parents / sizeof(uint32_t)]; /* a frame has room for them and their states */
+        /* a frame has room for them and their states */
+        uint32_t parents[KVD_MOST_block_map_reply_parents / sizeof(uint32_t)];
         uint32_t ids[KVD_MOST_pins_reply_ids / sizeof(uint32_t)];
         uint64_t counters[KVD_N_SPACE_COUNTERS], client_counters[KVD_N_CLIENT_COUNTERS];
         double settings[KVD_N_SETTINGS];
@@ -38,9 +40,11 @@ struct scratch {
 };
 
 #define SCRATCH_FITS(array, field) \
-        static_assert(sizeof ((struct scratch *)NULL)->array <= KVD_MOST_##field, "an answer is longer than its field")
+        static_assert(sizeof((struct scratch *)NULL)->array <= KVD_MOST_##field, \
+                      "an answer is longer than its field")
 #define SCRATCH_TAKES(array, field) \
-        static_assert(sizeof ((struct scratch *)NULL)->array >= KVD_MOST_##field, "a field is longer than its array")
+        static_assert(sizeof((struct scratch *)NULL)->array >= KVD_MOST_##field, \
+                      "a field is longer than its array")
 SCRATCH_TAKES(blocks, release_blocks);
 SCRATCH_TAKES(blocks, append_blocks);
 SCRATCH_TAKES(blocks, critical_blocks);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A connection that does not attach costs a seat and two descriptors, so there are few of them, each for a second. When
- * there are too many, the oldest makes room: whoever means to attach has done so long before 64 others came.
+ * A connection that does not attach costs a seat and two descriptors, so there are few of them,
+ * each for a second. When there are too many, the oldest makes room: whoever means to attach has
+ * done so long before 64 others came.
  */
 
 #include "daemon/seats.h"

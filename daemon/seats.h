@@ -3,8 +3,8 @@
 #define KVD_DAEMON_SEATS_H
 
 /*
- * The table of clients: each connection has a seat, of which there are as many as were allocated before the first
- * client came.
+ * The table of clients: each connection has a seat, of which there are as many as were allocated
+ * before the first client came.
  */
 
 #include <stdint.h>
@@ -25,7 +25,8 @@ struct seats {
         struct client *unused;       /* list */
         struct client *half_open;    /* list, oldest first */
         uint32_t n_half_open;
-        uint32_t n_attached;         /* those whose process still runs behind a closed socket included */
+        /* those whose process still runs behind a closed socket included */
+        uint32_t n_attached;
         struct loop *loop;
         struct loop_timer deadline;  /* of the oldest half-open one */
 };
@@ -38,15 +39,21 @@ struct client *seats_take(struct seats *seats); /* there is one, if the rules be
 void seats_leave(struct seats *seats, struct client *client);
 uint32_t seats_of_user(const struct seats *seats, uint32_t uid); /* attached */
 
-/* ---- half-open connections ----------------------------------------------------------------------------------------- */
+/* ---- half-open connections ------------------------------------------------------------------- */
 
 void seats_add_half_open(struct seats *seats, struct client *client);
 void seats_remove_half_open(struct seats *seats, struct client *client);
 
-/* The oldest, if its time to attach is over; else NULL, and the deadline timer is set to when it will be. */
+/*
+ * The oldest, if its time to attach is over; else NULL, and the deadline timer is set to when it
+ * will be.
+ */
 struct client *seats_late(struct seats *seats);
 
-/* The one that has to go before this user may have one more half-open connection; NULL: nobody has to. */
+/*
+ * The one that has to go before this user may have one more half-open connection; NULL: nobody has
+ * to.
+ */
 struct client *seats_too_many(const struct seats *seats, uint32_t uid);
 
 #endif

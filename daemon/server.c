@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Accepts connections and gives each a seat, and is built and torn down here as a whole. When there are no descriptors
- * left, a connection is taken with a spare one and closed, so that its peer learns of it.
+ * Accepts connections and gives each a seat, and is built and torn down here as a whole. When there
+ * are no descriptors left, a connection is taken with a spare one and closed, so that its peer
+ * learns of it.
  */
 
 #include "daemon/server.h"
@@ -23,28 +24,35 @@
 
 #define ACCEPT_RETRY_NS UINT64_C(100000000)
 
-/* ---- life ------------------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 uint32_t server_max_sources(const struct config *config) {
         return 2 * seats_needed(config) + 1 + 2 * CHILD_SOURCES;
 }
 
 static int make_instance(struct server *server) {
-        return sys->getrandom(&server->instance, sizeof server->instance, 0) == sizeof server->instance ? 0 : -EIO;
+        return sys->getrandom(&server->instance, sizeof server->instance, 0) ==
+                               sizeof server->instance ?
+                       0 :
+                       -EIO;
 }
 
 static void accept_again(struct loop_timer *timer);
 static void too_late(struct loop_timer *timer);
 
-int server_new(const struct config *config, struct loop *loop, struct store *store, struct server **ret) {
+int server_new(const struct config *config, struct loop *loop, struct store *store,
+               struct server **ret) {
         _cleanup_(server_freep) struct server *server = NULL;
         int r;
 
         server = sys->calloc(1, sizeof *server);
         if (!server)
                 return -ENOMEM;
-        *server = (struct server){
-                .config = config, .loop = loop, .store = store, .started_ns = sys_now_ns(), .spare = -1};
+        *server = (struct server){.config = config,
+                                  .loop = loop,
+                                  .store = store,
+                                  .started_ns = sys_now_ns(),
+                                  .spare = -1};
         server->retry.fire = accept_again;
         server->seats.deadline.fire = too_late;
         shared_pages_init(&server->pages, loop, store);
@@ -108,13 +116,16 @@ static void too_late(struct loop_timer *timer) {
         struct client *c;
 
         while ((c = seats_late(&server->seats))) {
-                log_limited(LOG_INFO, "process %d of user %u connected and did not attach: dropped", c->peer.pid,
-                            c->peer.uid);
+                log_limited(LOG_INFO, "process %d of user %u connected and did not attach: dropped",
+                            c->peer.pid, c->peer.uid);
                 client_end(c, false);
         }
 }
 
-/* There is a seat: attached clients are limited when they attach, and half-open ones by seats_too_many. */
+/*
+ * There is a seat: attached clients are limited when they attach, and half-open ones by
+ * seats_too_many.
+ */
 static void welcome(struct server *server, int fd) {
         struct client *client = seats_take(&server->seats), *oldest;
         int r = client_open(client, fd, request_came);
@@ -125,14 +136,16 @@ static void welcome(struct server *server, int fd) {
         }
         oldest = seats_too_many(&server->seats, client->peer.uid);
         if (oldest) {
-                log_limited(LOG_WARNING, "user %u has too many connections that did not attach: the oldest is dropped",
+                log_limited(LOG_WARNING,
+                            "user %u has too many connections that did not attach: the oldest is "
+                            "dropped",
                             oldest->peer.uid);
                 client_end(oldest, false);
         }
         seats_add_half_open(&server->seats, client);
 }
 
-/* ---- accept ---------------------------------------------------------------------------------------------------- */
+/* ---- accept ---------------------------------------------------------------------------------- */
 
 static void accept_again(struct loop_timer *timer) {
         struct server *server = container_of(timer, struct server, retry);
@@ -141,7 +154,10 @@ static void accept_again(struct loop_timer *timer) {
                 loop_timer_set(server->loop, &server->retry, sys_now_ns() + ACCEPT_RETRY_NS);
 }
 
-/* No descriptor is left: the connection is taken with the spare one and closed, so that its peer knows. */
+/*
+ * No descriptor is left: the connection is taken with the spare one and closed, so that its peer
+ * knows.
+ */
 static bool shed(struct server *server) {
         int fd;
 
@@ -150,13 +166,15 @@ static bool shed(struct server *server) {
         closep(&fd);
         server->spare = sys->eventfd(0, EFD_CLOEXEC);
         if (fd >= 0)
-                log_limited(LOG_WARNING, "out of descriptors: a connection was refused; raise LimitNOFILE (ulimit -n)");
+                log_limited(LOG_WARNING, "out of descriptors: a connection was refused; raise "
+                                         "LimitNOFILE (ulimit -n)");
         return fd >= 0;
 }
 
 /* The connection stays in the backlog, and the socket stays readable. Look away for a while. */
 static void pause_accepting(struct server *server, int error) {
-        log_limited(LOG_WARNING, "cannot accept connections: %s; trying again every 0.1 s", strerror(error));
+        log_limited(LOG_WARNING, "cannot accept connections: %s; trying again every 0.1 s",
+                    strerror(error));
         loop_remove(&server->listening);
         loop_timer_set(server->loop, &server->retry, sys_now_ns() + ACCEPT_RETRY_NS);
 }

@@ -30,7 +30,8 @@ struct server {
 
         struct loop_source listening;
         struct loop_timer retry;     /* accept failed: try again then */
-        int spare;                   /* owned; given up to refuse a connection when there are no descriptors left */
+        /* owned; given up to refuse a connection when there are no descriptors left */
+        int spare;
 
         struct seats seats;
         struct shared_pages pages;
@@ -42,7 +43,8 @@ struct server {
 /* Descriptors that the clients of such a server may have the loop watch. */
 uint32_t server_max_sources(const struct config *config);
 
-int server_new(const struct config *config, struct loop *loop, struct store *store, struct server **ret);
+int server_new(const struct config *config, struct loop *loop, struct store *store,
+               struct server **ret);
 struct server *server_free(struct server *server);
 void server_freep(struct server **server);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every option of the configuration is a row of a table: its name, default, limits, text, and where its value goes. The
- * parser, --print-config, reloading and the manual page all come from it.
+ * Every option of the configuration is a row of a table: its name, default, limits, text, and where
+ * its value goes. The parser, --print-config, reloading and the manual page all come from it.
  */
 
 #include "daemon/setting.h"
@@ -22,60 +22,87 @@
 #define TIB (UINT64_C(1) << 40)
 
 const struct setting daemon_settings[] = {
-        {"socket", SETTING_PATH, "/run/kvd-%i.sock", .fixed = true, .offset = offsetof(struct config, socket),
-         .text = "Where clients connect: a path, or '@' and an abstract name; %i is the number given with --instance."},
-        {"socket_mode", SETTING_MODE, "0660", .fixed = true, .offset = offsetof(struct config, socket_mode),
+        {"socket", SETTING_PATH, "/run/kvd-%i.sock", .fixed = true,
+         .offset = offsetof(struct config, socket),
+         .text = "Where clients connect: a path, or '@' and an abstract name; %i is the number "
+                 "given with --instance."},
+        {"socket_mode", SETTING_MODE, "0660", .fixed = true,
+         .offset = offsetof(struct config, socket_mode),
          .text = "Permissions of the socket; who may write to it may use the pool."},
-        {"socket_group", SETTING_GROUP, "", .fixed = true, .offset = offsetof(struct config, socket_group),
+        {"socket_group", SETTING_GROUP, "", .fixed = true,
+         .offset = offsetof(struct config, socket_group),
          .text = "Group of the socket; empty: the daemon's own."},
-        {"backend", SETTING_CHOICE, "auto", .choices = "auto|host|cuda|cuda-legacy",
-         .fixed = true, .offset = offsetof(struct config, backend),
-         .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, else host memory."},
-        {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .fixed = true, .offset = offsetof(struct config, device),
-         .text = "Which GPU, as nvidia-smi counts; empty: the one with the number given with --instance."},
-        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed = true, .offset = offsetof(struct config, pool),
-         .share = offsetof(struct config, pool_share),
-         .text = "Most memory for keys and values, of all domains together: host memory is taken as it is needed, a "
+        {"backend", SETTING_CHOICE, "auto", .choices = "auto|host|cuda|cuda-legacy", .fixed = true,
+         .offset = offsetof(struct config, backend),
+         .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, "
+                 "else host memory."},
+        {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .fixed = true,
+         .offset = offsetof(struct config, device),
+         .text = "Which GPU, as nvidia-smi counts; empty: the one with the number given with "
+                 "--instance."},
+        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, pool), .share = offsetof(struct config, pool_share),
+         .text = "Most memory for keys and values, of all domains together: host memory is taken "
+                 "as it is needed, a "
                  "GPU's at the start."},
-        {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config, spill),
-         .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as much as the pool."},
-        {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .fixed = true, .offset = offsetof(struct config, segment),
-         .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, and less in a small "
+        {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config, spill),
+         .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as "
+                 "much as the pool."},
+        {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .fixed = true,
+         .offset = offsetof(struct config, segment),
+         .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, "
+                 "and less in a small "
                  "pool."},
-        {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .fixed = true, .offset = offsetof(struct config, pages),
-         .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them if there are enough."},
-        {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .fixed = true, .offset = offsetof(struct config, loop),
+        {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .fixed = true,
+         .offset = offsetof(struct config, pages),
+         .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them "
+                 "if there are enough."},
+        {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .fixed = true,
+         .offset = offsetof(struct config, loop),
          .text = "How the daemon waits; auto takes io_uring where it is allowed."},
         {"quarantine_ms", SETTING_COUNT, "1000", .low = 0, .high = 600000,
          .offset = offsetof(struct config, quarantine_ms),
-         .text = "Milliseconds after its end for which a process' GPU work may still write: its blocks wait so long."},
-        {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true, .offset = offsetof(struct config, max_clients),
-         .text = "Most connections at a time."},
-        {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096, .offset = offsetof(struct config, user_clients),
-         .text = "Most connections of one user; 0: max_clients less a sixteenth, which is left to others."},
-        {"max_spaces", SETTING_COUNT, "64", .low = 1, .high = 4096, .offset = offsetof(struct config, max_spaces),
-         .text = "Most spaces of one domain."},
+         .text = "Milliseconds after its end for which a process' GPU work may still write: its "
+                 "blocks wait so long."},
+        {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true,
+         .offset = offsetof(struct config, max_clients), .text = "Most connections at a time."},
+        {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096,
+         .offset = offsetof(struct config, user_clients),
+         .text = "Most connections of one user; 0: max_clients less a sixteenth, which is left to "
+                 "others."},
+        {"max_spaces", SETTING_COUNT, "64", .low = 1, .high = 4096,
+         .offset = offsetof(struct config, max_spaces), .text = "Most spaces of one domain."},
         {"admins", SETTING_USERS, "", .offset = offsetof(struct config, admins),
-         .text = "Users who may see and change every domain, with commas; root and the daemon's own user always may."},
-        {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse", .offset = offsetof(struct config, unlisted),
-         .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is refused."},
-        {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .fixed = true, .offset = offsetof(struct config, worker),
-         .text = "auto: a process of low priority runs the methods' kernels, from when one is needed; off: none does."},
-        {"worker_threads", SETTING_COUNT, "0", .low = 0, .high = 256, .offset = offsetof(struct config, worker_threads),
+         .text = "Users who may see and change every domain, with commas; root and the daemon's "
+                 "own user always may."},
+        {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse",
+         .offset = offsetof(struct config, unlisted),
+         .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is "
+                 "refused."},
+        {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .fixed = true,
+         .offset = offsetof(struct config, worker),
+         .text = "auto: a process of low priority runs the methods' kernels, from when one is "
+                 "needed; off: none does."},
+        {"worker_threads", SETTING_COUNT, "0", .low = 0, .high = 256,
+         .offset = offsetof(struct config, worker_threads),
          .text = "Threads of the worker; 0: half of the processors, and at least one."},
         {"worker_deadline", SETTING_COUNT, "60", .low = 1, .high = 3600,
          .offset = offsetof(struct config, worker_deadline),
          .text = "Seconds after which a worker that has not answered is ended and replaced."},
-        {"log", SETTING_CHOICE, "info", .choices = "error|warning|info|debug", .offset = offsetof(struct config, log),
-         .text = "Least severe kind of line to log."},
+        {"log", SETTING_CHOICE, "info", .choices = "error|warning|info|debug",
+         .offset = offsetof(struct config, log), .text = "Least severe kind of line to log."},
         {.name = NULL}};
 
 const struct setting domain_settings[] = {
         {"users", SETTING_USERS, "", .offset = offsetof(struct config_domain, users),
-         .text = "Users who belong to the domain, names or numbers with commas; one user belongs to one domain."},
+         .text = "Users who belong to the domain, names or numbers with commas; one user belongs "
+                 "to one domain."},
         {"groups", SETTING_GROUPS, "", .offset = offsetof(struct config_domain, groups),
-         .text = "Groups whose members belong to it, unless a domain lists them as users; the first match counts."},
-        {"quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .offset = offsetof(struct config_domain, quota),
+         .text = "Groups whose members belong to it, unless a domain lists them as users; the "
+                 "first match counts."},
+        {"quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config_domain, quota),
          .text = "Most pool memory of the domain; 0: the whole pool."},
         {"guarantee", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, guarantee),
@@ -85,7 +112,8 @@ const struct setting domain_settings[] = {
          .text = "Most memory that one client may be filling in one space; 0: half of the space."},
         {"isolation", SETTING_CHOICE, "shared", .choices = "shared|arena",
          .offset = offsetof(struct config_domain, isolation),
-         .text = "shared: clients of the domain may write all of its memory; arena: each only segments of its own."},
+         .text = "shared: clients of the domain may write all of its memory; arena: each only "
+                 "segments of its own."},
         {.name = NULL}};
 
 const struct setting *setting_find(const struct setting *settings, const char *name) {
@@ -97,16 +125,20 @@ const struct setting *setting_find(const struct setting *settings, const char *n
 
 const char *setting_unit(const struct setting *setting) {
         static const char *const units[] = {
-                [SETTING_PATH] = "path", [SETTING_MODE] = "octal mode", [SETTING_GROUP] = "group name or number",
+                [SETTING_PATH] = "path",
+                [SETTING_MODE] = "octal mode",
+                [SETTING_GROUP] = "group name or number",
                 [SETTING_BYTES] = "bytes, with K, M, G or T",
                 [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
-                [SETTING_COUNT] = "number", [SETTING_NUMBER] = "number",
-                [SETTING_USERS] = "users", [SETTING_GROUPS] = "groups"};
+                [SETTING_COUNT] = "number",
+                [SETTING_NUMBER] = "number",
+                [SETTING_USERS] = "users",
+                [SETTING_GROUPS] = "groups"};
 
         return setting->type == SETTING_CHOICE ? setting->choices : units[setting->type];
 }
 
-/* ---- values ---------------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static bool parse_number(const char *text, int base, uint64_t *ret, const char **rest) {
         char *end;
@@ -119,9 +151,14 @@ static bool parse_number(const char *text, int base, uint64_t *ret, const char *
 
 static int parse_path(const char *value, char to[static 108], struct kvd_why *why) {
         if (!value[0] || (value[0] != '/' && value[0] != '@'))
-                return kvd_refuse(why, -EINVAL, "'%s' is not a path; write one that begins with / or, if abstract, with @", value);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "'%s' is not a path; write one that begins with / or, if abstract, with @",
+                        value);
         if (strlen(value) > 107)
-                return kvd_refuse(why, -EINVAL, "the path has %zu bytes; a socket's has at most 107", strlen(value));
+                return kvd_refuse(why, -EINVAL,
+                                  "the path has %zu bytes; a socket's has at most 107",
+                                  strlen(value));
         memset(to, 0, 108);
         memcpy(to, value, strlen(value));
         return 0;
@@ -132,12 +169,15 @@ static int parse_mode(const char *value, uint32_t *to, struct kvd_why *why) {
         uint64_t n;
 
         if (!parse_number(value, 8, &n, &rest) || *rest || n > 0777)
-                return kvd_refuse(why, -EINVAL, "'%s' is not a mode; write octal digits, such as 0660", value);
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is not a mode; write octal digits, such as 0660", value);
         *to = (uint32_t)n;
         return 0;
 }
 
-/* A share is one of the machine's memory, or of less if this control group may not have all of it. */
+/*
+ * A share is one of the machine's memory, or of less if this control group may not have all of it.
+ */
 static uint64_t memory_bytes(void) {
         uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
         FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
@@ -172,28 +212,32 @@ static int parse_bytes(const struct setting *o, const char *value, uint64_t *to,
         uint64_t n;
 
         if (!parse_number(value, 10, &n, &rest) || !scale(rest, o->type == SETTING_MEMORY, &n))
-                return kvd_refuse(why, -EINVAL, "'%s' is not a size; write %s, such as 512M or 8G", value, setting_unit(o));
+                return kvd_refuse(why, -EINVAL, "'%s' is not a size; write %s, such as 512M or 8G",
+                                  value, setting_unit(o));
         if (n < o->low || n > o->high)
-                return kvd_refuse(why, -EINVAL, "'%s' is out of range; at least %lluK, at most %lluG", value,
-                              (unsigned long long)(o->low / KIB), (unsigned long long)(o->high >> 30));
+                return kvd_refuse(
+                        why, -EINVAL, "'%s' is out of range; at least %lluK, at most %lluG", value,
+                        (unsigned long long)(o->low / KIB), (unsigned long long)(o->high >> 30));
         *to = n;
         if (share)
                 *share = strcmp(rest, "%") == 0 ? (uint32_t)strtoul(value, NULL, 10) : 0;
         return 0;
 }
 
-static int parse_count(const struct setting *o, const char *value, uint32_t *to, struct kvd_why *why) {
+static int parse_count(const struct setting *o, const char *value, uint32_t *to,
+                       struct kvd_why *why) {
         const char *rest;
         uint64_t n;
 
         if (!parse_number(value, 10, &n, &rest) || *rest || n < o->low || n > o->high)
-                return kvd_refuse(why, -EINVAL, "'%s' is not a number from %llu to %llu", value, (unsigned long long)o->low,
-                              (unsigned long long)o->high);
+                return kvd_refuse(why, -EINVAL, "'%s' is not a number from %llu to %llu", value,
+                                  (unsigned long long)o->low, (unsigned long long)o->high);
         *to = (uint32_t)n;
         return 0;
 }
 
-static int parse_choice(const struct setting *o, const char *value, uint32_t *to, struct kvd_why *why) {
+static int parse_choice(const struct setting *o, const char *value, uint32_t *to,
+                        struct kvd_why *why) {
         const char *at = o->choices;
         size_t n;
 
@@ -208,7 +252,7 @@ static int parse_choice(const struct setting *o, const char *value, uint32_t *to
         return kvd_refuse(why, -EINVAL, "'%s' is not known; write one of %s", value, o->choices);
 }
 
-/* ---- users and groups ------------------------------------------------------------------------------------------ */
+/* ---- users and groups ------------------------------------------------------------------------ */
 
 static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *why) {
         const char *rest;
@@ -228,8 +272,10 @@ static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *
                 *ret = p ? p->pw_uid : UINT32_MAX;
         }
         if (*ret == UINT32_MAX)
-                return kvd_refuse(why, -EINVAL, "there is no %s '%s' on this machine; create it or write its number",
-                              group ? "group" : "user", name);
+                return kvd_refuse(
+                        why, -EINVAL,
+                        "there is no %s '%s' on this machine; create it or write its number",
+                        group ? "group" : "user", name);
         return 0;
 }
 
@@ -257,11 +303,14 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
         int r = 0;
 
         if (strlen(value) >= sizeof copy)
-                return kvd_refuse(why, -EINVAL, "the list is longer than %zu bytes; use a group instead", sizeof copy - 1);
+                return kvd_refuse(why, -EINVAL,
+                                  "the list is longer than %zu bytes; use a group instead",
+                                  sizeof copy - 1);
         strcpy(copy, value);
         free(to->ids);
         *to = (struct id_list){0};
-        for (char *name = strtok_r(copy, ", \t", &save); name && r >= 0; name = strtok_r(NULL, ", \t", &save)) {
+        for (char *name = strtok_r(copy, ", \t", &save); name && r >= 0;
+             name = strtok_r(NULL, ", \t", &save)) {
                 r = resolve(name, groups, &id, why);
                 if (r >= 0)
                         r = append(to, id, why);
@@ -271,8 +320,9 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
 
 bool setting_keep(const struct setting *o, const void *now, void *next) {
         static const size_t sizes[] = {
-                [SETTING_PATH] = 108, [SETTING_MODE] = 4, [SETTING_GROUP] = 4, [SETTING_BYTES] = 8,
-                [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4, [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4};
+                [SETTING_PATH] = 108, [SETTING_MODE] = 4,   [SETTING_GROUP] = 4,
+                [SETTING_BYTES] = 8,  [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4,
+                [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4};
         const void *from = (const char *)now + o->offset;
         void *to = (char *)next + o->offset;
         bool changed = memcmp(from, to, sizes[o->type]) != 0;
@@ -293,7 +343,8 @@ int setting_parse(const struct setting *o, const char *value, void *base, struct
                 return parse_group(value, to, why);
         case SETTING_BYTES:
         case SETTING_MEMORY:
-                return parse_bytes(o, value, to, o->share ? (uint32_t *)((char *)base + o->share) : NULL, why);
+                return parse_bytes(o, value, to,
+                                   o->share ? (uint32_t *)((char *)base + o->share) : NULL, why);
         case SETTING_COUNT:
                 return parse_count(o, value, to, why);
         case SETTING_NUMBER:

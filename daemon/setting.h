@@ -35,7 +35,10 @@ struct setting {
         const char *text;     /* one sentence */
 };
 
-/* Options of [daemon], in struct config, and of [domain NAME], in struct config_domain; name NULL ends them. */
+/*
+ * Options of [daemon], in struct config, and of [domain NAME], in struct config_domain; name NULL
+ * ends them.
+ */
 extern const struct setting daemon_settings[];
 extern const struct setting domain_settings[];
 
@@ -45,7 +48,11 @@ const char *setting_unit(const struct setting *setting);
 /* Copies the member from one struct to the other; none of a list. Was it different? */
 bool setting_keep(const struct setting *setting, const void *now, void *next);
 
-/* Sets the member of the struct at base. -EINVAL with what is wrong, and what would be right, in why. */
-int setting_parse(const struct setting *setting, const char *value, void *base, struct kvd_why *why);
+/*
+ * Sets the member of the struct at base. -EINVAL with what is wrong, and what would be right, in
+ * why.
+ */
+int setting_parse(const struct setting *setting, const char *value, void *base,
+                  struct kvd_why *why);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * No event tells that a stream has passed, or that a client pinned a block. Readers wait by themselves, in their
- * streams: looking only spares them that later on, and lets blocks be evicted, so it is done rarely when little changes.
+ * No event tells that a stream has passed, or that a client pinned a block. Readers wait by
+ * themselves, in their streams: looking only spares them that later on, and lets blocks be evicted,
+ * so it is done rarely when little changes.
  */
 
 #include "daemon/shared_pages.h"

@@ -2,7 +2,10 @@
 #ifndef KVD_DAEMON_SHARED_PAGES_H
 #define KVD_DAEMON_SHARED_PAGES_H
 
-/* Clients and their streams write into pages that they share with us, without a word. So we look at them, now and then. */
+/*
+ * Clients and their streams write into pages that they share with us, without a word. So we look at
+ * them, now and then.
+ */
 
 #include "daemon/loop.h"
 #include "store/store.h"
@@ -19,7 +22,10 @@ void shared_pages_stop(struct shared_pages *pages);
 
 void shared_pages_watch_pins(struct shared_pages *pages); /* there is a client */
 
-/* A block waits for its data, or for its readers: look soon whether the data has come, or they are gone. */
+/*
+ * A block waits for its data, or for its readers: look soon whether the data has come, or they are
+ * gone.
+ */
 void shared_pages_watch_semaphores(struct shared_pages *pages);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the worker has mapped is noted here, and forgotten when it dies, so that each descriptor is sent once. A segment
- * is noted with the version of its memory: one that got other memory since is sent again.
+ * What the worker has mapped is noted here, and forgotten when it dies, so that each descriptor is
+ * sent once. A segment is noted with the version of its memory: one that got other memory since is
+ * sent again.
  */
 
 #include "daemon/worker_files.h"
@@ -98,8 +99,11 @@ static int add_file(struct kvd_fds *fds, int fd) {
         return 0;
 }
 
-/* The order is that of message work_space: index, summaries, arguments, and the file of each tier. */
-static int space_files(struct space *space, int arguments, struct kvd_fds *fds, uint64_t tier_bytes[KVD_N_TIERS]) {
+/*
+ * The order is that of message work_space: index, summaries, arguments, and the file of each tier.
+ */
+static int space_files(struct space *space, int arguments, struct kvd_fds *fds,
+                       uint64_t tier_bytes[KVD_N_TIERS]) {
         int r = add_file(fds, space_index_fd_for_worker(space));
 
         if (r == 0)
@@ -111,7 +115,8 @@ static int space_files(struct space *space, int arguments, struct kvd_fds *fds, 
         return r;
 }
 
-static int send_space(struct worker_files *f, struct child *child, struct space *space, int arguments) {
+static int send_space(struct worker_files *f, struct child *child, struct space *space,
+                      int arguments) {
         const struct kvd_index *ix = space_index(space);
         struct kvd_msg msg = {.number = KVD_MSG_work_space};
         uint64_t tier_bytes[KVD_N_TIERS];
@@ -129,8 +134,11 @@ static int send_space(struct worker_files *f, struct child *child, struct space 
         return child_ask(child, &msg, &fds);
 }
 
-/* The first segment from there on whose memory the worker does not have mapped; n: there is none. */
-static uint32_t stale_segment(const struct known_space *k, const struct space *space, uint32_t from, uint32_t n) {
+/*
+ * The first segment from there on whose memory the worker does not have mapped; n: there is none.
+ */
+static uint32_t stale_segment(const struct known_space *k, const struct space *space, uint32_t from,
+                              uint32_t n) {
         for (; from < n; from++) {
                 uint32_t version = space_memory_version(space, from);
 
@@ -143,8 +151,9 @@ static uint32_t stale_segment(const struct known_space *k, const struct space *s
 /* A pool of legacy handles has one segment a space, and its handle goes into the message. */
 static int send_handle(struct known_space *k, struct child *child, struct space *space) {
         const uint8_t *handle = space_segment_handle(space, 0);
-        struct kvd_msg msg = {.number = KVD_MSG_work_segments,
-                              .work_segments = {k->number, 0, 1, {handle, handle ? CU_IPC_HANDLE_BYTES : 0}}};
+        struct kvd_msg msg = {
+                .number = KVD_MSG_work_segments,
+                .work_segments = {k->number, 0, 1, {handle, handle ? CU_IPC_HANDLE_BYTES : 0}}};
 
         if (!handle)
                 return -ENODATA;
@@ -153,13 +162,16 @@ static int send_handle(struct known_space *k, struct child *child, struct space 
 }
 
 /* Sends stale segments that follow each other, from the first on. */
-static int send_segments(struct known_space *k, struct child *child, struct space *space, uint32_t first, uint32_t n) {
-        struct kvd_msg msg = {.number = KVD_MSG_work_segments, .work_segments = {k->number, first, 0, {0}}};
+static int send_segments(struct known_space *k, struct child *child, struct space *space,
+                         uint32_t first, uint32_t n) {
+        struct kvd_msg msg = {.number = KVD_MSG_work_segments,
+                              .work_segments = {k->number, first, 0, {0}}};
         struct kvd_fds fds = {.n = 0};
 
         if (space_index(space)->backend == KVD_BACKEND_LEGACY)
                 return send_handle(k, child, space);
-        for (uint32_t i = first; fds.n < KVD_FRAME_FDS && i < n && stale_segment(k, space, i, n) == i; i++) {
+        for (uint32_t i = first;
+             fds.n < KVD_FRAME_FDS && i < n && stale_segment(k, space, i, n) == i; i++) {
                 int fd = space_worker_segment_fd(space, i);
 
                 if (fd < 0)
@@ -171,8 +183,10 @@ static int send_segments(struct known_space *k, struct child *child, struct spac
         return child_ask(child, &msg, &fds);
 }
 
-static int send_sketch(struct worker_files *f, struct child *child, struct space *space, uint32_t sketch) {
-        struct kvd_msg msg = {.number = KVD_MSG_work_sketch, .work_sketch = {space_number(space), sketch, 0}};
+static int send_sketch(struct worker_files *f, struct child *child, struct space *space,
+                       uint32_t sketch) {
+        struct kvd_msg msg = {.number = KVD_MSG_work_sketch,
+                              .work_sketch = {space_number(space), sketch, 0}};
         struct kvd_fds fds = {.n = 1};
 
         fds.fd[0] = space_sketch_fd(space, sketch, &msg.work_sketch.bytes);
@@ -187,8 +201,8 @@ static bool has_sketch(const struct worker_files *f, const struct space *space, 
         return !sketch || (f->sketch == sketch && f->sketch_space == space_number(space));
 }
 
-int worker_files_send(struct worker_files *f, struct child *child, struct space *space, uint32_t sketch,
-                      int arguments) {
+int worker_files_send(struct worker_files *f, struct child *child, struct space *space,
+                      uint32_t sketch, int arguments) {
         uint32_t n_segments = atomic_load(&space_index(space)->n_segments), stale;
         struct known_space *k = find(f, space_number(space));
         int r;

@@ -3,9 +3,9 @@
 #define KVD_DAEMON_WORKER_FILES_H
 
 /*
- * The files that the worker has: descriptors of spaces, of their segments and of one sketch, which it got before the
- * jobs that need them, and maps. Spaces are named by their numbers here, since a space may be deleted while the worker
- * still has it mapped.
+ * The files that the worker has: descriptors of spaces, of their segments and of one sketch, which
+ * it got before the jobs that need them, and maps. Spaces are named by their numbers here, since a
+ * space may be deleted while the worker still has it mapped.
  */
 
 #include "daemon/child.h"
@@ -31,10 +31,10 @@ bool worker_files_deleted(const struct worker_files *files, struct store *store,
 bool worker_files_unmap(struct worker_files *files, uint32_t space, uint32_t segment);
 
 /*
- * Sends what the worker lacks for a job of the space, one message a call. 1: it was sent something, 0: it lacks
- * nothing. arguments: the descriptor from which it reads its jobs.
+ * Sends what the worker lacks for a job of the space, one message a call. 1: it was sent something,
+ * 0: it lacks nothing. arguments: the descriptor from which it reads its jobs.
  */
-int worker_files_send(struct worker_files *files, struct child *child, struct space *space, uint32_t sketch,
-                      int arguments);
+int worker_files_send(struct worker_files *files, struct child *child, struct space *space,
+                      uint32_t sketch, int arguments);
 
 #endif

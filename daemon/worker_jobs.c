@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the worker is asked next, and what becomes of its answers. The most urgent comes first: to let go of memory that
- * others wait for, to wake streams that wait for a dead client, to clear GPU memory, and then the store's jobs, each
- * after the descriptors that it needs (worker_files.c).
+ * What the worker is asked next, and what becomes of its answers. The most urgent comes first: to
+ * let go of memory that others wait for, to wake streams that wait for a dead client, to clear GPU
+ * memory, and then the store's jobs, each after the descriptors that it needs (worker_files.c).
  */
 
 #include "daemon/worker_jobs.h"
@@ -30,8 +30,10 @@ struct worker {
         bool on;
         char threads[16], fd[16];     /* arguments of its program */
 
-        struct shared_file arguments; /* owned; of KVD_JOB_BYTES: the worker maps it for reading only */
-        uint8_t *result;              /* owned; KVD_FRAME_MAX bytes: a copy of an answer's, aligned */
+        /* owned; of KVD_JOB_BYTES: the worker maps it for reading only */
+        struct shared_file arguments;
+        /* owned; KVD_FRAME_MAX bytes: a copy of an answer's, aligned */
+        uint8_t *result;
         struct worker_files files;
 
         bool has_job, job_lost;
@@ -75,7 +77,8 @@ static void finish_job(struct worker *w, int error, struct kvd_slice result) {
         if (result.size)
                 memcpy(w->result, result.data, result.size);
         store_job_done(w->store, w->job.id, error, w->result, result.size);
-        loop_want_idle(w->child.loop); /* relief goes on, and blocks that have no reference left are freed */
+        /* relief goes on, and blocks that have no reference left are freed */
+        loop_want_idle(w->child.loop);
 }
 
 static void job_done(struct worker *w, const struct kvd_msg_work_reply *m) {
@@ -119,10 +122,13 @@ static bool do_job(struct worker *w) {
         return true;
 }
 
-/* Something that a job needs cannot be had: the job fails, and the next one tries from the beginning. */
+/*
+ * Something that a job needs cannot be had: the job fails, and the next one tries from the
+ * beginning.
+ */
 static void job_has_no_room(struct worker *w, uint32_t asked, const struct kvd_msg_error *error) {
-        log_limited(LOG_WARNING, "worker %d has no room for a job: %.*s", w->child.pid, (int)error->text.size,
-                    (const char *)error->text.data);
+        log_limited(LOG_WARNING, "worker %d has no room for a job: %.*s", w->child.pid,
+                    (int)error->text.size, (const char *)error->text.data);
         if (asked == KVD_MSG_work_sketch)
                 worker_files_forget_sketch(&w->files);
         if (asked == KVD_MSG_work_space || asked == KVD_MSG_work_segments)
@@ -181,13 +187,16 @@ static bool clear_memory(struct worker *w) {
         return child_ask_or_end(&w->child, &msg, &fds);
 }
 
-/* It may have no context, or no memory of its own: somebody tries again later (store_make_missing). */
+/*
+ * It may have no context, or no memory of its own: somebody tries again later (store_make_missing).
+ */
 static void memory_cleared(struct worker *w, const struct kvd_msg *m) {
         struct child *child = &w->child;
 
         if (m->number == KVD_MSG_error) {
                 child_failed(child, m->error.text);
-                log_limited(LOG_WARNING, "worker %d cannot clear GPU memory: %s", child->pid, child_why(child));
+                log_limited(LOG_WARNING, "worker %d cannot clear GPU memory: %s", child->pid,
+                            child_why(child));
                 store_clear_failed(w->store);
                 return;
         }
@@ -210,15 +219,18 @@ static bool wake_streams(struct worker *w) {
         fds.n = 1;
         msg.work_wake.device = (struct kvd_slice){wake.device, sizeof wake.device};
         msg.work_wake.bytes = wake.bytes;
-        msg.work_wake.words = (struct kvd_slice){wake.words, 2 * wake.n * (uint32_t)sizeof *wake.words};
+        msg.work_wake.words = (struct kvd_slice){wake.words,
+                                                 2 * wake.n * (uint32_t)sizeof *wake.words};
         return child_ask_or_end(&w->child, &msg, &fds);
 }
 
 /* Where a stream cannot do it, the store's own write has to. */
 static void streams_woken(struct worker *w, const struct kvd_msg *m) {
         if (m->number == KVD_MSG_error)
-                log_limited(LOG_WARNING, "worker %d cannot wake streams that wait for a dead client: %.*s",
-                            w->child.pid, (int)m->error.text.size, (const char *)m->error.text.data);
+                log_limited(LOG_WARNING,
+                            "worker %d cannot wake streams that wait for a dead client: %.*s",
+                            w->child.pid, (int)m->error.text.size,
+                            (const char *)m->error.text.data);
         store_wake_done(w->store, true);
         loop_want_idle(w->child.loop);
 }
@@ -232,10 +244,13 @@ static bool wanted(struct child *child) {
                 refuse_jobs(w);
                 return false;
         }
-        return store_jobs_waiting(w->store) || store_wants_clearing(w->store) || store_wants_wake(w->store);
+        return store_jobs_waiting(w->store) || store_wants_clearing(w->store) ||
+               store_wants_wake(w->store);
 }
 
-/* Everything that the last worker had is free: what it has asked of a GPU has run, or never will. */
+/*
+ * Everything that the last worker had is free: what it has asked of a GPU has run, or never will.
+ */
 static void lose_all(struct worker *w) {
         if (w->job_lost)
                 store_job_lost(w->store, w->job.id);
@@ -259,7 +274,8 @@ static int prepare(struct child *child) {
                 lose_all(w);
         snprintf(w->fd, sizeof w->fd, "%d", SYS_SPAWN_FD);
         snprintf(w->threads, sizeof w->threads, "%u", n_threads(w));
-        memcpy(child->arguments, (char *[]){"kvd", "--worker", w->fd, w->threads, NULL}, sizeof child->arguments);
+        memcpy(child->arguments, (char *[]){"kvd", "--worker", w->fd, w->threads, NULL},
+               sizeof child->arguments);
         return make_arguments(w);
 }
 
@@ -273,11 +289,13 @@ static void ended(struct child *child, uint32_t asked) {
         struct worker *w = worker_of(child);
 
         if (asked == KVD_MSG_work_clear)
-                child_failed(child, kvd_slice_of("the worker ended while it was at it; see the log"));
+                child_failed(child,
+                             kvd_slice_of("the worker ended while it was at it; see the log"));
         worker_files_forget_all(&w->files);
         w->job_lost = w->has_job;
         if (store_has_device(w->store))
-                child->pause_ns = MAX(child->pause_ns, w->config->quarantine_ms * UINT64_C(1000000));
+                child->pause_ns = MAX(child->pause_ns,
+                                      w->config->quarantine_ms * UINT64_C(1000000));
         else
                 lose_all(w);
 }
@@ -286,7 +304,8 @@ static bool next(struct child *child) {
         struct worker *w = worker_of(child);
 
         child->patience_ns = w->config->worker_deadline * UINT64_C(1000000000);
-        return forget_space(w) || unmap_segment(w) || wake_streams(w) || clear_memory(w) || do_job(w);
+        return forget_space(w) || unmap_segment(w) || wake_streams(w) || clear_memory(w) ||
+               do_job(w);
 }
 
 static bool fits(const struct child *child, const struct kvd_msg *m) {
@@ -325,7 +344,8 @@ static void job_waits(void *data) {
         worker_look(data);
 }
 
-int worker_new(const struct config *config, struct loop *loop, struct store *store, struct worker **ret) {
+int worker_new(const struct config *config, struct loop *loop, struct store *store,
+               struct worker **ret) {
         struct worker *w = sys->calloc(1, sizeof *w);
         int r;
 
@@ -376,7 +396,8 @@ bool worker_is_on(const struct worker *w) {
 bool worker_is_forgetting(const struct worker *w) {
         uint32_t deleted;
 
-        return worker_files_deleted(&w->files, w->store, &deleted) || w->child.asked == KVD_MSG_work_forget;
+        return worker_files_deleted(&w->files, w->store, &deleted) ||
+               w->child.asked == KVD_MSG_work_forget;
 }
 
 struct child *worker_child(struct worker *w) {

@@ -10,7 +10,10 @@ struct kvd_address {
         socklen_t size;
 };
 
-/* A path, or '@' and an abstract name. -EINVAL if it is empty, -ENAMETOOLONG if it has more than 107 bytes. */
+/*
+ * A path, or '@' and an abstract name. -EINVAL if it is empty, -ENAMETOOLONG if it has more than
+ * 107 bytes.
+ */
 int kvd_address_make(const char *path, struct kvd_address *ret);
 
 static inline const struct sockaddr *kvd_address_of(const struct kvd_address *a) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A frame from a peer becomes a message. scan.c has walked it before msgpack-c sees it; what is left
- * to check here is what only the table of messages knows: fields, types and limits.
+ * A frame from a peer becomes a message. scan.c has walked it before msgpack-c sees it; what is
+ * left to check here is what only the table of messages knows: fields, types and limits.
  */
 
 #include "ipc/msg.h"
@@ -18,10 +18,13 @@
 #include "ipc/scan.h"
 
 /*
- * msgpack-c unpacks into a zone. Its first chunk has room for the values of any frame that the scan lets pass, and
- * msgpack_zone_clear keeps the first chunk: nothing is allocated after kvd_decoder_new.
+ * msgpack-c unpacks into a zone. Its first chunk has room for the values of any frame that the scan
+ * lets pass, and msgpack_zone_clear keeps the first chunk: nothing is allocated after
+ * kvd_decoder_new.
  */
-#define ZONE_BYTES (KVD_SCAN_MAX_OBJECTS * sizeof(msgpack_object_kv) + KVD_SCAN_MAX_OBJECTS * MSGPACK_ZONE_ALIGN)
+#define ZONE_BYTES \
+        (KVD_SCAN_MAX_OBJECTS * sizeof(msgpack_object_kv) + \
+         KVD_SCAN_MAX_OBJECTS * MSGPACK_ZONE_ALIGN)
 
 struct kvd_decoder {
         msgpack_zone zone;
@@ -59,21 +62,25 @@ const char *kvd_decoder_why(const struct kvd_decoder *decoder) {
         return decoder->why.line;
 }
 
-/* ---- fields ---------------------------------------------------------------------------------------------------- */
+/* ---- fields ---------------------------------------------------------------------------------- */
 
-static int over_limit(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f, uint64_t n) {
+static int over_limit(struct kvd_decoder *d, const struct kvd_msg_info *info,
+                      const struct kvd_field *f, uint64_t n) {
         bool number = f->type == KVD_FIELD_u32 || f->type == KVD_FIELD_u64;
 
-        return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' %s %" PRIu64 "%s, at most %" PRIu64, f->name, info->name,
-                      number ? "is" : "has", n, number ? "" : " bytes", f->limit);
+        return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' %s %" PRIu64 "%s, at most %" PRIu64,
+                          f->name, info->name, number ? "is" : "has", n, number ? "" : " bytes",
+                          f->limit);
 }
 
-static int wrong_type(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f) {
-        return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' must be a %s", f->name, info->name, kvd_field_type_name(f->type));
+static int wrong_type(struct kvd_decoder *d, const struct kvd_msg_info *info,
+                      const struct kvd_field *f) {
+        return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' must be a %s", f->name, info->name,
+                          kvd_field_type_name(f->type));
 }
 
-static int take_number(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f,
-                       const msgpack_object *value, void *to) {
+static int take_number(struct kvd_decoder *d, const struct kvd_msg_info *info,
+                       const struct kvd_field *f, const msgpack_object *value, void *to) {
         if (value->type != MSGPACK_OBJECT_POSITIVE_INTEGER)
                 return wrong_type(d, info, f);
         if (value->via.u64 > f->limit)
@@ -85,8 +92,9 @@ static int take_number(struct kvd_decoder *d, const struct kvd_msg_info *info, c
         return 0;
 }
 
-static int take_slice(struct kvd_decoder *d, const struct kvd_msg_info *info, const struct kvd_field *f,
-                      const msgpack_object *value, struct kvd_slice *to) {
+static int take_slice(struct kvd_decoder *d, const struct kvd_msg_info *info,
+                      const struct kvd_field *f, const msgpack_object *value,
+                      struct kvd_slice *to) {
         bool str = f->type == KVD_FIELD_str;
 
         if (value->type != (str ? MSGPACK_OBJECT_STR : MSGPACK_OBJECT_BIN))
@@ -94,15 +102,16 @@ static int take_slice(struct kvd_decoder *d, const struct kvd_msg_info *info, co
         if (value->via.bin.size > f->limit) /* str and bin have the same layout */
                 return over_limit(d, info, f, value->via.bin.size);
         if (str && !kvd_is_plain(value->via.str.ptr, value->via.str.size))
-                return kvd_refuse(&d->why, -EINVAL, "field '%s' of '%s' has bytes that are not printable UTF-8", f->name,
-                              info->name);
+                return kvd_refuse(&d->why, -EINVAL,
+                                  "field '%s' of '%s' has bytes that are not printable UTF-8",
+                                  f->name, info->name);
         *to = (struct kvd_slice){value->via.bin.ptr, value->via.bin.size};
         return 0;
 }
 
 /* Fields mostly come in the order of the table, so the search starts behind the one found last. */
-static const struct kvd_field *find_field(const struct kvd_msg_info *info, const msgpack_object_str *name,
-                                          uint32_t *next) {
+static const struct kvd_field *find_field(const struct kvd_msg_info *info,
+                                          const msgpack_object_str *name, uint32_t *next) {
         for (uint32_t i = 0; i < info->n_fields; i++) {
                 const struct kvd_field *f = &info->fields[(*next + i) % info->n_fields];
 
@@ -114,15 +123,17 @@ static const struct kvd_field *find_field(const struct kvd_msg_info *info, const
         return NULL;
 }
 
-static int unknown_field(struct kvd_decoder *d, const struct kvd_msg_info *info, const msgpack_object_str *name) {
+static int unknown_field(struct kvd_decoder *d, const struct kvd_msg_info *info,
+                         const msgpack_object_str *name) {
         bool printable = name->size <= 40 && kvd_is_plain(name->ptr, name->size);
 
-        return kvd_refuse(&d->why, -EINVAL, "unknown field '%.*s' of '%s'; is the peer newer?", printable ? (int)name->size : 3,
-                      printable ? name->ptr : "...", info->name);
+        return kvd_refuse(&d->why, -EINVAL, "unknown field '%.*s' of '%s'; is the peer newer?",
+                          printable ? (int)name->size : 3, printable ? name->ptr : "...",
+                          info->name);
 }
 
-static int take_field(struct kvd_decoder *d, const struct kvd_msg_info *info, const msgpack_object_kv *kv,
-                      uint32_t *next, struct kvd_msg *msg) {
+static int take_field(struct kvd_decoder *d, const struct kvd_msg_info *info,
+                      const msgpack_object_kv *kv, uint32_t *next, struct kvd_msg *msg) {
         const struct kvd_field *f = find_field(info, &kv->key.via.str, next);
         void *to;
 
@@ -134,7 +145,7 @@ static int take_field(struct kvd_decoder *d, const struct kvd_msg_info *info, co
         return take_slice(d, info, f, &kv->val, to);
 }
 
-/* ---- message --------------------------------------------------------------------------------------------------- */
+/* ---- message --------------------------------------------------------------------------------- */
 
 static bool is_envelope(const msgpack_object *o) {
         const msgpack_object *e;
@@ -153,7 +164,9 @@ static int take_message(struct kvd_decoder *d, const msgpack_object_map *map, st
         int r;
 
         if (!info)
-                return kvd_refuse(&d->why, -ENOSYS, "message number %" PRIu32 " is unknown; is the peer newer?", ret->number);
+                return kvd_refuse(&d->why, -ENOSYS,
+                                  "message number %" PRIu32 " is unknown; is the peer newer?",
+                                  ret->number);
         for (uint32_t i = 0; i < map->size; i++) {
                 r = take_field(d, info, &map->ptr[i], &next, &msg);
                 if (r < 0)
@@ -173,11 +186,13 @@ static int unpack(struct kvd_decoder *d, const void *frame, size_t size, msgpack
         msgpack_zone_clear(&d->zone);
         unpacked = msgpack_unpack(frame, size, &offset, &d->zone, ret);
         if (unpacked != MSGPACK_UNPACK_SUCCESS)
-                return kvd_refuse(&d->why, -EBADMSG, "msgpack-c cannot unpack the frame (%d)", unpacked);
+                return kvd_refuse(&d->why, -EBADMSG, "msgpack-c cannot unpack the frame (%d)",
+                                  unpacked);
         return 0;
 }
 
-int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size, struct kvd_msg *ret) {
+int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size,
+                   struct kvd_msg *ret) {
         msgpack_object root;
         int r;
 
@@ -186,7 +201,9 @@ int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size, 
         if (r < 0)
                 return r;
         if (!is_envelope(&root))
-                return kvd_refuse(&decoder->why, -EBADMSG, "a message must be an array of number, serial and a map of fields");
+                return kvd_refuse(
+                        &decoder->why, -EBADMSG,
+                        "a message must be an array of number, serial and a map of fields");
         ret->number = (uint32_t)root.via.array.ptr[0].via.u64;
         ret->serial = root.via.array.ptr[1].via.u64;
         return take_message(decoder, &root.via.array.ptr[2].via.map, ret);

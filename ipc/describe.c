@@ -54,8 +54,10 @@ const struct kvd_msg_info *kvd_msg_info(uint32_t number) {
 }
 
 const char *kvd_field_type_name(enum kvd_field_type type) {
-        static const char *const names[] = {
-                [KVD_FIELD_u32] = "u32", [KVD_FIELD_u64] = "u64", [KVD_FIELD_str] = "str", [KVD_FIELD_bin] = "bin"};
+        static const char *const names[] = {[KVD_FIELD_u32] = "u32",
+                                            [KVD_FIELD_u64] = "u64",
+                                            [KVD_FIELD_str] = "str",
+                                            [KVD_FIELD_bin] = "bin"};
 
         return names[type];
 }

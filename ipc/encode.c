@@ -25,7 +25,10 @@ static int put(void *data, const char *bytes, size_t n) {
         return 0;
 }
 
-/* The number of an integer member, the length of another: what its limit is about, and 0 if it is left out. */
+/*
+ * The number of an integer member, the length of another: what its limit is about, and 0 if it is
+ * left out.
+ */
 static uint64_t magnitude(const struct kvd_msg *msg, const struct kvd_field *f) {
         const void *p = (const uint8_t *)msg + f->offset;
 

@@ -33,7 +33,8 @@ static void put_fds(struct msghdr *m, union control *control, const struct kvd_f
         memcpy(CMSG_DATA(c), fds->fd, sizeof(int) * fds->n);
 }
 
-int kvd_frame_send(int socket, const void *frame, size_t size, const struct kvd_fds *fds, int flags) {
+int kvd_frame_send(int socket, const void *frame, size_t size, const struct kvd_fds *fds,
+                   int flags) {
         struct iovec piece = {(void *)frame, size};
         struct msghdr m = {.msg_iov = &piece, .msg_iovlen = 1};
         union control control = {0};
@@ -56,7 +57,8 @@ static void take_fds(struct msghdr *m, struct kvd_fds *fds) {
                 if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
                         continue;
                 n = (uint32_t)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-                memcpy(fds->fd + fds->n, CMSG_DATA(c), n * sizeof(int)); /* the control buffer has room for no more */
+                /* the control buffer has room for no more */
+                memcpy(fds->fd + fds->n, CMSG_DATA(c), n * sizeof(int));
                 fds->n += n;
         }
 }

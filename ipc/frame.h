@@ -17,16 +17,18 @@ struct kvd_fds {
 };
 
 /*
- * Sends a whole frame. flags: 0 or MSG_DONTWAIT. 0, or a negative errno: -EAGAIN (nothing was sent), -EPIPE and
- * -ECONNRESET (the peer is gone). Never raises SIGPIPE. fds may be NULL; they stay the caller's.
+ * Sends a whole frame. flags: 0 or MSG_DONTWAIT. 0, or a negative errno: -EAGAIN (nothing was
+ * sent), -EPIPE and -ECONNRESET (the peer is gone). Never raises SIGPIPE. fds may be NULL; they
+ * stay the caller's.
  */
-int kvd_frame_send(int socket, const void *frame, size_t size, const struct kvd_fds *fds, int flags);
+int kvd_frame_send(int socket, const void *frame, size_t size, const struct kvd_fds *fds,
+                   int flags);
 
 /*
- * Receives a frame into to, which has KVD_FRAME_MAX bytes. Returns its size; 0: the peer has closed the connection;
- * -EAGAIN; -EMSGSIZE: the frame was larger, and is lost; -ENOMSG: more descriptors came with it than fit, and all are
- * closed. With fds NULL none are taken: the kernel drops them before they become ours. Otherwise those that came are
- * the caller's, close-on-exec.
+ * Receives a frame into to, which has KVD_FRAME_MAX bytes. Returns its size; 0: the peer has closed
+ * the connection; -EAGAIN; -EMSGSIZE: the frame was larger, and is lost; -ENOMSG: more descriptors
+ * came with it than fit, and all are closed. With fds NULL none are taken: the kernel drops them
+ * before they become ours. Otherwise those that came are the caller's, close-on-exec.
  */
 ssize_t kvd_frame_receive(int socket, void *to, struct kvd_fds *fds, int flags);
 

@@ -3,13 +3,14 @@
 #define KVD_IPC_MSG_H
 
 /*
- * The messages of msg.def as C: numbers, structs, descriptions, and one encoder and one decoder for all of them.
+ * The messages of msg.def as C: numbers, structs, descriptions, and one encoder and one decoder for
+ * all of them.
  *
  *      struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 7, .allocate = {.space = 1, .count = 64}};
  *      n = kvd_msg_encode(&m, frame, sizeof frame);
  *
- * str and bin members point into the frame that they were decoded from, and live as long as it does. Nothing here
- * allocates, but kvd_decoder_new.
+ * str and bin members point into the frame that they were decoded from, and live as long as it
+ * does. Nothing here allocates, but kvd_decoder_new.
  */
 
 #include <stdbool.h>
@@ -71,7 +72,7 @@ struct kvd_msg {
         };
 };
 
-/* ---- description --------------------------------------------------------------------------------------------- */
+/* ---- description ----------------------------------------------------------------------------- */
 
 enum kvd_field_type { KVD_FIELD_u32, KVD_FIELD_u64, KVD_FIELD_str, KVD_FIELD_bin };
 
@@ -96,11 +97,11 @@ struct kvd_msg_info {
 const struct kvd_msg_info *kvd_msg_info(uint32_t number);
 const char *kvd_field_type_name(enum kvd_field_type type);
 
-/* ---- encode and decode ----------------------------------------------------------------------------------------- */
+/* ---- encode and decode ----------------------------------------------------------------------- */
 
 /*
- * Writes a frame; members that are 0 or empty are left out. Returns its size; -EMSGSIZE: it does not fit; -EINVAL: no
- * such message, or a member is over its limit.
+ * Writes a frame; members that are 0 or empty are left out. Returns its size; -EMSGSIZE: it does
+ * not fit; -EINVAL: no such message, or a member is over its limit.
  */
 ssize_t kvd_msg_encode(const struct kvd_msg *msg, void *frame, size_t size);
 
@@ -110,12 +111,13 @@ struct kvd_decoder *kvd_decoder_free(struct kvd_decoder *decoder);
 void kvd_decoder_freep(struct kvd_decoder **decoder);
 
 /*
- * Reads a frame from a peer. 0, or kvd_decoder_why() says in one line what is wrong:
- * -EBADMSG: not a message at all, number and serial are 0;
- * -ENOSYS: the number is unknown; -EINVAL: a field is unknown, of the wrong type, or over its limit. Number and
- * serial are valid then, so that the request can be answered, and the rest is 0.
+ * Reads a frame from a peer. 0, or kvd_decoder_why() says in one line what is wrong: -EBADMSG: not
+ * a message at all, number and serial are 0; -ENOSYS: the number is unknown; -EINVAL: a field is
+ * unknown, of the wrong type, or over its limit. Number and serial are valid then, so that the
+ * request can be answered, and the rest is 0.
  */
-int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size, struct kvd_msg *ret);
+int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size,
+                   struct kvd_msg *ret);
 const char *kvd_decoder_why(const struct kvd_decoder *decoder);
 
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * msgpack-c believes what a frame says about itself: five bytes (dd 1f 00 00 00) make it reserve 12 GB, since it
- * makes room for the elements of an array before it looks for them. So nothing reaches it that was not walked here.
+ * msgpack-c believes what a frame says about itself: five bytes (dd 1f 00 00 00) make it reserve 12
+ * GB, since it makes room for the elements of an array before it looks for them. So nothing reaches
+ * it that was not walked here.
  *
- * The walk keeps one struct level per open array or map, and the keys of all open maps on one stack: those of an
- * inner map lie above those of the outer one and are popped when it ends.
+ * The walk keeps one struct level per open array or map, and the keys of all open maps on one
+ * stack: those of an inner map lie above those of the outer one and are popped when it ends.
  */
 
 #include "ipc/scan.h"
@@ -29,8 +30,10 @@ static const struct head heads[32] = {
         [0x02] = {NUMBER, 0}, /* false */
         [0x03] = {NUMBER, 0}, /* true */
         [0x04] = {BIN, 1}, [0x05] = {BIN, 2}, [0x06] = {BIN, 4},
-        [0x0c] = {NUMBER, 1}, [0x0d] = {NUMBER, 2}, [0x0e] = {NUMBER, 4}, [0x0f] = {NUMBER, 8}, /* unsigned */
-        [0x10] = {NUMBER, 1}, [0x11] = {NUMBER, 2}, [0x12] = {NUMBER, 4}, [0x13] = {NUMBER, 8}, /* signed */
+        /* unsigned */
+        [0x0c] = {NUMBER, 1}, [0x0d] = {NUMBER, 2}, [0x0e] = {NUMBER, 4}, [0x0f] = {NUMBER, 8},
+        /* signed */
+        [0x10] = {NUMBER, 1}, [0x11] = {NUMBER, 2}, [0x12] = {NUMBER, 4}, [0x13] = {NUMBER, 8},
         [0x19] = {STR, 1}, [0x1a] = {STR, 2}, [0x1b] = {STR, 4},
         [0x1c] = {ARRAY, 2}, [0x1d] = {ARRAY, 4},
         [0x1e] = {MAP, 2}, [0x1f] = {MAP, 4},
@@ -114,7 +117,10 @@ static enum kvd_scan_result skip_content(struct walk *w, const struct value *v) 
         return KVD_SCAN_OK;
 }
 
-/* Every element has at least one byte, so a count beyond the bytes left is a lie; 2 * n cannot overflow 64 bits. */
+/*
+ * Every element has at least one byte, so a count beyond the bytes left is a lie; 2 * n cannot
+ * overflow 64 bits.
+ */
 static enum kvd_scan_result open_level(struct walk *w, const struct value *v) {
         uint64_t values = v->kind == MAP ? 2 * (uint64_t)v->n : v->n;
 
@@ -129,7 +135,8 @@ static enum kvd_scan_result open_level(struct walk *w, const struct value *v) {
         return KVD_SCAN_OK;
 }
 
-static enum kvd_scan_result push_key(struct walk *w, const struct level *map, const struct value *v) {
+static enum kvd_scan_result push_key(struct walk *w, const struct level *map,
+                                     const struct value *v) {
         struct key key = {w->at - v->n, v->n};
 
         for (uint32_t i = map->first_key; i < w->n_keys; i++)

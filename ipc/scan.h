@@ -7,7 +7,8 @@
 #include <stddef.h>
 
 #define KVD_SCAN_MAX_DEPTH 8     /* arrays and maps inside each other */
-#define KVD_SCAN_MAX_OBJECTS 256 /* values of all kinds in one frame; arrays of numbers travel as one bin */
+/* values of all kinds in one frame; arrays of numbers travel as one bin */
+#define KVD_SCAN_MAX_OBJECTS 256
 
 #define KVD_SCAN_RESULTS(RESULT) \
         RESULT(OK, "fine") \
@@ -28,7 +29,10 @@ enum kvd_scan_result {
 #undef KVD_SCAN_ENUM
 };
 
-/* One msgpack value that fills the frame, within the limits above. Allocates nothing, never recurses. */
+/*
+ * One msgpack value that fills the frame, within the limits above. Allocates nothing, never
+ * recurses.
+ */
 enum kvd_scan_result kvd_scan(const void *frame, size_t size);
 const char *kvd_scan_text(enum kvd_scan_result result);
 

@@ -2,13 +2,15 @@
 
 /*
  * Attention of many tokens; that of one is in attend_token.c and gives the same bits. Keys are
- * packed into panels first, once for all queries of the call: a score is then one lane of a matrix product, the chain
- * over the head's dimensions, and the scores of one query lie at their columns. Softmax and the weighted sum of values
- * go over them by column. Queries are done in tiles of a few rows to reuse what is loaded; the last tokens of a tile
- * see more columns than the first, and those are added row by row.
+ * packed into panels first, once for all queries of the call: a score is then one lane of a matrix
+ * product, the chain over the head's dimensions, and the scores of one query lie at their columns.
+ * Softmax and the weighted sum of values go over them by column. Queries are done in tiles of a few
+ * rows to reuse what is loaded; the last tokens of a tile see more columns than the first, and
+ * those are added row by row.
  *
- * Because the weights of a row all exist before they are used, the mass of a block is a sum over its columns; there
- * is no need for the partial maxima that a kernel needs which visits blocks separately.
+ * Because the weights of a row all exist before they are used, the mass of a block is a sum over
+ * its columns; there is no need for the partial maxima that a kernel needs which visits blocks
+ * separately.
  */
 
 #include "kernels/attend_inner.h"
@@ -23,7 +25,8 @@ enum { TILE = 8, SPAN = 4 * KVD_PANEL };
 struct scratch {
         size_t keys;     /* packed, by column */
         size_t values;   /* widened or compacted; not where they can be read in place */
-        size_t stage;    /* a panel of keys, before they are packed; not where keys can be packed from their block */
+        /* a panel of keys, before they are packed; not where keys can be packed from their block */
+        size_t stage;
         size_t scores;   /* a tile's rows of padded columns */
         size_t q, sum;   /* a tile's rows of dim */
         size_t total;    /* of each row of a tile; 0 where nothing is seen */
@@ -67,7 +70,8 @@ static uint32_t tile_tokens(const struct kvd_attention *a) {
 }
 
 static struct scratch lay_out(const struct kvd_attention *a) {
-        size_t rows = (size_t)tile_tokens(a) * a->group, n = a->chosen ? a->n_chosen : kvd_attend_keys(a);
+        size_t rows = (size_t)tile_tokens(a) * a->group,
+               n = a->chosen ? a->n_chosen : kvd_attend_keys(a);
         struct scratch s = {.ld = ALIGN_UP(n, KVD_PANEL)};
 
         s.in_place = a->type == KVD_NUMBER_F32 && !a->chosen && all_resident(a);
@@ -96,7 +100,8 @@ size_t kvd_attend_scratch(const struct kvd_attention *a) {
 
 /* ---- keys and values ---- */
 
-static void fetch(const struct kvd_attention *a, float *to, const uint8_t *head, uint32_t slot, uint32_t n) {
+static void fetch(const struct kvd_attention *a, float *to, const uint8_t *head, uint32_t slot,
+                  uint32_t n) {
         const float *wide = (const float *)head + slot * a->stride;
         const uint16_t *narrow = (const uint16_t *)head + slot * a->stride;
 
@@ -108,19 +113,22 @@ static void fetch(const struct kvd_attention *a, float *to, const uint8_t *head,
 }
 
 /* Keys are staged by panels: whole panels are packed faster than single rows. */
-static void stage_stretch(const struct kvd_attention *a, const struct scratch *s, const struct kvd_stretch *r) {
+static void stage_stretch(const struct kvd_attention *a, const struct scratch *s,
+                          const struct kvd_stretch *r) {
         const uint8_t *block = a->blocks[r->block];
         float *stage = a->scratch + s->stage;
         uint32_t slot = r->position - r->block * a->block_tokens;
 
-        fetch(a, a->scratch + s->values + (size_t)r->column * a->dim, block + a->v_offset, slot, r->n);
+        fetch(a, a->scratch + s->values + (size_t)r->column * a->dim, block + a->v_offset, slot,
+              r->n);
         for (uint32_t i = 0, n; i < r->n; i += n) {
                 uint32_t lane = (r->column + i) % KVD_PANEL;
 
                 n = MIN(r->n - i, KVD_PANEL - lane);
                 fetch(a, stage + (size_t)lane * a->dim, block + a->k_offset, slot + i, n);
                 if (lane + n == KVD_PANEL)
-                        a->ops->pack(a->scratch + s->keys, r->column + i - lane, stage, a->dim, KVD_PANEL, a->dim);
+                        a->ops->pack(a->scratch + s->keys, r->column + i - lane, stage, a->dim,
+                                     KVD_PANEL, a->dim);
         }
 }
 
@@ -131,8 +139,9 @@ static void gather(const struct kvd_attention *a, const struct scratch *s) {
 
         while (kvd_attend_next(a, &r))
                 if (s->in_place)
-                        a->ops->pack(keys, r.column, (const float *)(a->blocks[r.block] + a->k_offset), a->stride, r.n,
-                                     a->dim);
+                        a->ops->pack(keys, r.column,
+                                     (const float *)(a->blocks[r.block] + a->k_offset), a->stride,
+                                     r.n, a->dim);
                 else
                         stage_stretch(a, s, &r);
         left = r.column % KVD_PANEL;
@@ -142,24 +151,30 @@ static void gather(const struct kvd_attention *a, const struct scratch *s) {
 
 /* ---- rotated queries ---- */
 
-/* The scores of columns [from, to) again, with rotated queries; at most a span at a time, from a panel's start. */
-static void rescore(const struct kvd_attention *a, const struct scratch *s, uint32_t from, uint32_t to, uint32_t rows) {
+/*
+ * The scores of columns [from, to) again, with rotated queries; at most a span at a time, from a
+ * panel's start.
+ */
+static void rescore(const struct kvd_attention *a, const struct scratch *s, uint32_t from,
+                    uint32_t to, uint32_t rows) {
         const float *rotated = a->scratch + s->rotated;
-        float *scores = a->scratch + s->scores, *span = a->scratch + s->rotated + (size_t)rows * a->dim;
+        float *scores = a->scratch + s->scores,
+              *span = a->scratch + s->rotated + (size_t)rows * a->dim;
 
         for (uint32_t end; from < to; from = end) {
                 uint32_t start = from / KVD_PANEL * KVD_PANEL;
 
                 end = MIN(to, start + SPAN);
-                a->ops->matmul(span, SPAN, rotated, a->dim, rows, a->scratch + s->keys + (size_t)start * a->dim, a->dim,
-                               end - start);
+                a->ops->matmul(span, SPAN, rotated, a->dim, rows,
+                               a->scratch + s->keys + (size_t)start * a->dim, a->dim, end - start);
                 for (uint32_t r = 0; r < rows; r++)
                         memcpy(scores + r * s->ld + from, span + (size_t)r * SPAN + (from - start),
                                (end - from) * sizeof *span);
         }
 }
 
-static void turn_scores(const struct kvd_attention *a, const struct scratch *s, uint32_t rows, uint32_t n_columns) {
+static void turn_scores(const struct kvd_attention *a, const struct scratch *s, uint32_t rows,
+                        uint32_t n_columns) {
         uint32_t ready = 0, rotation, from, to;
         struct kvd_stretch r = {0};
         bool more = kvd_attend_next(a, &r);
@@ -174,7 +189,8 @@ static void turn_scores(const struct kvd_attention *a, const struct scratch *s, 
                 if (rotation == 0)
                         continue;
                 if (rotation != ready)
-                        kvd_attend_rotate(a, a->scratch + s->rotated, a->scratch + s->q, rotation, rows);
+                        kvd_attend_rotate(a, a->scratch + s->rotated, a->scratch + s->q, rotation,
+                                          rows);
                 ready = rotation;
                 rescore(a, s, from, MIN(to, n_columns), rows);
         }
@@ -182,15 +198,21 @@ static void turn_scores(const struct kvd_attention *a, const struct scratch *s, 
 
 /* ---- tiles ---- */
 
-/* Weights of tokens [token, token + n) of the call: e^(score - the row's largest), and their totals. */
-static void weigh(const struct kvd_attention *a, const struct scratch *s, uint32_t token, uint32_t n) {
-        float *scores = a->scratch + s->scores, *q = a->scratch + s->q, *total = a->scratch + s->total;
+/*
+ * Weights of tokens [token, token + n) of the call: e^(score - the row's largest), and their
+ * totals.
+ */
+static void weigh(const struct kvd_attention *a, const struct scratch *s, uint32_t token,
+                  uint32_t n) {
+        float *scores = a->scratch + s->scores, *q = a->scratch + s->q,
+              *total = a->scratch + s->total;
         const uint32_t *visible = (const uint32_t *)(a->scratch + s->visible) + token;
         uint32_t rows = n * a->group, width = a->group * a->dim;
 
         for (uint32_t i = 0; i < n; i++)
                 memcpy(q + (size_t)i * width, a->q + (token + i) * a->ldq, width * sizeof *q);
-        a->ops->matmul(scores, s->ld, q, a->dim, rows, a->scratch + s->keys, a->dim, visible[n - 1]);
+        a->ops->matmul(scores, s->ld, q, a->dim, rows, a->scratch + s->keys, a->dim,
+                       visible[n - 1]);
         if (a->rotation)
                 turn_scores(a, s, rows, visible[n - 1]);
         for (uint32_t r = 0; r < rows; r++) {
@@ -203,8 +225,8 @@ static void weigh(const struct kvd_attention *a, const struct scratch *s, uint32
 }
 
 /* The weighted sums; not yet divided by the totals. */
-static void mix(const struct kvd_attention *a, const struct scratch *s, const struct kvd_rows *values, uint32_t token,
-                uint32_t n) {
+static void mix(const struct kvd_attention *a, const struct scratch *s,
+                const struct kvd_rows *values, uint32_t token, uint32_t n) {
         const uint32_t *visible = (const uint32_t *)(a->scratch + s->visible) + token;
         float *scores = a->scratch + s->scores, *sum = a->scratch + s->sum;
         uint32_t rows = n * a->group;
@@ -212,17 +234,19 @@ static void mix(const struct kvd_attention *a, const struct scratch *s, const st
         memset(sum, 0, (size_t)rows * a->dim * sizeof *sum);
         a->ops->mix(sum, a->dim, scores, s->ld, rows, values, 0, visible[0]);
         for (uint32_t r = a->group; r < rows; r++)
-                a->ops->mix(sum + (size_t)r * a->dim, a->dim, scores + r * s->ld, s->ld, 1, values, visible[0],
-                            visible[r / a->group]);
+                a->ops->mix(sum + (size_t)r * a->dim, a->dim, scores + r * s->ld, s->ld, 1, values,
+                            visible[0], visible[r / a->group]);
 }
 
-static void deliver(const struct kvd_attention *a, const struct scratch *s, uint32_t token, uint32_t n) {
+static void deliver(const struct kvd_attention *a, const struct scratch *s, uint32_t token,
+                    uint32_t n) {
         const float *sum = a->scratch + s->sum, *total = a->scratch + s->total;
 
         for (uint32_t i = 0; i < n; i++)
                 for (uint32_t g = 0; g < a->group; g++, sum += a->dim, total++)
                         for (uint32_t d = 0; d < a->dim; d++)
-                                a->out[(token + i) * a->ldo + g * a->dim + d] = *total == 0.0f ? 0.0f : sum[d] / *total;
+                                a->out[(token + i) * a->ldo + g * a->dim + d] =
+                                        *total == 0.0f ? 0.0f : sum[d] / *total;
 }
 
 static void attend_packed(const struct kvd_attention *a) {

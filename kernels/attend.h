@@ -3,13 +3,14 @@
 #define KVD_KERNELS_ATTEND_H
 
 /*
- * Attention over keys and values that lie in blocks, read where they are. One call does the query heads that share
- * one key/value head, for one token (decode) or many (prefill). Members that are zero are off: what is left is causal
- * attention over all positions.
+ * Attention over keys and values that lie in blocks, read where they are. One call does the query
+ * heads that share one key/value head, for one token (decode) or many (prefill). Members that are
+ * zero are off: what is left is causal attention over all positions.
  *
- * A slot that is not resident (its block is NULL), or not chosen, is as if it had never been: the bits of a result
- * depend on the query and on the keys and values that it sees, in order, and on nothing else: not on n, not on the
- * block size, not on what was left out. A query that sees nothing gets zeros.
+ * A slot that is not resident (its block is NULL), or not chosen, is as if it had never been: the
+ * bits of a result depend on the query and on the keys and values that it sees, in order, and on
+ * nothing else: not on n, not on the block size, not on what was left out. A query that sees
+ * nothing gets zeros.
  */
 
 #include "kernels/ops.h"
@@ -26,12 +27,14 @@ struct kvd_attention {
         uint32_t dim;
 
         /*
-         * What a query may see. Causal: token i sees the positions up to first + i. Where a head keeps its tokens
-         * compacted, "position" is the slot, and first the number of slots that were filled before the call.
+         * What a query may see. Causal: token i sees the positions up to first + i. Where a head
+         * keeps its tokens compacted, "position" is the slot, and first the number of slots that
+         * were filled before the call.
          */
         uint32_t first;         /* position of token 0 */
         uint32_t n_keys;        /* bidirectional: every token sees positions [0, n_keys) */
-        const uint32_t *chosen; /* token-sparse: of those, only these positions; ascending, none twice */
+        /* token-sparse: of those, only these positions; ascending, none twice */
+        const uint32_t *chosen;
         uint32_t n_chosen;
 
         /* queries: head g of token i is q + i * ldq + g * dim; results lie likewise */
@@ -43,13 +46,18 @@ struct kvd_attention {
         float *out;
         size_t ldo;
 
-        /* Queries are rotated by -delta for the keys of a block that stand delta positions from where they were made. */
-        const uint32_t *rotation; /* per block: 0, or 1 + the number of its rotation; see kvd_rotations() */
+        /*
+         * Queries are rotated by -delta for the keys of a block that stand delta positions from
+         * where they were made.
+         */
+        /* per block: 0, or 1 + the number of its rotation; see kvd_rotations() */
+        const uint32_t *rotation;
         const float *rotations;   /* [dim] each; dim is even */
 
         /*
-         * Attention mass, summed over the queries and query heads of the call, added to what is there (per block:
-         * mass_b = l_b exp(m_b - m) / l). A query that sees anything adds 1 in all.
+         * Attention mass, summed over the queries and query heads of the call, added to what is
+         * there (per block: mass_b = l_b exp(m_b - m) / l). A query that sees anything adds 1 in
+         * all.
          */
         float *block_mass; /* per block */
         float *token_mass; /* per position */
@@ -60,17 +68,19 @@ struct kvd_attention {
 void kvd_attend(const struct kvd_attention *a);
 
 /*
- * Floats of scratch memory that kvd_attend needs. It depends on n, group, first, n_keys, n_chosen and on whether there
- * is a NULL block, not on the head; it grows with first, n, n_keys and n_chosen.
+ * Floats of scratch memory that kvd_attend needs. It depends on n, group, first, n_keys, n_chosen
+ * and on whether there is a NULL block, not on the head; it grows with first, n, n_keys and
+ * n_chosen.
  */
 size_t kvd_attend_scratch(const struct kvd_attention *a);
 
 /*
- * The rotations of a block table, for all its heads and layers (rotary embedding, half-split: elements i and i + half are
- * a pair of angular frequency frequencies[i]). rotation and rotations are filled as kvd_attention wants them; one rotation per
- * distinct delta that is not 0. Returns their number; at most max are made, then it returns UINT32_MAX.
+ * The rotations of a block table, for all its heads and layers (rotary embedding, half-split:
+ * elements i and i + half are a pair of angular frequency frequencies[i]). rotation and rotations
+ * are filled as kvd_attention wants them; one rotation per distinct delta that is not 0. Returns
+ * their number; at most max are made, then it returns UINT32_MAX.
  */
-uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *rotation,
-                   float *rotations, uint32_t max);
+uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies,
+                       uint32_t half, uint32_t *rotation, float *rotations, uint32_t max);
 
 #endif

@@ -3,8 +3,8 @@
 #define KVD_KERNELS_ATTEND_INNER_H
 
 /*
- * Shared by the files of attention. What may be seen is numbered in order: column c of the call is its c-th resident
- * (and chosen) position.
+ * Shared by the files of attention. What may be seen is numbered in order: column c of the call is
+ * its c-th resident (and chosen) position.
  */
 
 #include "kernels/attend.h"
@@ -23,10 +23,12 @@ uint32_t kvd_attend_keys(const struct kvd_attention *a);
 bool kvd_attend_next(const struct kvd_attention *a, struct kvd_stretch *r);
 
 /* rotated = rows of queries of dim, one after the other, by rotation number rotation > 0. */
-void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const float *q, uint32_t rotation, uint32_t rows);
+void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const float *q,
+                       uint32_t rotation, uint32_t rows);
 
 /* A row's weights p, and their total, to the masses of what it sees: the first n_columns. */
-void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns);
+void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total,
+                     uint32_t n_columns);
 
 /* One token: keys and values are read once, where they are. */
 void kvd_attend_token(const struct kvd_attention *a);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What all kinds of attention share: which positions are seen, how queries are rotated, how mass is added. */
+/*
+ * What all kinds of attention share: which positions are seen, how queries are rotated, how mass is
+ * added.
+ */
 
 #include "kernels/attend_inner.h"
 
@@ -28,13 +31,18 @@ static bool next_dense(const struct kvd_attention *a, struct kvd_stretch *r) {
         return true;
 }
 
-/* Chosen positions are close together more often than not, and dividing takes longer than all else here. */
+/*
+ * Chosen positions are close together more often than not, and dividing takes longer than all else
+ * here.
+ */
 static uint32_t block_of(const struct kvd_attention *a, uint32_t position, uint32_t guess) {
-        return position - guess * a->block_tokens < a->block_tokens ? guess : position / a->block_tokens;
+        return position - guess * a->block_tokens < a->block_tokens ? guess :
+                                                                      position / a->block_tokens;
 }
 
 static bool next_chosen(const struct kvd_attention *a, struct kvd_stretch *r) {
-        uint32_t n_keys = kvd_attend_keys(a), i = r->next, block = r->block, position = 0, from, end;
+        uint32_t n_keys = kvd_attend_keys(a), i = r->next, block = r->block, position = 0, from,
+                 end;
 
         for (; i < a->n_chosen; i++) {
                 position = a->chosen[i];
@@ -66,7 +74,8 @@ bool kvd_attend_next(const struct kvd_attention *a, struct kvd_stretch *r) {
 
 /* ---- rotated queries ---- */
 
-void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const float *q, uint32_t rotation, uint32_t rows) {
+void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const float *q,
+                       uint32_t rotation, uint32_t rows) {
         const float *angles = a->rotations + (size_t)(rotation - 1) * a->dim;
         uint32_t half = a->dim / 2;
 
@@ -75,8 +84,8 @@ void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const floa
                 a->ops->rope(rotated + (size_t)r * a->dim, angles, angles + half, half);
 }
 
-uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies, uint32_t half, uint32_t *rotation,
-                   float *rotations, uint32_t max) {
+uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies,
+                       uint32_t half, uint32_t *rotation, float *rotations, uint32_t max) {
         uint32_t n = 0;
 
         for (uint32_t b = 0; b < n_blocks; b++) {
@@ -114,7 +123,8 @@ static float sum_weights(const float *p, uint32_t n) {
         return lanes[0];
 }
 
-void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total, uint32_t n_columns) {
+void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total,
+                     uint32_t n_columns) {
         struct kvd_stretch r = {0};
 
         while (kvd_attend_next(a, &r) && r.column < n_columns) {

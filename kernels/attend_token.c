@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention of one token, as in decoding: its query heads go over the keys once and over the values once, and neither
- * is copied. Rows are named some hundred at a time, so that it does not matter where they lie.
+ * Attention of one token, as in decoding: its query heads go over the keys once and over the values
+ * once, and neither is copied. Rows are named some hundred at a time, so that it does not matter
+ * where they lie.
  */
 
 #include <string.h>
@@ -45,9 +46,11 @@ size_t kvd_attend_token_scratch(const struct kvd_attention *a) {
 /* ---- naming rows ---- */
 
 /* Names what is left of a stretch, as far as there is room; the stretch is then the rest. */
-static void name_stretch(const struct kvd_attention *a, struct named *to, struct kvd_stretch *r, size_t offset) {
+static void name_stretch(const struct kvd_attention *a, struct named *to, struct kvd_stretch *r,
+                         size_t offset) {
         size_t step = a->stride * (a->type == KVD_NUMBER_F32 ? sizeof(float) : sizeof(uint16_t));
-        const uint8_t *row = a->blocks[r->block] + offset + (r->position - r->block * a->block_tokens) * step;
+        const uint8_t *row = a->blocks[r->block] + offset +
+                             (r->position - r->block * a->block_tokens) * step;
         uint32_t n = MIN(r->n, NAMED - to->there);
 
         for (uint32_t i = 0; i < n; i++)
@@ -58,8 +61,12 @@ static void name_stretch(const struct kvd_attention *a, struct named *to, struct
         r->n -= n;
 }
 
-/* The next rows: all of them want their queries rotated alike. From column, n, there and r = 0 on; false at the end. */
-static bool name_rows(const struct kvd_attention *a, struct named *to, struct kvd_stretch *r, size_t offset) {
+/*
+ * The next rows: all of them want their queries rotated alike. From column, n, there and r = 0 on;
+ * false at the end.
+ */
+static bool name_rows(const struct kvd_attention *a, struct named *to, struct kvd_stretch *r,
+                      size_t offset) {
         to->column += to->n;
         to->there -= to->n;
         memmove(to->rows, to->rows + to->n, to->there * sizeof *to->rows);
@@ -85,11 +92,13 @@ static uint32_t score(const struct kvd_attention *a, const struct scratch *s) {
         keys.column = keys.n = keys.there = 0;
         while (name_rows(a, &keys, &r, a->k_offset)) {
                 if (keys.rotation && keys.rotation != ready)
-                        kvd_attend_rotate(a, a->scratch + s->rotated, a->q, keys.rotation, a->group);
+                        kvd_attend_rotate(a, a->scratch + s->rotated, a->q, keys.rotation,
+                                          a->group);
                 ready = keys.rotation ? keys.rotation : ready;
-                a->ops->attend->scores(a->scratch + s->scores + keys.column, s->ld, keys.rows, keys.n, keys.there,
-                                       a->type, keys.rotation ? a->scratch + s->rotated : a->q, a->group, a->dim,
-                                       a->scratch + s->stage);
+                a->ops->attend->scores(a->scratch + s->scores + keys.column, s->ld, keys.rows,
+                                       keys.n, keys.there, a->type,
+                                       keys.rotation ? a->scratch + s->rotated : a->q, a->group,
+                                       a->dim, a->scratch + s->stage);
         }
         return keys.column;
 }
@@ -114,8 +123,8 @@ static void mix(const struct kvd_attention *a, const struct scratch *s) {
         memset(sum, 0, a->group * kvd_attend_sum(a->dim) * sizeof *sum);
         values.column = values.n = values.there = 0;
         while (name_rows(a, &values, &r, a->v_offset))
-                a->ops->attend->mix(sum, a->scratch + s->scores + values.column, s->ld, values.rows, values.n,
-                                    values.there, a->type, a->group, a->dim);
+                a->ops->attend->mix(sum, a->scratch + s->scores + values.column, s->ld, values.rows,
+                                    values.n, values.there, a->type, a->group, a->dim);
 }
 
 void kvd_attend_token(const struct kvd_attention *a) {
@@ -123,5 +132,6 @@ void kvd_attend_token(const struct kvd_attention *a) {
 
         weigh(a, &s, score(a, &s));
         mix(a, &s);
-        a->ops->attend->finish(a->out, a->scratch + s.sum, a->scratch + s.total, a->type, a->group, a->dim);
+        a->ops->attend->finish(a->out, a->scratch + s.sum, a->scratch + s.total, a->type, a->group,
+                               a->dim);
 }

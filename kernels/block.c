@@ -13,8 +13,9 @@
 /* ---- top-k ---- */
 
 /*
- * A number that grows with the score, unsigned, 0 for NaN: the k-th largest is found by its digits, most significant
- * first, each time counting how often a digit occurs behind the digits that are known.
+ * A number that grows with the score, unsigned, 0 for NaN: the k-th largest is found by its digits,
+ * most significant first, each time counting how often a digit occurs behind the digits that are
+ * known.
  */
 enum { DIGIT = 11, LAST_DIGIT = 10, DIGITS = 1 << DIGIT };
 
@@ -27,7 +28,10 @@ KERNEL uint32_t order_of(float score) {
         return score != score ? 0 : bits ^ flip;
 }
 
-/* The digit of the k-th largest (k from 1) of what was counted; *k becomes its rank among those with that digit. */
+/*
+ * The digit of the k-th largest (k from 1) of what was counted; *k becomes its rank among those
+ * with that digit.
+ */
 static uint32_t digit_of(const uint32_t counts[DIGITS], uint32_t *k) {
         uint32_t digit = DIGITS - 1;
 
@@ -36,9 +40,12 @@ static uint32_t digit_of(const uint32_t counts[DIGITS], uint32_t *k) {
         return digit;
 }
 
-/* Counts a digit of the numbers that begin with known; two tables, so that equal neighbours do not wait. */
-static void count_digits(uint32_t counts[DIGITS], const uint32_t *order, uint32_t n, uint32_t shift, uint32_t mask,
-                         uint32_t known_shift, uint32_t known) {
+/*
+ * Counts a digit of the numbers that begin with known; two tables, so that equal neighbours do not
+ * wait.
+ */
+static void count_digits(uint32_t counts[DIGITS], const uint32_t *order, uint32_t n, uint32_t shift,
+                         uint32_t mask, uint32_t known_shift, uint32_t known) {
         for (uint32_t i = 0; i < n; i++)
                 if (order[i] >> known_shift == known)
                         counts[order[i] >> shift & mask]++;
@@ -73,7 +80,8 @@ static uint32_t order_at(const uint32_t *order, uint32_t n, uint32_t k, uint32_t
         return known;
 }
 
-static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_t k, bool later, uint32_t *scratch) {
+static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_t k, bool later,
+                     uint32_t *scratch) {
         uint32_t cut, wanted, skip = 0, taken = 0, equal = 0;
 
         if (k == 0 || n == 0)
@@ -87,7 +95,8 @@ static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_
                         skip += scratch[i] == cut;
                 skip -= wanted;
         }
-        for (uint32_t i = 0; taken < k; i++) { /* no room is needed for one too many: the k-th ends it */
+        /* no room is needed for one too many: the k-th ends it */
+        for (uint32_t i = 0; taken < k; i++) {
                 bool same = scratch[i] == cut;
 
                 indices[taken] = i;
@@ -107,7 +116,10 @@ KERNEL void copy_cached(uint8_t *to, const uint8_t *from, size_t bytes) {
         memcpy(to + i, from + i, bytes - i);
 }
 
-/* Divides 32-bit numbers by one that is not known while this is compiled: multiplies with 2^64 / d, rounded up. */
+/*
+ * Divides 32-bit numbers by one that is not known while this is compiled: multiplies with 2^64 / d,
+ * rounded up.
+ */
 struct divider {
         uint64_t reciprocal; /* 0: d is 1 */
         uint32_t d;
@@ -127,7 +139,8 @@ KERNEL uint8_t *slot(const struct kvd_slots *s, struct divider per_block, uint32
         return s->blocks[block] + s->offset + (size_t)(i - block * per_block.d) * s->stride;
 }
 
-static void compact(const struct kvd_slots *to, const struct kvd_slots *from, const uint32_t *index, uint32_t n) {
+static void compact(const struct kvd_slots *to, const struct kvd_slots *from, const uint32_t *index,
+                    uint32_t n) {
         struct divider of_to = divider_of(to->per_block), of_from = divider_of(from->per_block);
 
         for (uint32_t j = 0; j < n; j++) {

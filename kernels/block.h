@@ -3,12 +3,16 @@
 #define KVD_KERNELS_BLOCK_H
 
 /*
- * What all methods do with blocks: choose the best, and bring scattered tokens together. All of it is exact.
+ * What all methods do with blocks: choose the best, and bring scattered tokens together. All of it
+ * is exact.
  */
 
 #include "kernels/ops.h"
 
-/* Tokens of one KV head: token i is at blocks[i / per_block] + offset + i % per_block * stride, all in bytes. */
+/*
+ * Tokens of one KV head: token i is at blocks[i / per_block] + offset + i % per_block * stride, all
+ * in bytes.
+ */
 struct kvd_slots {
         uint8_t *const *blocks;
         size_t offset, stride;
@@ -18,17 +22,19 @@ struct kvd_slots {
 
 struct kvd_block_ops {
         /*
-         * Indices of the k largest of n scores, ascending; returns how many, min(k, n). Of equal scores at the cut the
-         * ones with larger indices are taken if later, else those with lower ones. -0 equals 0. A NaN is less than
-         * every number. scratch: n numbers.
+         * Indices of the k largest of n scores, ascending; returns how many, min(k, n). Of equal
+         * scores at the cut the ones with larger indices are taken if later, else those with lower
+         * ones. -0 equals 0. A NaN is less than every number. scratch: n numbers.
          */
-        uint32_t (*topk)(uint32_t *indices, const float *scores, uint32_t n, uint32_t k, bool later, uint32_t *scratch);
+        uint32_t (*topk)(uint32_t *indices, const float *scores, uint32_t n, uint32_t k, bool later,
+                         uint32_t *scratch);
 
         /*
-         * Token index[j] of from becomes token j of to, j < n, token sizes being equal. In place if to is from and the
-         * indices ascend.
+         * Token index[j] of from becomes token j of to, j < n, token sizes being equal. In place if
+         * to is from and the indices ascend.
          */
-        void (*compact)(const struct kvd_slots *to, const struct kvd_slots *from, const uint32_t *index, uint32_t n);
+        void (*compact)(const struct kvd_slots *to, const struct kvd_slots *from,
+                        const uint32_t *index, uint32_t n);
 };
 
 extern const struct kvd_block_ops kvd_block_scalar, kvd_block_avx2, kvd_block_avx512;

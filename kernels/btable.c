@@ -20,7 +20,8 @@ double kvd_cosine(const struct kvd_products *p) {
         return p->aa == 0.0 || p->bb == 0.0 ? 0.0 : p->ab / (sqrt(p->aa) * sqrt(p->bb));
 }
 
-double kvd_similarity_flat(const struct kvd_products *keys, const struct kvd_products *values, uint32_t tokens) {
+double kvd_similarity_flat(const struct kvd_products *keys, const struct kvd_products *values,
+                           uint32_t tokens) {
         struct kvd_products sum = {0};
 
         for (uint32_t i = 0; i < tokens; i++) {
@@ -31,7 +32,8 @@ double kvd_similarity_flat(const struct kvd_products *keys, const struct kvd_pro
         return kvd_cosine(&sum);
 }
 
-double kvd_similarity_token_mean(const struct kvd_products *keys, const struct kvd_products *values, uint32_t tokens) {
+double kvd_similarity_token_mean(const struct kvd_products *keys, const struct kvd_products *values,
+                                 uint32_t tokens) {
         double sum = 0.0;
 
         for (uint32_t i = 0; i < tokens; i++)
@@ -41,7 +43,10 @@ double kvd_similarity_token_mean(const struct kvd_products *keys, const struct k
 
 /* ---- ratios and refreshes ---- */
 
-/* In whole numbers: half a percent is exact here, and is not always in a quotient of floating point. */
+/*
+ * In whole numbers: half a percent is exact here, and is not always in a quotient of floating
+ * point.
+ */
 uint32_t kvd_ratio_percent(uint64_t m, uint64_t n) {
         unsigned __int128 hundredfold = (unsigned __int128)m * 100;
         uint64_t percent = (uint64_t)(hundredfold / n), rest = (uint64_t)(hundredfold % n);
@@ -75,12 +80,14 @@ int kvd_bprofile_add(struct kvd_bprofile *profile, uint32_t percent, const float
                         return -EINVAL;
         for (uint32_t l = 0; l < profile->n_layers; l++)
                 sum[l] += (double)similarity[l];
-        profile->sum_b[percent] += MAX(1, kvd_layers_alike(similarity, profile->n_layers, profile->tau, true));
+        profile->sum_b[percent] += MAX(
+                1, kvd_layers_alike(similarity, profile->n_layers, profile->tau, true));
         profile->requests[percent]++;
         return 0;
 }
 
-static uint32_t estimate(const struct kvd_bprofile *profile, enum kvd_estimator estimator, uint32_t percent) {
+static uint32_t estimate(const struct kvd_bprofile *profile, enum kvd_estimator estimator,
+                         uint32_t percent) {
         const double *sum = profile->sum + (size_t)percent * profile->n_layers;
         uint32_t n = profile->requests[percent], b = 0;
 
@@ -93,7 +100,8 @@ static uint32_t estimate(const struct kvd_bprofile *profile, enum kvd_estimator 
         return b;
 }
 
-void kvd_btable_build(const struct kvd_bprofile *profile, enum kvd_estimator estimator, struct kvd_btable *ret) {
+void kvd_btable_build(const struct kvd_bprofile *profile, enum kvd_estimator estimator,
+                      struct kvd_btable *ret) {
         uint32_t most = 0;
 
         *ret = (struct kvd_btable){.ratio = profile->ratio};

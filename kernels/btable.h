@@ -4,8 +4,9 @@
 
 /*
  * BiCache's table: given which fraction r of the input is the shared prefix, the first b layers of
- * the stored prefix are used, and the deeper ones are computed again every delta steps. Built from a profile: how
- * similar each layer's keys and values were, in requests at every r. No memory is allocated here.
+ * the stored prefix are used, and the deeper ones are computed again every delta steps. Built from
+ * a profile: how similar each layer's keys and values were, in requests at every r. No memory is
+ * allocated here.
  */
 
 #include <stdbool.h>
@@ -17,8 +18,10 @@
 enum kvd_ratio { KVD_RATIO_INCLUDE_GEN = 1, KVD_RATIO_PROMPT_ONLY = 2 };
 
 enum kvd_estimator {
-        KVD_ESTIMATE_MEAN_B,     /* the paper: the b of each request (similarity >= tau), their mean, rounded down */
-        KVD_ESTIMATE_MEAN_FIRST, /* the official code: the similarities' mean, then b (similarity > tau) */
+        /* the paper: the b of each request (similarity >= tau), their mean, rounded down */
+        KVD_ESTIMATE_MEAN_B,
+        /* the official code: the similarities' mean, then b (similarity > tau) */
+        KVD_ESTIMATE_MEAN_FIRST,
 };
 
 /* ---- ratios and refreshes ---- */
@@ -40,7 +43,8 @@ struct kvd_bprofile {
         float tau; /* as single as the similarities: exactly tau is exactly tau */
         uint32_t requests[KVD_BTABLE_STEPS];
         uint64_t sum_b[KVD_BTABLE_STEPS]; /* of each request's b, for the paper's estimator */
-        double *sum;                      /* [KVD_BTABLE_STEPS][n_layers] of similarities; the caller's, zeroed */
+        /* [KVD_BTABLE_STEPS][n_layers] of similarities; the caller's, zeroed */
+        double *sum;
 };
 
 /* A request's similarities, by layer. -EINVAL: percent is over 100, or a similarity is no number */
@@ -54,10 +58,12 @@ struct kvd_btable {
         struct kvd_bstep {
                 uint8_t percent;
                 uint16_t b;
-        } steps[KVD_BTABLE_STEPS]; /* both ascend: what is measured less deep at a greater r is noise */
+        } steps[KVD_BTABLE_STEPS]; /* both ascend: what is measured less deep at a greater r is
+                                      noise */
 };
 
-void kvd_btable_build(const struct kvd_bprofile *profile, enum kvd_estimator estimator, struct kvd_btable *ret);
+void kvd_btable_build(const struct kvd_bprofile *profile, enum kvd_estimator estimator,
+                      struct kvd_btable *ret);
 
 /* b of the last step at or below percent; 1 if there is none, since layer 1's keys and values see no other token.
  * -EINVAL: the table is for the other kind of ratio */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's kernels; compiled once for each instruction set. The inner product of two labels is one of small integers
- * (at most 256 products of at most 225), exact in any order; what is left is a few fused operations a token.
+ * HShare's kernels; compiled once for each instruction set. The inner product of two labels is one
+ * of small integers (at most 256 products of at most 225), exact in any order; what is left is a
+ * few fused operations a token.
  */
 
 #include "kernels/hshare.h"
@@ -22,7 +23,7 @@ struct products {
         lanes least, step;
 };
 
-/* ---- inner products of 16 labels of 32 channels with a few queries ---- */
+/* ---- inner products of 16 labels of 32 channels with a few queries --------------------------- */
 
 #if !defined(KVD_ISA_SCALAR)
 
@@ -39,18 +40,25 @@ KERNEL int four_codes(const uint8_t *codes) {
 
 /* Dword w of each of 16 labels of five: label t's is the number 5 t + w of the 80. */
 KERNEL __m512i column(const __m512i part[5], int w) {
-        const __m512i at = _mm512_setr_epi32(w, w + 5, w + 10, w + 15, w + 20, w + 25, w + 30, w + 35, w + 40, w + 45,
-                                             w + 50, w + 55, w + 60, w + 65, w + 70, w + 75);
-        const __mmask16 second = (__mmask16)(0xffff << DIV_UP(32 - w, 5)); /* those from number 32 on, and from 64 */
+        const __m512i at = _mm512_setr_epi32(w, w + 5, w + 10, w + 15, w + 20, w + 25, w + 30,
+                                             w + 35, w + 40, w + 45, w + 50, w + 55, w + 60, w + 65,
+                                             w + 70, w + 75);
+        /* those from number 32 on, and from 64 */
+        const __mmask16 second = (__mmask16)(0xffff << DIV_UP(32 - w, 5));
         const __mmask16 third = (__mmask16)(0xffff << DIV_UP(64 - w, 5));
         __m512i first = _mm512_permutex2var_epi32(part[0], at, part[1]);
         __m512i rest = _mm512_permutex2var_epi32(part[2], at, part[3]);
 
-        return _mm512_mask_permutexvar_epi32(_mm512_mask_mov_epi32(first, second, rest), third, at, part[4]);
+        return _mm512_mask_permutexvar_epi32(_mm512_mask_mov_epi32(first, second, rest), third, at,
+                                             part[4]);
 }
 
-/* Bytes are multiplied and added in pairs: of 32 codes, 16 products come together in 16 bits, at most 3,600. */
-KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q) {
+/*
+ * Bytes are multiplied and added in pairs: of 32 codes, 16 products come together in 16 bits, at
+ * most 3,600.
+ */
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q,
+                     uint32_t n_q) {
         const __m512i nibble = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1);
         __m512i part[5], acc[QUERIES], codes = _mm512_setzero_si512(), ends;
 
@@ -67,8 +75,9 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
                         __m512i ql = _mm512_set1_epi32(four_codes(q[g].low + 4 * w));
                         __m512i qh = _mm512_set1_epi32(four_codes(q[g].high + 4 * w));
 
-                        acc[g] = _mm512_add_epi16(acc[g], _mm512_add_epi16(_mm512_maddubs_epi16(low, ql),
-                                                                           _mm512_maddubs_epi16(high, qh)));
+                        acc[g] = _mm512_add_epi16(acc[g],
+                                                  _mm512_add_epi16(_mm512_maddubs_epi16(low, ql),
+                                                                   _mm512_maddubs_epi16(high, qh)));
                 }
         }
         codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi8(1));
@@ -77,7 +86,8 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
                 to->dot[g] = _mm512_cvtepi32_ps(_mm512_madd_epi16(acc[g], ones));
         ends = column(part, 4);
         to->least = lanes_from_half(_mm512_cvtepi32_epi16(ends), KVD_NUMBER_F16);
-        to->step = lanes_from_half(_mm512_cvtepi32_epi16(_mm512_srli_epi32(ends, 16)), KVD_NUMBER_F16);
+        to->step = lanes_from_half(_mm512_cvtepi32_epi16(_mm512_srli_epi32(ends, 16)),
+                                   KVD_NUMBER_F16);
 }
 
 #elif defined(KVD_ISA_AVX2)
@@ -88,7 +98,8 @@ KERNEL void columns(__m256i column[4], const uint8_t *labels) {
 
         for (int i = 0; i < 4; i++)
                 t[i] = _mm256_inserti128_si256(
-                        _mm256_castsi128_si256(_mm_loadu_si128((const void *)(labels + (size_t)i * USUAL_BYTES))),
+                        _mm256_castsi128_si256(
+                                _mm_loadu_si128((const void *)(labels + (size_t)i * USUAL_BYTES))),
                         _mm_loadu_si128((const void *)(labels + (size_t)(i + 4) * USUAL_BYTES)), 1);
         ab_low = _mm256_unpacklo_epi32(t[0], t[1]);
         ab_high = _mm256_unpackhi_epi32(t[0], t[1]);
@@ -106,16 +117,18 @@ KERNEL int end_of(const uint8_t *labels, int i) {
 
 /* The last dword of each of 8 labels: its low half is least, its high half step. */
 KERNEL void ends_of(__m256 *least, __m256 *step, const uint8_t *labels) {
-        __m128i a = _mm_setr_epi32(end_of(labels, 0), end_of(labels, 1), end_of(labels, 2), end_of(labels, 3));
-        __m128i b = _mm_setr_epi32(end_of(labels, 4), end_of(labels, 5), end_of(labels, 6), end_of(labels, 7));
+        __m128i a = _mm_setr_epi32(end_of(labels, 0), end_of(labels, 1), end_of(labels, 2),
+                                   end_of(labels, 3));
+        __m128i b = _mm_setr_epi32(end_of(labels, 4), end_of(labels, 5), end_of(labels, 6),
+                                   end_of(labels, 7));
         const __m128i low = _mm_set1_epi32(0xffff);
 
         *least = lanes_from_half(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)), KVD_NUMBER_F16);
         *step = lanes_from_half(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)), KVD_NUMBER_F16);
 }
 
-KERNEL void half_products(__m256 *dot, __m256 *sum, const uint8_t *labels, const struct kvd_label_query *q,
-                          uint32_t n_q) {
+KERNEL void half_products(__m256 *dot, __m256 *sum, const uint8_t *labels,
+                          const struct kvd_label_query *q, uint32_t n_q) {
         const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
         __m256i column[4], acc[QUERIES], codes = _mm256_setzero_si256();
 
@@ -131,8 +144,9 @@ KERNEL void half_products(__m256 *dot, __m256 *sum, const uint8_t *labels, const
                         __m256i ql = _mm256_set1_epi32(four_codes(q[g].low + 4 * w));
                         __m256i qh = _mm256_set1_epi32(four_codes(q[g].high + 4 * w));
 
-                        acc[g] = _mm256_add_epi16(acc[g], _mm256_add_epi16(_mm256_maddubs_epi16(low, ql),
-                                                                           _mm256_maddubs_epi16(high, qh)));
+                        acc[g] = _mm256_add_epi16(acc[g],
+                                                  _mm256_add_epi16(_mm256_maddubs_epi16(low, ql),
+                                                                   _mm256_maddubs_epi16(high, qh)));
                 }
         }
         codes = _mm256_maddubs_epi16(codes, _mm256_set1_epi8(1));
@@ -141,7 +155,8 @@ KERNEL void half_products(__m256 *dot, __m256 *sum, const uint8_t *labels, const
                 dot[g] = _mm256_cvtepi32_ps(_mm256_madd_epi16(acc[g], ones));
 }
 
-KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q) {
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q,
+                     uint32_t n_q) {
         const uint8_t *later = labels + (size_t)8 * USUAL_BYTES;
         __m256 low[QUERIES], high[QUERIES];
 
@@ -156,8 +171,8 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
 #endif
 
 /* One label after the other, for any number of channels. */
-static void products_each(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q,
-                          uint32_t n_channels) {
+static void products_each(struct products *to, const uint8_t *labels,
+                          const struct kvd_label_query *q, uint32_t n_q, uint32_t n_channels) {
         uint32_t bytes = (n_channels + 1) / 2;
         float dot[QUERIES][KVD_LANES], sum[KVD_LANES];
         uint16_t least[KVD_LANES], step[KVD_LANES];
@@ -169,7 +184,8 @@ static void products_each(struct products *to, const uint8_t *labels, const stru
                         uint32_t acc = 0;
 
                         for (uint32_t j = 0; j < bytes; j++)
-                                acc += (uint32_t)((labels[j] & 15) * q[g].low[j] + (labels[j] >> 4) * q[g].high[j]);
+                                acc += (uint32_t)((labels[j] & 15) * q[g].low[j] +
+                                                  (labels[j] >> 4) * q[g].high[j]);
                         dot[g][t] = (float)acc;
                 }
                 for (uint32_t j = 0; j < bytes; j++)
@@ -187,7 +203,8 @@ static void products_each(struct products *to, const uint8_t *labels, const stru
 
 #if defined(KVD_ISA_SCALAR)
 
-KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q, uint32_t n_q) {
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q,
+                     uint32_t n_q) {
         products_each(to, labels, q, n_q, USUAL);
 }
 
@@ -200,17 +217,20 @@ struct prepared {
         lanes least, step, offset;
 };
 
-KERNEL void prepare(struct prepared to[QUERIES], const struct kvd_label_query *q, uint32_t n_q, uint32_t n_channels) {
+KERNEL void prepare(struct prepared to[QUERIES], const struct kvd_label_query *q, uint32_t n_q,
+                    uint32_t n_channels) {
         for (uint32_t g = 0; g < n_q; g++) {
                 to[g].least = lanes_set(q[g].least);
                 to[g].step = lanes_set(q[g].step);
-                to[g].offset = lanes_set(fmaf(q[g].step, (float)q[g].sum, (float)n_channels * q[g].least));
+                to[g].offset = lanes_set(
+                        fmaf(q[g].step, (float)q[g].sum, (float)n_channels * q[g].least));
         }
 }
 
 /* n of 16 labels; n_q is a constant where it is passed. */
 KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
-                        const struct kvd_label_query *q, const struct prepared *c, uint32_t n_q, uint32_t n) {
+                        const struct kvd_label_query *q, const struct prepared *c, uint32_t n_q,
+                        uint32_t n) {
         struct products p;
 
         if (n_channels == USUAL)
@@ -228,7 +248,10 @@ KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n
         }
 }
 
-/* With several queries the scores that are written keep the processor from fetching labels early enough. */
+/*
+ * With several queries the scores that are written keep the processor from fetching labels early
+ * enough.
+ */
 KERNEL void fetch_ahead(const uint8_t *labels, size_t bytes) {
         for (size_t at = 0; at < KVD_LANES * bytes; at += 64)
                 __builtin_prefetch(labels + AHEAD * bytes + at);
@@ -273,8 +296,9 @@ static void fetch_labels(const uint8_t *labels, size_t bytes) {
                 __builtin_prefetch(labels + at);
 }
 
-static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t offset, uint32_t block_tokens,
-                   uint32_t n_channels, const struct kvd_label_query *queries, uint32_t n_queries, uint32_t first,
+static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t offset,
+                   uint32_t block_tokens, uint32_t n_channels,
+                   const struct kvd_label_query *queries, uint32_t n_queries, uint32_t first,
                    uint32_t n) {
         for (uint32_t i = 0, count; i < n; i += count) {
                 uint32_t block = (first + i) / block_tokens, slot = (first + i) % block_tokens;
@@ -282,10 +306,12 @@ static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t of
 
                 count = MIN(n - i, block_tokens - slot);
                 if (ahead * block_tokens < (uint64_t)first + n && blocks[ahead])
-                        fetch_labels(blocks[ahead] + offset, block_tokens * kvd_label_bytes(n_channels));
+                        fetch_labels(blocks[ahead] + offset,
+                                     block_tokens * kvd_label_bytes(n_channels));
                 if (blocks[block])
-                        score_some(to + i, ld, blocks[block] + offset + slot * kvd_label_bytes(n_channels), n_channels,
-                                   queries, n_queries, count);
+                        score_some(to + i, ld,
+                                   blocks[block] + offset + slot * kvd_label_bytes(n_channels),
+                                   n_channels, queries, n_queries, count);
                 for (uint32_t g = 0; !blocks[block] && g < n_queries; g++)
                         for (uint32_t j = 0; j < count; j++)
                                 to[g * ld + i + j] = -INFINITY;

@@ -12,7 +12,10 @@
 
 /* ---- labels ---- */
 
-/* With a constant number of channels the loops unroll. The reference's do so anyway, sixteenfold: once is enough. */
+/*
+ * With a constant number of channels the loops unroll. The reference's do so anyway, sixteenfold:
+ * once is enough.
+ */
 #if defined(KVD_ISA_SCALAR)
 #define PER_LABEL static
 #else
@@ -62,12 +65,14 @@ PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool s
                 lanes offset = lanes_sub(lanes_load(x + i), lanes_set(to->least));
                 lanes code = lanes_round(lanes_div(offset, lanes_set(to->step)));
 
-                lanes_store(to->codes + i, lanes_max(lanes_min(code, lanes_set(15.0f)), lanes_zero()));
+                lanes_store(to->codes + i,
+                            lanes_max(lanes_min(code, lanes_set(15.0f)), lanes_zero()));
         }
 }
 
 /* The channels of one key, padded as quantise() wants them. */
-KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, uint32_t n, enum kvd_number type) {
+KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, uint32_t n,
+                          enum kvd_number type) {
         uint16_t half[KVD_LABEL_CHANNELS_MAX];
         uint32_t padded = ALIGN_UP(n, KVD_LANES);
 
@@ -93,8 +98,8 @@ PER_LABEL void store_label(uint8_t *label, const struct quantised *from, uint32_
         lanes_narrow_n(label + bytes + 2, lanes_set(from->step), 1, KVD_NUMBER_F16);
 }
 
-KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
-                       uint32_t n_channels, enum kvd_number type) {
+KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+                       const uint16_t *channels, uint32_t n_channels, enum kvd_number type) {
         float x[KVD_LABEL_CHANNELS_MAX] = {0};
         struct quantised q = {0};
 
@@ -105,18 +110,19 @@ KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n
         }
 }
 
-/* ---- labels of 16 keys, one key a lane, in the order of quantise() ---- */
+/* ---- labels of 16 keys, one key a lane, in the order of quantise() --------------------------- */
 
 #if !defined(KVD_ISA_SCALAR)
 
 /* The channels of 16 keys, with 16-bit elements two a word. */
-KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride, const uint16_t *channels,
-                          enum kvd_number type) {
+KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride,
+                          const uint16_t *channels, enum kvd_number type) {
         for (uint32_t t = 0; t < KVD_LANES; t++) {
                 const void *key = number_at(k, t * stride, type);
 
                 for (uint32_t i = 0; i < USUAL; i++)
-                        memcpy(rows[t] + i * number_size(type), number_at(key, channels[i], type), number_size(type));
+                        memcpy(rows[t] + i * number_size(type), number_at(key, channels[i], type),
+                               number_size(type));
         }
 }
 
@@ -131,7 +137,9 @@ KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, 
         __mmask32 upper = _mm512_cmpge_epu16_mask(at, _mm512_set1_epi16(64)), there[4];
 
         for (uint32_t i = 0; i < 4; i++)
-                there[i] = most >= 32 * i + 31 ? ~0u : most < 32 * i ? 0 : (2u << (most - 32 * i)) - 1;
+                there[i] = most >= 32 * i + 31 ? ~0u :
+                           most < 32 * i       ? 0 :
+                                                 (2u << (most - 32 * i)) - 1;
         for (uint32_t t = 0; t < KVD_LANES; t++) {
                 const uint16_t *key = (const uint16_t *)k + t * stride;
                 __m512i low, high;
@@ -145,22 +153,27 @@ KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, 
 }
 
 /* The same for floats, 32 of them in two registers. */
-KERNEL void permute_floats(uint8_t rows[KVD_LANES][USUAL * 4], const float *k, size_t stride, const uint16_t *channels,
-                           uint32_t most) {
+KERNEL void permute_floats(uint8_t rows[KVD_LANES][USUAL * 4], const float *k, size_t stride,
+                           const uint16_t *channels, uint32_t most) {
         for (uint32_t t = 0; t < KVD_LANES; t++, k += stride)
                 for (uint32_t half = 0; half < 2; half++) {
-                        __m512i at = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(channels + 16 * half)));
+                        __m512i at = _mm512_cvtepu16_epi32(
+                                _mm256_loadu_si256((const void *)(channels + 16 * half)));
                         __m512 found = _mm512_setzero_ps();
 
                         for (uint32_t i = 0; i <= most; i += 32) {
                                 uint32_t left = most + 1 - i;
                                 __mmask16 low = left >= 16 ? 0xffff : lanes_mask(left);
-                                __mmask16 high = left >= 32 ? 0xffff : left <= 16 ? 0 : lanes_mask(left - 16);
+                                __mmask16 high = left >= 32 ? 0xffff :
+                                                 left <= 16 ? 0 :
+                                                              lanes_mask(left - 16);
                                 __m512 a = _mm512_maskz_loadu_ps(low, k + i);
                                 __m512 b = _mm512_maskz_loadu_ps(high, k + i + 16);
-                                __mmask16 here = _mm512_cmpge_epu32_mask(at, _mm512_set1_epi32((int)i));
+                                __mmask16 here = _mm512_cmpge_epu32_mask(at,
+                                                                         _mm512_set1_epi32((int)i));
 
-                                found = _mm512_mask_mov_ps(found, here, _mm512_permutex2var_ps(a, at, b));
+                                found = _mm512_mask_mov_ps(found, here,
+                                                           _mm512_permutex2var_ps(a, at, b));
                         }
                         _mm512_storeu_ps(rows[t] + (size_t)half * KVD_LINE, found);
                 }
@@ -168,8 +181,8 @@ KERNEL void permute_floats(uint8_t rows[KVD_LANES][USUAL * 4], const float *k, s
 
 #endif
 
-KERNEL void pick_16(lanes x[USUAL], const void *k, size_t stride, const uint16_t *channels, uint32_t most,
-                    enum kvd_number type) {
+KERNEL void pick_16(lanes x[USUAL], const void *k, size_t stride, const uint16_t *channels,
+                    uint32_t most, enum kvd_number type) {
         uint8_t rows[KVD_LANES][USUAL * 4], words[KVD_LINE_WORDS * KVD_LINE];
         const uint8_t *row[KVD_LANES];
 
@@ -188,7 +201,8 @@ KERNEL void pick_16(lanes x[USUAL], const void *k, size_t stride, const uint16_t
                 lanes_interleave(words, row, (size_t)line * KVD_LINE, KVD_LINE, type);
                 for (uint32_t w = 0; w < KVD_LINE_WORDS; w++)
                         if (type == KVD_NUMBER_F32)
-                                x[line * KVD_LINE_WORDS + w] = lanes_load((const float *)(words + w * KVD_LINE));
+                                x[line * KVD_LINE_WORDS + w] = lanes_load(
+                                        (const float *)(words + w * KVD_LINE));
                         else
                                 lanes_widen_2(words + w * KVD_LINE, type, &x[2 * w], &x[2 * w + 1]);
         }
@@ -205,8 +219,10 @@ KERNEL lanes better(lanes a, lanes b, bool largest) {
 
 /* Of channels i, i + 4, i + 8 and so on, in the order of the tree. */
 KERNEL lanes best_of_8(const lanes x[USUAL], int i, bool largest) {
-        lanes a = better(better(x[i], x[i + 16], largest), better(x[i + 8], x[i + 24], largest), largest);
-        lanes b = better(better(x[i + 4], x[i + 20], largest), better(x[i + 12], x[i + 28], largest), largest);
+        lanes a = better(better(x[i], x[i + 16], largest), better(x[i + 8], x[i + 24], largest),
+                         largest);
+        lanes b = better(better(x[i + 4], x[i + 20], largest),
+                         better(x[i + 12], x[i + 28], largest), largest);
 
         return better(a, b, largest);
 }
@@ -225,7 +241,8 @@ KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
         for (int i = 0; i < USUAL; i++)
                 check = lanes_add(check, lanes_sub(x[i], x[i]));
         r.least = lanes_max(best_of(x, false), lanes_set(-65504.0f));
-        r.step = lanes_div(lanes_sub(lanes_min(best_of(x, true), lanes_set(65504.0f)), r.least), lanes_set(15.0f));
+        r.step = lanes_div(lanes_sub(lanes_min(best_of(x, true), lanes_set(65504.0f)), r.least),
+                           lanes_set(15.0f));
         r.least = lanes_select_less(check, lanes_set(1.0f), r.least, lanes_zero());
         r.step = lanes_select_less(check, lanes_set(1.0f), r.step, lanes_zero());
         r.most_code = lanes_select_less(check, lanes_set(1.0f), lanes_set(15.0f), lanes_zero());
@@ -245,16 +262,18 @@ KERNEL void pair_codes(uint32_t word[KVD_LANES], const lanes code[8]) {
         float low[KVD_LANES], high[KVD_LANES];
         lanes sixteen = lanes_set(16.0f), a, b;
 
-        a = lanes_fma(lanes_fma(lanes_fma(code[3], sixteen, code[2]), sixteen, code[1]), sixteen, code[0]);
-        b = lanes_fma(lanes_fma(lanes_fma(code[7], sixteen, code[6]), sixteen, code[5]), sixteen, code[4]);
+        a = lanes_fma(lanes_fma(lanes_fma(code[3], sixteen, code[2]), sixteen, code[1]), sixteen,
+                      code[0]);
+        b = lanes_fma(lanes_fma(lanes_fma(code[7], sixteen, code[6]), sixteen, code[5]), sixteen,
+                      code[4]);
         lanes_store(low, a);
         lanes_store(high, b);
         for (int t = 0; t < KVD_LANES; t++)
                 word[t] = (uint32_t)(int32_t)low[t] | (uint32_t)(int32_t)high[t] << 16;
 }
 
-KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16_t *channels, uint32_t most,
-                     enum kvd_number type) {
+KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16_t *channels,
+                     uint32_t most, enum kvd_number type) {
         lanes x[USUAL];
         uint32_t words[USUAL_BYTES / 4][KVD_LANES];
         uint16_t least[KVD_LANES], step[KVD_LANES];
@@ -281,38 +300,39 @@ KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16
                         memcpy(labels, &words[w][t], 4);
 }
 
-KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
-                        enum kvd_number type) {
+KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+                        const uint16_t *channels, enum kvd_number type) {
         uint32_t most = 0, i = 0;
 
         for (uint32_t c = 0; c < USUAL; c++)
                 most = MAX(most, channels[c]);
         for (; i + KVD_LANES <= n; i += KVD_LANES)
-                label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, channels, most,
-                         type);
-        label_type(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, n - i, channels, USUAL,
-                   type);
+                label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride,
+                         channels, most, type);
+        label_type(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, n - i,
+                   channels, USUAL, type);
 }
 
 #else
 
-KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
-                        enum kvd_number type) {
+KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+                        const uint16_t *channels, enum kvd_number type) {
         label_type(labels, k, stride, n, channels, USUAL, type);
 }
 
 #endif
 
-KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n, const uint16_t *channels,
-                       uint32_t n_channels, enum kvd_number type) {
+KERNEL void label_some(uint8_t *labels, const void *k, size_t stride, uint32_t n,
+                       const uint16_t *channels, uint32_t n_channels, enum kvd_number type) {
         if (n_channels == USUAL)
                 label_usual(labels, k, stride, n, channels, type);
         else
                 label_type(labels, k, stride, n, channels, n_channels, type);
 }
 
-void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride, enum kvd_number type, uint32_t n,
-                                   const uint16_t *channels, uint32_t n_channels) {
+void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride,
+                                   enum kvd_number type, uint32_t n, const uint16_t *channels,
+                                   uint32_t n_channels) {
         if (type == KVD_NUMBER_F32)
                 label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_F32);
         else if (type == KVD_NUMBER_F16)
@@ -321,8 +341,8 @@ void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride
                 label_some(labels, k, stride, n, channels, n_channels, KVD_NUMBER_BF16);
 }
 
-void KVD_VARIANT(kvd_hshare_query)(struct kvd_label_query *to, const float *q, const uint16_t *channels,
-                                   uint32_t n_channels) {
+void KVD_VARIANT(kvd_hshare_query)(struct kvd_label_query *to, const float *q,
+                                   const uint16_t *channels, uint32_t n_channels) {
         float x[KVD_LABEL_CHANNELS_MAX] = {0};
         struct quantised label = {0};
 

@@ -8,7 +8,8 @@
 #include "ipc/base/util.h"
 #include "kernels/hshare.h"
 
-void kvd_label_channels(const float *weights, uint32_t dim, uint32_t n_channels, uint16_t *channels) {
+void kvd_label_channels(const float *weights, uint32_t dim, uint32_t n_channels,
+                        uint16_t *channels) {
         uint32_t n = 0;
 
         for (uint32_t d = 0; d < dim && n < n_channels; d++) {
@@ -36,8 +37,8 @@ static uint32_t append(uint32_t *to, uint32_t n, uint32_t from, uint32_t end) {
         return n;
 }
 
-uint32_t kvd_window_positions(const struct kvd_window *w, const uint32_t *middle, uint32_t n_middle, uint32_t n_then,
-                              uint32_t n_now, uint32_t *to) {
+uint32_t kvd_window_positions(const struct kvd_window *w, const uint32_t *middle, uint32_t n_middle,
+                              uint32_t n_then, uint32_t n_now, uint32_t *to) {
         uint32_t from, n;
 
         if (kvd_window_middle(w, n_then, &from) == 0)
@@ -49,7 +50,8 @@ uint32_t kvd_window_positions(const struct kvd_window *w, const uint32_t *middle
 
 /* ---- sharing ---- */
 
-double kvd_share_similarity(const uint32_t *both, const uint32_t *in_a, const uint32_t *in_b, uint32_t rows) {
+double kvd_share_similarity(const uint32_t *both, const uint32_t *in_a, const uint32_t *in_b,
+                            uint32_t rows) {
         double sum = 0.0;
 
         for (uint32_t r = 0; r < rows; r++)
@@ -64,10 +66,11 @@ uint32_t kvd_share_count(double ratio, uint32_t n) {
 }
 
 /*
- * A row that shares takes part no more, neither as a row nor as a column: that is how its zeros in algorithm 1 come
- * to be. Returns whether two are left that are similar at all.
+ * A row that shares takes part no more, neither as a row nor as a column: that is how its zeros in
+ * algorithm 1 come to be. Returns whether two are left that are similar at all.
  */
-static bool most_similar(const float *similarity, uint32_t n, const uint32_t *source, uint32_t *row, uint32_t *column) {
+static bool most_similar(const float *similarity, uint32_t n, const uint32_t *source, uint32_t *row,
+                         uint32_t *column) {
         float most = 0.0f;
 
         for (uint32_t i = 1; i < n; i++)
@@ -93,7 +96,10 @@ static void compress(uint32_t n, uint32_t *source) {
                 source[i] = source[source[i]];
 }
 
-/* What all gain if candidate becomes a source. best: what each has now; 1 for a source, which is itself. */
+/*
+ * What all gain if candidate becomes a source. best: what each has now; 1 for a source, which is
+ * itself.
+ */
 static float gain(const float *similarity, uint32_t n, const float *best, uint32_t candidate) {
         float sum = 1.0f - best[candidate];
 
@@ -102,7 +108,8 @@ static float gain(const float *similarity, uint32_t n, const float *best, uint32
         return sum;
 }
 
-static void add_source(const float *similarity, uint32_t n, uint32_t added, uint32_t *source, float *best) {
+static void add_source(const float *similarity, uint32_t n, uint32_t added, uint32_t *source,
+                       float *best) {
         best[added] = 1.0f;
         source[added] = added;
         for (uint32_t i = added + 1; i < n; i++) {
@@ -124,7 +131,8 @@ static void star(const float *similarity, uint32_t n, uint32_t k, uint32_t *sour
                 float most = -1.0f;
 
                 for (uint32_t i = 1; i < n; i++) {
-                        float g = best[i] == 1.0f && source[i] == i ? -2.0f : gain(similarity, n, best, i);
+                        float g = best[i] == 1.0f && source[i] == i ? -2.0f :
+                                                                      gain(similarity, n, best, i);
 
                         if (g > most) {
                                 most = g;
@@ -135,8 +143,8 @@ static void star(const float *similarity, uint32_t n, uint32_t k, uint32_t *sour
         }
 }
 
-void kvd_share_plan(const float *similarity, uint32_t n, uint32_t k, enum kvd_share how, uint32_t *source,
-                    float *scratch) {
+void kvd_share_plan(const float *similarity, uint32_t n, uint32_t k, enum kvd_share how,
+                    uint32_t *source, float *scratch) {
         for (uint32_t i = 0; i < n; i++)
                 source[i] = i;
         if (n == 0)

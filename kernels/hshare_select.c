@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's kernels that find tokens and compare sets of them; compiled once for each instruction set.
+ * HShare's kernels that find tokens and compare sets of them; compiled once for each instruction
+ * set.
  *
- * The top: most scores are far from it, and a sample says how far. One pass collects what is not below a bound from
- * the sample, and only those are ranked. If the sample misled, everything is ranked. What comes out is defined by the
- * scores alone.
+ * The top: most scores are far from it, and a sample says how far. One pass collects what is not
+ * below a bound from the sample, and only those are ranked. If the sample misled, everything is
+ * ranked. What comes out is defined by the scores alone.
  */
 
 #include "kernels/hshare_select.h"
@@ -46,7 +47,8 @@ KERNEL float weights_of(float *x, uint32_t n, float scale) {
                 most = lanes_max(load_padded(x, n, i), most);
         most = lanes_set(-(lanes_largest(most) * scale));
         for (uint32_t i = 0; i < n; i += KVD_LANES) {
-                lanes xi = load_padded(x, n, i), e = lanes_exp(lanes_fma(xi, lanes_set(scale), most));
+                lanes xi = load_padded(x, n, i),
+                      e = lanes_exp(lanes_fma(xi, lanes_set(scale), most));
 
                 sum = lanes_add(sum, e);
                 store_some(x, lanes_select_less(xi, lanes_set(-FLT_MAX), xi, e), n, i);
@@ -54,8 +56,8 @@ KERNEL float weights_of(float *x, uint32_t n, float scale) {
         return lanes_sum(sum);
 }
 
-void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint32_t n, uint32_t group, float scale,
-                                       enum kvd_aggregate how) {
+void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint32_t n,
+                                       uint32_t group, float scale, enum kvd_aggregate how) {
         if (group == 1)
                 memcpy(to, scores, n * sizeof *to);
         for (uint32_t g = 0; g < group && group > 1; g++) {
@@ -76,7 +78,8 @@ void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint
 /* ---- the top ---- */
 
 /* Appends the indices of x[from..to) that are at least bound. */
-KERNEL uint32_t collect_each(uint32_t *at, uint32_t m, const float *x, uint32_t from, uint32_t to, float bound) {
+KERNEL uint32_t collect_each(uint32_t *at, uint32_t m, const float *x, uint32_t from, uint32_t to,
+                             float bound) {
         for (uint32_t i = from; i < to; i++) {
                 at[m] = i;
                 m += x[i] >= bound;
@@ -106,7 +109,8 @@ KERNEL uint64_t found_64(const float *x, float bound) {
         uint64_t found = 0;
 
         for (int i = 0; i < 8; i++) {
-                least[i] = _mm256_cmp_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(bound), _CMP_GE_OQ);
+                least[i] = _mm256_cmp_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(bound),
+                                         _CMP_GE_OQ);
                 any = _mm256_or_ps(any, least[i]);
         }
         if (_mm256_movemask_ps(any) == 0)
@@ -146,8 +150,8 @@ static float bound_of(const float *scores, uint32_t n, uint32_t z) {
         return bound >= -FLT_MAX ? bound : -FLT_MAX;
 }
 
-uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z, uint32_t first,
-                                     uint32_t *scratch) {
+uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z,
+                                     uint32_t first, uint32_t *scratch) {
         uint32_t *at = scratch, m;
         float *few = (float *)(scratch + n);
 
@@ -168,7 +172,8 @@ uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t
 
 #if defined(KVD_ISA_AVX512)
 
-__attribute__((target("avx512vpopcntdq"))) static uint32_t common_counted(const uint64_t *a, const uint64_t *b,
+__attribute__((target("avx512vpopcntdq"))) static uint32_t common_counted(const uint64_t *a,
+                                                                          const uint64_t *b,
                                                                           uint32_t words) {
         __m512i sum = _mm512_setzero_si512();
 
@@ -199,7 +204,8 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
 /* Bits of both halves of each byte from a table of 16; _mm256_sad_epu8 adds up the bytes. */
 static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
         const __m256i nibble = _mm256_set1_epi8(15);
-        const __m256i bits = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));
+        const __m256i bits = _mm256_broadcastsi128_si256(
+                _mm_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4));
         __m256i sum = _mm256_setzero_si256();
         uint64_t parts[4];
         uint32_t w = 0, rest = 0;
@@ -208,9 +214,11 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
                 __m256i both = _mm256_and_si256(_mm256_loadu_si256((const void *)(a + w)),
                                                 _mm256_loadu_si256((const void *)(b + w)));
                 __m256i low = _mm256_shuffle_epi8(bits, _mm256_and_si256(both, nibble));
-                __m256i high = _mm256_shuffle_epi8(bits, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
+                __m256i high = _mm256_shuffle_epi8(
+                        bits, _mm256_and_si256(_mm256_srli_epi16(both, 4), nibble));
 
-                sum = _mm256_add_epi64(sum, _mm256_sad_epu8(_mm256_add_epi8(low, high), _mm256_setzero_si256()));
+                sum = _mm256_add_epi64(
+                        sum, _mm256_sad_epu8(_mm256_add_epi8(low, high), _mm256_setzero_si256()));
         }
         for (; w < words; w++)
                 rest += (uint32_t)__builtin_popcountll(a[w] & b[w]);
@@ -220,8 +228,8 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
 
 #endif
 
-void KVD_VARIANT(kvd_hshare_overlap)(uint32_t *to, const uint64_t *a, const uint64_t *b, uint32_t rows,
-                                     uint32_t words) {
+void KVD_VARIANT(kvd_hshare_overlap)(uint32_t *to, const uint64_t *a, const uint64_t *b,
+                                     uint32_t rows, uint32_t words) {
         uint32_t (*count)(const uint64_t *, const uint64_t *, uint32_t) = common;
 
 #if defined(KVD_ISA_AVX512)
@@ -234,8 +242,9 @@ void KVD_VARIANT(kvd_hshare_overlap)(uint32_t *to, const uint64_t *a, const uint
 
 /* ---- calibration ---- */
 
-KERNEL void weigh_lane(float *weights, const float *q, size_t ldq, uint32_t group, uint32_t dim, const void *k,
-                       size_t stride, uint32_t n, uint32_t lane, enum kvd_number type) {
+KERNEL void weigh_lane(float *weights, const float *q, size_t ldq, uint32_t group, uint32_t dim,
+                       const void *k, size_t stride, uint32_t n, uint32_t lane,
+                       enum kvd_number type) {
         lanes sum = lanes_load_n(weights, lane);
 
         for (uint32_t i = 0; i < n; i++) {
@@ -251,15 +260,16 @@ KERNEL void weigh_lane(float *weights, const float *q, size_t ldq, uint32_t grou
 }
 
 /* Half the lanes at a time: for a calibration that runs once, one path is enough. */
-KERNEL void weigh_type(float *weights, const float *q, size_t ldq, uint32_t group, const void *k, size_t stride,
-                       uint32_t n, uint32_t dim, enum kvd_number type) {
+KERNEL void weigh_type(float *weights, const float *q, size_t ldq, uint32_t group, const void *k,
+                       size_t stride, uint32_t n, uint32_t dim, enum kvd_number type) {
         for (uint32_t d = 0; d < dim; d += 8)
-                weigh_lane(weights + d, q + d, ldq, group, dim, number_at(k, d, type), stride, n, MIN(8, dim - d),
-                           type);
+                weigh_lane(weights + d, q + d, ldq, group, dim, number_at(k, d, type), stride, n,
+                           MIN(8, dim - d), type);
 }
 
-void KVD_VARIANT(kvd_hshare_weigh)(float *weights, const float *q, size_t ldq, uint32_t group, const void *k,
-                                   size_t stride, enum kvd_number type, uint32_t n, uint32_t dim) {
+void KVD_VARIANT(kvd_hshare_weigh)(float *weights, const float *q, size_t ldq, uint32_t group,
+                                   const void *k, size_t stride, enum kvd_number type, uint32_t n,
+                                   uint32_t dim) {
         if (type == KVD_NUMBER_F32)
                 weigh_type(weights, q, ldq, group, k, stride, n, dim, KVD_NUMBER_F32);
         else if (type == KVD_NUMBER_F16)

@@ -3,9 +3,10 @@
 #define KVD_KERNELS_INTERLEAVE_H
 
 /*
- * Turns 64 bytes of each of 16 rows into 16 words of 64 bytes: word w has the rows' 32-bit words number w side by side.
- * These are floats; or pairs of BF16; of F16 those of the even elements come first, then those of the odd ones. So
- * lanes_load() of a word gives element w of 16 rows, and lanes_widen_2() gives elements 2 w and 2 w + 1.
+ * Turns 64 bytes of each of 16 rows into 16 words of 64 bytes: word w has the rows' 32-bit words
+ * number w side by side. These are floats; or pairs of BF16; of F16 those of the even elements come
+ * first, then those of the odd ones. So lanes_load() of a word gives element w of 16 rows, and
+ * lanes_widen_2() gives elements 2 w and 2 w + 1.
  */
 
 #include "kernels/lanes.h"
@@ -15,10 +16,12 @@ enum { KVD_LINE = 64, KVD_LINE_WORDS = 16 };
 #if defined(KVD_ISA_AVX512)
 
 KERNEL void lanes_store_word(uint8_t *to, __m512i word, enum kvd_number type) {
-        const __m512i halves = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26,
-                                                24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+        const __m512i halves = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5,
+                                                3, 1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8,
+                                                6, 4, 2, 0);
 
-        _mm512_storeu_si512(to, type == KVD_NUMBER_F16 ? _mm512_permutexvar_epi16(halves, word) : word);
+        _mm512_storeu_si512(to,
+                            type == KVD_NUMBER_F16 ? _mm512_permutexvar_epi16(halves, word) : word);
 }
 
 /* From byte at on, bytes of 64 of each of 16 rows. */
@@ -38,7 +41,8 @@ KERNEL void lanes_interleave(uint8_t *to, const uint8_t *const *rows, size_t at,
                         a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
                         a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
                 }
-        for (int j = 0; j < 4; j++) { /* quarter w of a[4 i + j]: word 4 w + j of rows 4 i to 4 i + 3 */
+        /* quarter w of a[4 i + j]: word 4 w + j of rows 4 i to 4 i + 3 */
+        for (int j = 0; j < 4; j++) {
                 __m512i even_low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
                 __m512i odd_low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
                 __m512i even_high = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88);
@@ -46,9 +50,12 @@ KERNEL void lanes_interleave(uint8_t *to, const uint8_t *const *rows, size_t at,
                 uint8_t *word = to + (size_t)j * KVD_LINE;
 
                 lanes_store_word(word, _mm512_shuffle_i32x4(even_low, even_high, 0x88), type);
-                lanes_store_word(word + (size_t)4 * KVD_LINE, _mm512_shuffle_i32x4(odd_low, odd_high, 0x88), type);
-                lanes_store_word(word + (size_t)8 * KVD_LINE, _mm512_shuffle_i32x4(even_low, even_high, 0xdd), type);
-                lanes_store_word(word + (size_t)12 * KVD_LINE, _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd), type);
+                lanes_store_word(word + (size_t)4 * KVD_LINE,
+                                 _mm512_shuffle_i32x4(odd_low, odd_high, 0x88), type);
+                lanes_store_word(word + (size_t)8 * KVD_LINE,
+                                 _mm512_shuffle_i32x4(even_low, even_high, 0xdd), type);
+                lanes_store_word(word + (size_t)12 * KVD_LINE,
+                                 _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd), type);
         }
 }
 
@@ -58,20 +65,24 @@ KERNEL void lanes_interleave(uint8_t *to, const uint8_t *const *rows, size_t at,
 
 /* Half a word: of eight rows. */
 KERNEL void lanes_store_half(uint8_t *to, int half, __m256i word, enum kvd_number type) {
-        __m256i even = _mm256_and_si256(word, _mm256_set1_epi32(0xffff)), odd = _mm256_srli_epi32(word, 16);
+        __m256i even = _mm256_and_si256(word, _mm256_set1_epi32(0xffff)),
+                odd = _mm256_srli_epi32(word, 16);
 
         if (type != KVD_NUMBER_F16) {
                 _mm256_storeu_si256((void *)(to + (size_t)half * 32), word);
                 return;
         }
-        _mm_storeu_si128((void *)(to + (size_t)half * 16),
-                         _mm_packus_epi32(_mm256_castsi256_si128(even), _mm256_extracti128_si256(even, 1)));
-        _mm_storeu_si128((void *)(to + 32 + (size_t)half * 16),
-                         _mm_packus_epi32(_mm256_castsi256_si128(odd), _mm256_extracti128_si256(odd, 1)));
+        _mm_storeu_si128(
+                (void *)(to + (size_t)half * 16),
+                _mm_packus_epi32(_mm256_castsi256_si128(even), _mm256_extracti128_si256(even, 1)));
+        _mm_storeu_si128(
+                (void *)(to + 32 + (size_t)half * 16),
+                _mm_packus_epi32(_mm256_castsi256_si128(odd), _mm256_extracti128_si256(odd, 1)));
 }
 
 /* Eight words of eight rows. */
-KERNEL void lanes_interleave_8(uint8_t *to, const uint8_t *const *rows, size_t at, int half, enum kvd_number type) {
+KERNEL void lanes_interleave_8(uint8_t *to, const uint8_t *const *rows, size_t at, int half,
+                               enum kvd_number type) {
         __m256i a[8], b[8];
 
         for (int i = 0; i < 8; i++)
@@ -89,21 +100,24 @@ KERNEL void lanes_interleave_8(uint8_t *to, const uint8_t *const *rows, size_t a
                 uint8_t *word = to + (size_t)j * KVD_LINE;
 
                 lanes_store_half(word, half, _mm256_permute2x128_si256(a[j], a[j + 4], 0x20), type);
-                lanes_store_half(word + (size_t)4 * KVD_LINE, half, _mm256_permute2x128_si256(a[j], a[j + 4], 0x31),
-                                 type);
+                lanes_store_half(word + (size_t)4 * KVD_LINE, half,
+                                 _mm256_permute2x128_si256(a[j], a[j + 4], 0x31), type);
         }
 }
 
-KERNEL void lanes_interleave_whole(uint8_t *to, const uint8_t *const *rows, size_t at, enum kvd_number type) {
+KERNEL void lanes_interleave_whole(uint8_t *to, const uint8_t *const *rows, size_t at,
+                                   enum kvd_number type) {
         for (int half = 0; half < 2; half++)
                 for (int part = 0; part < 2; part++)
-                        lanes_interleave_8(to + (size_t)part * 8 * KVD_LINE, rows + (size_t)half * 8,
-                                           at + (size_t)part * 32, half, type);
+                        lanes_interleave_8(to + (size_t)part * 8 * KVD_LINE,
+                                           rows + (size_t)half * 8, at + (size_t)part * 32, half,
+                                           type);
 }
 
 #else
 
-KERNEL void lanes_interleave_whole(uint8_t *to, const uint8_t *const *rows, size_t at, enum kvd_number type) {
+KERNEL void lanes_interleave_whole(uint8_t *to, const uint8_t *const *rows, size_t at,
+                                   enum kvd_number type) {
         for (size_t w = 0; w < KVD_LINE_WORDS; w++, to += KVD_LINE, at += 4)
                 for (size_t i = 0; i < KVD_LINE_WORDS; i++)
                         if (type == KVD_NUMBER_F16) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks are taken in their order, and in a block one head after the other, 16 tokens at a time: where blocks hold all
- * heads, that is how memory is read fastest. Widening takes two lanes at once (lanes_widen_2), whose elements are not
- * in order; anchors are therefore turned into that order and back, by place_of().
+ * Blocks are taken in their order, and in a block one head after the other, 16 tokens at a time:
+ * where blocks hold all heads, that is how memory is read fastest. Widening takes two lanes at once
+ * (lanes_widen_2), whose elements are not in order; anchors are therefore turned into that order
+ * and back, by place_of().
  */
 
 #include "kernels/keydiff.h"
@@ -13,7 +14,10 @@
 
 enum { GROUP = KVD_LANES, CHAIN = 1024 };
 
-/* Copies for usual sizes keep sums in registers. Scalar lanes have none, and theirs would take a minute to compile. */
+/*
+ * Copies for usual sizes keep sums in registers. Scalar lanes have none, and theirs would take a
+ * minute to compile.
+ */
 #if defined(KVD_ISA_SCALAR)
 enum { SIMD = 0 };
 #else
@@ -26,12 +30,14 @@ struct group {
         uint32_t n;
 };
 
-KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32_t to, enum kvd_number type) {
+KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32_t to,
+                             enum kvd_number type) {
         uint32_t row = t % keys->per_block;
         const uint8_t *block = keys->blocks[t / keys->per_block];
 
-        return (struct group){block ? number_at(block + keys->offset, row * keys->token_stride, type) : NULL,
-                              MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
+        return (struct group){
+                block ? number_at(block + keys->offset, row * keys->token_stride, type) : NULL,
+                MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
 }
 
 /* dim floats of a head, rounded up to whole lanes */
@@ -41,7 +47,10 @@ KERNEL uint32_t padded(uint32_t dim) {
 
 /* ---- one row ---- */
 
-/* Where element d of a row is after widening: pairs of lanes as far as they go, then whole lanes, then a rest. */
+/*
+ * Where element d of a row is after widening: pairs of lanes as far as they go, then whole lanes,
+ * then a rest.
+ */
 KERNEL uint32_t place_of(uint32_t d, uint32_t dim, enum kvd_number type) {
         return d < dim / 32 * 32 ? d / 32 * 32 + lanes_place_2(d % 32, type) : d;
 }
@@ -68,7 +77,8 @@ KERNEL lanes squares(const void *row, uint32_t dim, enum kvd_number type) {
 }
 
 /* m is in the order of place_of(), padded with zeros to whole lanes. */
-KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_number type, lanes *ret_squares) {
+KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_number type,
+                      lanes *ret_squares) {
         lanes a = lanes_zero(), b = lanes_zero(), p = lanes_zero(), q = lanes_zero(), x, y;
         uint32_t d = 0;
 
@@ -97,8 +107,8 @@ KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_nu
 /* ---- the anchor ---- */
 
 /* The valid rows of a group of one head, and 1 / max(|k|, 1e-12) of each. */
-KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys, size_t stride, uint32_t n,
-                           uint32_t dim, enum kvd_number type) {
+KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys,
+                           size_t stride, uint32_t n, uint32_t dim, enum kvd_number type) {
         lanes sums[GROUP];
         float square[GROUP], norm[GROUP];
         uint32_t valid = 0;
@@ -119,9 +129,10 @@ KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const 
 }
 
 /* n times 64 numbers: one reciprocal serves four sums. */
-KERNEL void add_64(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n, uint32_t d,
-                   enum kvd_number type) {
-        lanes a = lanes_load(sum), b = lanes_load(sum + 16), c = lanes_load(sum + 32), e = lanes_load(sum + 48);
+KERNEL void add_64(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n,
+                   uint32_t d, enum kvd_number type) {
+        lanes a = lanes_load(sum), b = lanes_load(sum + 16), c = lanes_load(sum + 32),
+              e = lanes_load(sum + 48);
 
         for (uint32_t i = 0; i < n; i++) {
                 lanes scale = lanes_set(inverse[i]), x, y, z, w;
@@ -139,8 +150,8 @@ KERNEL void add_64(float *sum, const void *rows[GROUP], const float inverse[GROU
         lanes_store(sum + 48, e);
 }
 
-KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n, uint32_t dim,
-                           enum kvd_number type) {
+KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inverse[GROUP],
+                           uint32_t n, uint32_t dim, enum kvd_number type) {
         uint32_t d = 0;
 
         for (; d + 64 <= dim; d += 64)
@@ -161,7 +172,8 @@ KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inve
 
                 for (uint32_t i = 0; i < n; i++) {
                         const void *from = number_at(rows[i], d, type);
-                        lanes x = d + 16 <= dim ? lanes_widen(from, type) : lanes_widen_n(from, dim - d, type);
+                        lanes x = d + 16 <= dim ? lanes_widen(from, type) :
+                                                  lanes_widen_n(from, dim - d, type);
 
                         a = lanes_fma(x, lanes_set(inverse[i]), a);
                 }
@@ -170,15 +182,18 @@ KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inve
 }
 
 /* Adds what was summed up in that order to the sums, and begins anew. */
-KERNEL void flush(float *sums, float *part, const struct kvd_key_rows *keys, uint32_t dim, enum kvd_number type) {
+KERNEL void flush(float *sums, float *part, const struct kvd_key_rows *keys, uint32_t dim,
+                  enum kvd_number type) {
         for (uint32_t h = 0; h < keys->heads; h++)
                 for (uint32_t d = 0; d < dim; d++)
-                        sums[(size_t)h * dim + d] += part[(size_t)h * padded(dim) + place_of(d, dim, type)];
+                        sums[(size_t)h * dim + d] +=
+                                part[(size_t)h * padded(dim) + place_of(d, dim, type)];
         memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
 }
 
-KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
-                        float *part, uint32_t dim, enum kvd_number type) {
+KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows *keys,
+                        uint32_t from, uint32_t to, float *part, uint32_t dim,
+                        enum kvd_number type) {
         size_t stride = keys->token_stride;
         uint32_t since = 0;
 
@@ -187,15 +202,20 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
                 struct group g = group_at(keys, t, to, type);
 
                 for (uint32_t h = 0; h < keys->heads && g.keys; h++) {
-                        const void *head = number_at(g.keys, h * keys->head_stride, type), *rows[GROUP];
+                        const void *head = number_at(g.keys, h * keys->head_stride, type),
+                                   *rows[GROUP];
                         float inverse[GROUP];
-                        uint32_t n = SIMD && g.n == GROUP ? directions(rows, inverse, head, stride, GROUP, dim, type)
-                                                  : directions(rows, inverse, head, stride, g.n, dim, type);
+                        uint32_t n =
+                                SIMD && g.n == GROUP ?
+                                        directions(rows, inverse, head, stride, GROUP, dim, type) :
+                                        directions(rows, inverse, head, stride, g.n, dim, type);
 
                         if (SIMD && n == GROUP)
-                                add_directions(part + (size_t)h * padded(dim), rows, inverse, GROUP, dim, type);
+                                add_directions(part + (size_t)h * padded(dim), rows, inverse, GROUP,
+                                               dim, type);
                         else
-                                add_directions(part + (size_t)h * padded(dim), rows, inverse, n, dim, type);
+                                add_directions(part + (size_t)h * padded(dim), rows, inverse, n,
+                                               dim, type);
                         counts[h] += n;
                 }
                 t += g.n;
@@ -209,8 +229,8 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
 
 /* ---- scores ---- */
 
-KERNEL lanes score_group(const void *keys, size_t stride, uint32_t n, const float *m, float length, uint32_t dim,
-                         enum kvd_number type) {
+KERNEL lanes score_group(const void *keys, size_t stride, uint32_t n, const float *m, float length,
+                         uint32_t dim, enum kvd_number type) {
         lanes dots[GROUP], sums[GROUP], square, score;
 
         for (uint32_t i = 0; i < n; i++)
@@ -233,8 +253,8 @@ KERNEL float length_of(const float *m, uint32_t dim) {
 }
 
 /* The anchors in that order, each followed in lengths by its own. */
-KERNEL void place_anchors(float *placed, float *lengths, const float *m, const struct kvd_key_rows *keys, uint32_t dim,
-                          enum kvd_number type) {
+KERNEL void place_anchors(float *placed, float *lengths, const float *m,
+                          const struct kvd_key_rows *keys, uint32_t dim, enum kvd_number type) {
         memset(placed, 0, (size_t)keys->heads * padded(dim) * sizeof *placed);
         for (uint32_t h = 0; h < keys->heads; h++) {
                 float *head = placed + (size_t)h * padded(dim);
@@ -245,8 +265,8 @@ KERNEL void place_anchors(float *placed, float *lengths, const float *m, const s
         }
 }
 
-KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_t h, const float *m, float length,
-                        uint32_t dim, enum kvd_number type) {
+KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_t h, const float *m,
+                        float length, uint32_t dim, enum kvd_number type) {
         const void *head = number_at(g.keys, h * keys->head_stride, type);
 
         if (SIMD && g.n == GROUP)
@@ -254,8 +274,9 @@ KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_
         return score_group(head, keys->token_stride, g.n, m, length, dim, type);
 }
 
-KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
-                       const float *m, float *placed, uint32_t dim, enum kvd_number type) {
+KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from,
+                       uint32_t to, const float *m, float *placed, uint32_t dim,
+                       enum kvd_number type) {
         float *lengths = placed + (size_t)keys->heads * padded(dim);
 
         place_anchors(placed, lengths, m, keys, dim, type);
@@ -274,22 +295,23 @@ KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *
         }
 }
 
-/* ---- a copy for each type; and for the usual size, whose sums then stay in registers ---- */
+/* ---- a copy for each type; and for the usual size, whose sums then stay in registers --------- */
 
-#define EACH_TYPE(keys, body, ...)                                                                                    \
-        ((keys)->type == KVD_NUMBER_F32   ? EACH_DIM(keys, body, KVD_NUMBER_F32, __VA_ARGS__)                         \
-         : (keys)->type == KVD_NUMBER_F16 ? EACH_DIM(keys, body, KVD_NUMBER_F16, __VA_ARGS__)                         \
-                                          : EACH_DIM(keys, body, KVD_NUMBER_BF16, __VA_ARGS__))
-#define EACH_DIM(keys, body, type, ...)                                                                               \
-        (SIMD && (keys)->dim == 128 ? body(__VA_ARGS__, 128, type) : body(__VA_ARGS__, (keys)->dim, type))
+#define EACH_TYPE(keys, body, ...) \
+        ((keys)->type == KVD_NUMBER_F32 ? EACH_DIM(keys, body, KVD_NUMBER_F32, __VA_ARGS__) : \
+         (keys)->type == KVD_NUMBER_F16 ? EACH_DIM(keys, body, KVD_NUMBER_F16, __VA_ARGS__) : \
+                                          EACH_DIM(keys, body, KVD_NUMBER_BF16, __VA_ARGS__))
+#define EACH_DIM(keys, body, type, ...) \
+        (SIMD && (keys)->dim == 128 ? body(__VA_ARGS__, 128, type) : \
+                                      body(__VA_ARGS__, (keys)->dim, type))
 
-static void anchor(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
-                   float *scratch) {
+static void anchor(float *sums, uint32_t *counts, const struct kvd_key_rows *keys, uint32_t from,
+                   uint32_t to, float *scratch) {
         EACH_TYPE(keys, anchor_body, sums, counts, keys, from, to, scratch);
 }
 
-static void score(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from, uint32_t to,
-                  const float *m, float *scratch) {
+static void score(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from,
+                  uint32_t to, const float *m, float *scratch) {
         EACH_TYPE(keys, score_body, scores, stride, keys, from, to, m, scratch);
 }
 
@@ -303,8 +325,8 @@ static void priority(float *p, const float *scores, size_t n) {
         }
 }
 
-static void blocks(float *mean, float *best, const float *scores, size_t stride, uint32_t heads, uint32_t n,
-                   uint32_t per_block) {
+static void blocks(float *mean, float *best, const float *scores, size_t stride, uint32_t heads,
+                   uint32_t n, uint32_t per_block) {
         uint32_t n_blocks = DIV_UP(n, per_block);
 
         for (uint32_t b = 0; b < n_blocks; b++) {

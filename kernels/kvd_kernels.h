@@ -3,8 +3,8 @@
 #define KVD_KERNELS_H
 
 /*
- * libkvd_kernels: what the methods of a KV cache consist of, on the processor. kvd, its workers and kvlm are built of
- * the same code. Python has it as kvd.ops, which checks what it is given.
+ * libkvd_kernels: what the methods of a KV cache consist of, on the processor. kvd, its workers and
+ * kvlm are built of the same code. Python has it as kvd.ops, which checks what it is given.
  *
  *      const struct kvd_ops *ops = kvd_ops_pick(NULL);         // the fastest that this processor runs
  *
@@ -24,10 +24,11 @@
  *      attend.h    attention over blocks, and who draws it
  *      cuda/kvd_kernels_cuda.h      KeyDiff on keys in the memory of a GPU
  *
- * Shapes and strides are at each function; strides count elements and sizes bytes unless it says otherwise. All memory
- * is the caller's, scratch memory included, and none is kept. Functions do not fail: a size, type or index that a
- * comment does not allow is undefined, and NaN goes where its comment says. They hold no state and may run in any
- * number of threads. Versions of this library only add members at the ends of tables.
+ * Shapes and strides are at each function; strides count elements and sizes bytes unless it says
+ * otherwise. All memory is the caller's, scratch memory included, and none is kept. Functions do
+ * not fail: a size, type or index that a comment does not allow is undefined, and NaN goes where
+ * its comment says. They hold no state and may run in any number of threads. Versions of this
+ * library only add members at the ends of tables.
  */
 
 #include "kernels/attend.h"

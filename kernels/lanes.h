@@ -3,10 +3,11 @@
 #define KVD_KERNELS_LANES_H
 
 /*
- * Sixteen floats side by side: what the files of the methods are written in. Such a file is compiled once for each
- * instruction set, with KVD_ISA_SCALAR, KVD_ISA_AVX2 or KVD_ISA_AVX512 defined, and exports KVD_VARIANT(its table).
- * Every operation gives the same bits in all of them (NaN: a NaN, with unspecified payload), so the variants of a
- * method are equal because its steps are. A multiply-add is fused where lanes_fma says so and nowhere else.
+ * Sixteen floats side by side: what the files of the methods are written in. Such a file is
+ * compiled once for each instruction set, with KVD_ISA_SCALAR, KVD_ISA_AVX2 or KVD_ISA_AVX512
+ * defined, and exports KVD_VARIANT(its table). Every operation gives the same bits in all of them
+ * (NaN: a NaN, with unspecified payload), so the variants of a method are equal because its steps
+ * are. A multiply-add is fused where lanes_fma says so and nowhere else.
  *
  *   lanes_load    lanes_load_n    16 floats; n < 16 floats, the other lanes are 0. No byte beyond n is touched,
  *   lanes_store   lanes_store_n   read or written, here and below. No alignment is needed.
@@ -22,7 +23,8 @@
  *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
  *   lanes_exp                     e^x as in kernels/variants.h: 0 below -87, e^88 above 88
  *
- * type is a constant wherever it is passed: a body that is KERNEL, called from a switch, costs no row a decision.
+ * type is a constant wherever it is passed: a body that is KERNEL, called from a switch, costs no
+ * row a decision.
  */
 
 #include <math.h>
@@ -87,7 +89,8 @@ KERNEL lanes lanes_exp(lanes x) {
         lanes clamped = lanes_min(lanes_set(EXP_HIGH), x);
         lanes shifted = lanes_fma(clamped, lanes_set(EXP_LOG2E), lanes_set(EXP_SHIFT));
         lanes n = lanes_sub(shifted, lanes_set(EXP_SHIFT));
-        lanes r = lanes_fma(n, lanes_set(-EXP_LN2_LOW), lanes_fma(n, lanes_set(-EXP_LN2_HIGH), clamped));
+        lanes r = lanes_fma(n, lanes_set(-EXP_LN2_LOW),
+                            lanes_fma(n, lanes_set(-EXP_LN2_HIGH), clamped));
         lanes p = lanes_set(EXP_C5);
 
         p = lanes_fma(p, r, lanes_set(EXP_C4));

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* AVX2, FMA and F16C for kernels/lanes.h, which includes it: lanes 0 to 7 and 8 to 15 in two registers. */
+/*
+ * AVX2, FMA and F16C for kernels/lanes.h, which includes it: lanes 0 to 7 and 8 to 15 in two
+ * registers.
+ */
 
 #include <immintrin.h>
 
@@ -8,8 +11,10 @@ typedef struct {
         __m256 low, high;
 } lanes;
 
-#define BOTH(operation, ...) ((lanes){BOTH_(operation, low, __VA_ARGS__), BOTH_(operation, high, __VA_ARGS__)})
-#define BOTH_(operation, half, ...) BOTH_PICK(__VA_ARGS__, BOTH_3, BOTH_2, BOTH_1)(operation, half, __VA_ARGS__)
+#define BOTH(operation, ...) \
+        ((lanes){BOTH_(operation, low, __VA_ARGS__), BOTH_(operation, high, __VA_ARGS__)})
+#define BOTH_(operation, half, ...) \
+        BOTH_PICK(__VA_ARGS__, BOTH_3, BOTH_2, BOTH_1)(operation, half, __VA_ARGS__)
 #define BOTH_PICK(a, b, c, name, ...) name
 #define BOTH_1(operation, half, a) operation((a).half)
 #define BOTH_2(operation, half, a, b) operation((a).half, (b).half)
@@ -36,7 +41,8 @@ KERNEL lanes lanes_load(const float *from) {
 
 KERNEL lanes lanes_load_n(const float *from, uint32_t n) {
         return (lanes){_mm256_maskload_ps(from, lanes_mask((int)n)),
-                       n > 8 ? _mm256_maskload_ps(from + 8, lanes_mask((int)n - 8)) : _mm256_setzero_ps()};
+                       n > 8 ? _mm256_maskload_ps(from + 8, lanes_mask((int)n - 8)) :
+                               _mm256_setzero_ps()};
 }
 
 KERNEL void lanes_store(float *to, lanes a) {
@@ -62,12 +68,17 @@ KERNEL __m128i lanes_to_half(__m256 a, enum kvd_number type) {
         __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
         __m256 quiet = _mm256_castsi256_ps(_mm256_or_si256(upper, _mm256_set1_epi32(0x40)));
         __m256 number = _mm256_castsi256_ps(_mm256_srli_epi32(rounded, 16));
-        __m256i chosen = _mm256_castps_si256(_mm256_blendv_ps(number, quiet, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+        __m256i chosen = _mm256_castps_si256(
+                _mm256_blendv_ps(number, quiet, _mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
 
         if (type == KVD_NUMBER_F16)
                 return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
-        /* The pack saturates what it takes for signed 32-bit numbers: none is negative or above 0xffff. */
-        return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+        /*
+         * The pack saturates what it takes for signed 32-bit numbers: none is negative or above
+         * 0xffff.
+         */
+        return _mm_packus_epi32(_mm256_castsi256_si128(chosen),
+                                _mm256_extracti128_si256(chosen, 1));
 }
 
 KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
@@ -75,7 +86,8 @@ KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F32)
                 return lanes_load(from);
-        return (lanes){lanes_from_half(_mm_loadu_si128(half), type), lanes_from_half(_mm_loadu_si128(half + 1), type)};
+        return (lanes){lanes_from_half(_mm_loadu_si128(half), type),
+                       lanes_from_half(_mm_loadu_si128(half + 1), type)};
 }
 
 KERNEL lanes lanes_widen_n(const void *from, uint32_t n, enum kvd_number type) {
@@ -221,24 +233,28 @@ KERNEL float lanes_sum(lanes v) {
         return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-/* The trees of eight at once: parts of width 8, 4, 2 and 1 are brought side by side from two vectors. */
+/*
+ * The trees of eight at once: parts of width 8, 4, 2 and 1 are brought side by side from two
+ * vectors.
+ */
 #define FOLD(operation, shuffle, a, b, low, high) operation(shuffle(a, b, low), shuffle(a, b, high))
 #define FOLD_4(operation, a, b) FOLD(operation, _mm256_permute2f128_ps, a, b, 0x20, 0x31)
 #define FOLD_2(operation, a, b) FOLD(operation, _mm256_shuffle_ps, a, b, 0x44, 0xee)
 #define FOLD_1(operation, a, b) FOLD(operation, _mm256_shuffle_ps, a, b, 0x88, 0xdd)
-#define TREE_16(name, operation)                                                                                      \
-        KERNEL __m256 name##_of_8(const lanes v[8]) {                                                                 \
-                __m256 s[8], q[4];                                                                                    \
-                                                                                                                      \
-                for (int i = 0; i < 8; i++)                                                                           \
-                        s[i] = operation(v[i].low, v[i].high);                                                        \
-                for (int i = 0; i < 4; i++)                                                                           \
-                        q[i] = FOLD_4(operation, s[i], s[i + 4]);                                                     \
-                return FOLD_1(operation, FOLD_2(operation, q[0], q[1]), FOLD_2(operation, q[2], q[3]));               \
-        }                                                                                                             \
-                                                                                                                      \
-        KERNEL lanes name(const lanes v[KVD_LANES]) {                                                                 \
-                return (lanes){name##_of_8(v), name##_of_8(v + 8)};                                                   \
+#define TREE_16(name, operation) \
+        KERNEL __m256 name##_of_8(const lanes v[8]) { \
+                __m256 s[8], q[4]; \
+\
+                for (int i = 0; i < 8; i++) \
+                        s[i] = operation(v[i].low, v[i].high); \
+                for (int i = 0; i < 4; i++) \
+                        q[i] = FOLD_4(operation, s[i], s[i + 4]); \
+                return FOLD_1(operation, FOLD_2(operation, q[0], q[1]), \
+                              FOLD_2(operation, q[2], q[3])); \
+        } \
+\
+        KERNEL lanes name(const lanes v[KVD_LANES]) { \
+                return (lanes){name##_of_8(v), name##_of_8(v + 8)}; \
         }
 
 TREE_16(lanes_sum_16, _mm256_add_ps)

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* AVX-512 (F, BW, VL, DQ) for kernels/lanes.h, which includes it: a register, and masks for the remainders. */
+/*
+ * AVX-512 (F, BW, VL, DQ) for kernels/lanes.h, which includes it: a register, and masks for the
+ * remainders.
+ */
 
 #include <immintrin.h>
 
@@ -52,7 +55,8 @@ KERNEL __m256i lanes_to_half(lanes a, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F16)
                 return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, quiet));
+        return _mm512_cvtepi32_epi16(
+                _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, quiet));
 }
 
 KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
@@ -166,22 +170,24 @@ KERNEL float lanes_sum(lanes v) {
 }
 
 /*
- * The trees of 16 at once: parts of width 8, 4, 2 and 1 are brought side by side from two vectors, so that each step
- * halves the number of vectors. The quarters of the last but one hold vectors 0 to 3, 4 to 7, 8 to 11, 12 to 15.
+ * The trees of 16 at once: parts of width 8, 4, 2 and 1 are brought side by side from two vectors,
+ * so that each step halves the number of vectors. The quarters of the last but one hold vectors 0
+ * to 3, 4 to 7, 8 to 11, 12 to 15.
  */
 #define FOLD(operation, shuffle, a, b, low, high) operation(shuffle(a, b, low), shuffle(a, b, high))
 #define FOLD_8(operation, a, b) FOLD(operation, _mm512_shuffle_f32x4, a, b, 0x44, 0xee)
 #define FOLD_4(operation, a, b) FOLD(operation, _mm512_shuffle_f32x4, a, b, 0x88, 0xdd)
 #define FOLD_2(operation, a, b) FOLD(operation, _mm512_shuffle_ps, a, b, 0x44, 0xee)
 #define FOLD_1(operation, a, b) FOLD(operation, _mm512_shuffle_ps, a, b, 0x88, 0xdd)
-#define TREE_16(name, operation)                                                                                      \
-        KERNEL lanes name(const lanes v[KVD_LANES]) {                                                                 \
-                lanes q[4];                                                                                           \
-                                                                                                                      \
-                for (int i = 0; i < 4; i++)                                                                           \
-                        q[i] = FOLD_4(operation, FOLD_8(operation, v[i], v[i + 4]),                                   \
-                                      FOLD_8(operation, v[i + 8], v[i + 12]));                                        \
-                return FOLD_1(operation, FOLD_2(operation, q[0], q[1]), FOLD_2(operation, q[2], q[3]));               \
+#define TREE_16(name, operation) \
+        KERNEL lanes name(const lanes v[KVD_LANES]) { \
+                lanes q[4]; \
+\
+                for (int i = 0; i < 4; i++) \
+                        q[i] = FOLD_4(operation, FOLD_8(operation, v[i], v[i + 4]), \
+                                      FOLD_8(operation, v[i + 8], v[i + 12])); \
+                return FOLD_1(operation, FOLD_2(operation, q[0], q[1]), \
+                              FOLD_2(operation, q[2], q[3])); \
         }
 
 TREE_16(lanes_sum_16, lanes_add)

@@ -6,12 +6,12 @@ typedef struct {
         float at[KVD_LANES];
 } lanes;
 
-#define EACH_LANE(expression)                                                                                         \
-        ({                                                                                                            \
-                lanes each_result;                                                                                    \
-                for (int j = 0; j < KVD_LANES; j++)                                                                   \
-                        each_result.at[j] = (expression);                                                             \
-                each_result;                                                                                          \
+#define EACH_LANE(expression) \
+        ({ \
+                lanes each_result; \
+                for (int j = 0; j < KVD_LANES; j++) \
+                        each_result.at[j] = (expression); \
+                each_result; \
         })
 
 KERNEL lanes lanes_set(float value) {
@@ -59,12 +59,14 @@ KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
 }
 
 KERNEL void lanes_widen_2(const void *from, enum kvd_number type, lanes *a, lanes *b) {
-        lanes low = lanes_widen(from, type), high = lanes_widen((const char *)from + lanes_bytes(type), type);
+        lanes low = lanes_widen(from, type),
+              high = lanes_widen((const char *)from + lanes_bytes(type), type);
 
         for (uint32_t i = 0; i < 2 * KVD_LANES; i++) {
                 uint32_t place = lanes_place_2(i, type);
 
-                (place < KVD_LANES ? a : b)->at[place % KVD_LANES] = (i < KVD_LANES ? low : high).at[i % KVD_LANES];
+                (place < KVD_LANES ? a : b)->at[place % KVD_LANES] =
+                        (i < KVD_LANES ? low : high).at[i % KVD_LANES];
         }
 }
 

@@ -25,7 +25,8 @@ enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 
 KERNEL lanes widen_at(const uint8_t *x, size_t i, size_t n, enum kvd_number type) {
         if (i + 16 <= n)
                 return lanes_widen(x + i * number_size(type), type);
-        return i < n ? lanes_widen_n(x + i * number_size(type), (uint32_t)(n - i), type) : lanes_zero();
+        return i < n ? lanes_widen_n(x + i * number_size(type), (uint32_t)(n - i), type) :
+                       lanes_zero();
 }
 
 KERNEL lanes load_at(const float *x, size_t i, size_t n) {
@@ -38,13 +39,16 @@ static size_t plane_elements(const struct kvd_memshare_shape *s) {
         return (size_t)s->heads * s->tokens * s->dim;
 }
 
-static const uint8_t *plane(const struct kvd_memshare_shape *s, const void *block, uint32_t layer, uint32_t value) {
-        return (const uint8_t *)block + (2 * (size_t)layer + value) * plane_elements(s) * number_size(s->type);
+static const uint8_t *plane(const struct kvd_memshare_shape *s, const void *block, uint32_t layer,
+                            uint32_t value) {
+        return (const uint8_t *)block +
+               (2 * (size_t)layer + value) * plane_elements(s) * number_size(s->type);
 }
 
 /* ---- sums of squares of whole planes ---- */
 
-KERNEL float chunk_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pair, enum kvd_number type) {
+KERNEL float chunk_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pair,
+                           enum kvd_number type) {
         lanes sum[CHAINS];
         size_t i = 0;
 
@@ -55,7 +59,8 @@ KERNEL float chunk_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pa
                         lanes d = lanes_widen(a + (i + k * 16) * number_size(type), type);
 
                         if (pair)
-                                d = lanes_sub(d, lanes_widen(b + (i + k * 16) * number_size(type), type));
+                                d = lanes_sub(
+                                        d, lanes_widen(b + (i + k * 16) * number_size(type), type));
                         sum[k] = lanes_fma(d, d, sum[k]);
                 }
         for (int k = 0; k < CHAINS && i < n; k++, i += 16) {
@@ -68,13 +73,15 @@ KERNEL float chunk_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pa
         return lanes_sum(lanes_add(lanes_add(sum[0], sum[1]), lanes_add(sum[2], sum[3])));
 }
 
-KERNEL double plane_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pair, enum kvd_number type) {
+KERNEL double plane_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pair,
+                            enum kvd_number type) {
         double total = 0.0;
 
         for (size_t from = 0; from < n; from += CHUNK) {
                 size_t at = from * number_size(type);
 
-                total += (double)chunk_squares(a + at, pair ? b + at : NULL, MIN(CHUNK, n - from), pair, type);
+                total += (double)chunk_squares(a + at, pair ? b + at : NULL, MIN(CHUNK, n - from),
+                                               pair, type);
         }
         return total;
 }
@@ -83,16 +90,19 @@ static double squares_of(const struct kvd_memshare_shape *s, const uint8_t *a) {
         return TYPED(s->type, plane_squares, a, NULL, plane_elements(s), false);
 }
 
-static double squares_of_difference(const struct kvd_memshare_shape *s, const uint8_t *a, const uint8_t *b) {
+static double squares_of_difference(const struct kvd_memshare_shape *s, const uint8_t *a,
+                                    const uint8_t *b) {
         return TYPED(s->type, plane_squares, a, b, plane_elements(s), true);
 }
 
-/* ---- row by row: where rows are rotated, or each counts by its norm ---- */
+/* ---- row by row: where rows are rotated, or each counts by its norm -------------------------- */
 
-KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t dim, enum kvd_number type) {
+KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t dim,
+                        enum kvd_number type) {
         for (uint32_t i = 0; i < dim; i += 32)
                 for (uint32_t k = 0; k < 2; k++) {
-                        lanes d = lanes_sub(widen_at(a, i + k * 16, dim, type), widen_at(b, i + k * 16, dim, type));
+                        lanes d = lanes_sub(widen_at(a, i + k * 16, dim, type),
+                                            widen_at(b, i + k * 16, dim, type));
 
                         sum[k] = lanes_fma(d, d, sum[k]);
                 }
@@ -106,12 +116,14 @@ KERNEL void rotate(lanes *low, lanes *high, lanes cosine, lanes sine) {
         *high = lanes_fma(l, sine, lanes_mul(h, cosine));
 }
 
-KERNEL void rotated_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, const struct kvd_memshare_query *q,
-                               uint32_t dim, enum kvd_number type) {
+KERNEL void rotated_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b,
+                                const struct kvd_memshare_query *q, uint32_t dim,
+                                enum kvd_number type) {
         size_t up = q->half * number_size(type), rest = 2 * up;
 
         for (uint32_t i = 0; i < q->half; i += 16) {
-                lanes low = widen_at(b, i, q->half, type), high = widen_at(b + up, i, q->half, type);
+                lanes low = widen_at(b, i, q->half, type),
+                      high = widen_at(b + up, i, q->half, type);
 
                 rotate(&low, &high, load_at(q->cosine, i, q->half), load_at(q->sine, i, q->half));
                 low = lanes_sub(widen_at(a, i, q->half, type), low);
@@ -123,8 +135,8 @@ KERNEL void rotated_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b
 }
 
 /* Sum over rows of the squares, or of the norms, of their differences. */
-KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b, bool rotated, bool norms,
-                       enum kvd_number type) {
+KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b,
+                       bool rotated, bool norms, enum kvd_number type) {
         uint32_t dim = q->shape->dim, rows = q->shape->heads * q->shape->tokens;
         uint32_t together = norms || dim >= CHUNK ? 1 : CHUNK / dim;
         size_t row = dim * number_size(type);
@@ -145,11 +157,13 @@ KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, con
         return total;
 }
 
-static double rotated_squares(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
+static double rotated_squares(const struct kvd_memshare_query *q, const uint8_t *a,
+                              const uint8_t *b) {
         return TYPED(q->shape->type, rows_sum, q, a, b, true, false);
 }
 
-static double rotated_norms(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b) {
+static double rotated_norms(const struct kvd_memshare_query *q, const uint8_t *a,
+                            const uint8_t *b) {
         return TYPED(q->shape->type, rows_sum, q, a, b, true, true);
 }
 
@@ -159,8 +173,12 @@ static double plain_norms(const struct kvd_memshare_query *q, const uint8_t *a, 
 
 /* ---- distance ---- */
 
-/* What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its layer. */
-static double weigh(const struct kvd_memshare_query *q, double difference, const float *norm_a, const float *norm_b) {
+/*
+ * What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its
+ * layer.
+ */
+static double weigh(const struct kvd_memshare_query *q, double difference, const float *norm_a,
+                    const float *norm_b) {
         if (q->metric != KVD_MEMSHARE_RELATIVE)
                 return difference / (2.0 * q->shape->tokens * q->shape->heads);
         return difference == 0.0 ? 0.0 : 0.5 * difference / sqrt((double)*norm_a * (double)*norm_b);
@@ -168,21 +186,26 @@ static double weigh(const struct kvd_memshare_query *q, double difference, const
 
 static double plane_distance(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
                              const struct kvd_memshare_block *b, uint32_t layer, uint32_t value) {
-        const uint8_t *x = plane(q->shape, a->data, layer, value), *y = plane(q->shape, b->data, layer, value);
+        const uint8_t *x = plane(q->shape, a->data, layer, value),
+                      *y = plane(q->shape, b->data, layer, value);
         const float *norm_a = a->norms ? a->norms + 2 * layer + value : NULL;
         const float *norm_b = b->norms ? b->norms + 2 * layer + value : NULL;
         bool rotated = !value && q->half > 0;
 
         if (q->metric == KVD_MEMSHARE_MEAN_L2)
-                return weigh(q, rotated ? rotated_norms(q, x, y) : plain_norms(q, x, y), norm_a, norm_b);
-        return weigh(q, sqrt(rotated ? rotated_squares(q, x, y) : squares_of_difference(q->shape, x, y)), norm_a, norm_b);
+                return weigh(q, rotated ? rotated_norms(q, x, y) : plain_norms(q, x, y), norm_a,
+                             norm_b);
+        return weigh(
+                q, sqrt(rotated ? rotated_squares(q, x, y) : squares_of_difference(q->shape, x, y)),
+                norm_a, norm_b);
 }
 
 static double plane_bound(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
                           const struct kvd_memshare_block *b, uint32_t layer, uint32_t value) {
         const struct kvd_memshare_shape *s = q->shape;
         size_t at = 2 * (size_t)layer + value;
-        double norm_a = (double)a->norms[at], norm_b = (double)b->norms[at], least = fabs(norm_a - norm_b);
+        double norm_a = (double)a->norms[at], norm_b = (double)b->norms[at],
+               least = fabs(norm_a - norm_b);
         double slack = SLACK * (norm_a + norm_b);
 
         if (q->metric == KVD_MEMSHARE_MEAN_L2)

@@ -32,7 +32,8 @@ static void sort(uint32_t *ids, uint32_t n) {
         }
 }
 
-void kvd_bag_make(struct kvd_bag *bag, const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids, uint16_t *counts) {
+void kvd_bag_make(struct kvd_bag *bag, const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
+                  uint16_t *counts) {
         uint32_t n = 0;
 
         *bag = (struct kvd_bag){.ids = ids, .counts = counts};
@@ -49,7 +50,9 @@ void kvd_bag_make(struct kvd_bag *bag, const uint32_t *tokens, uint32_t n_tokens
         bag->n = n;
 }
 
-/* The square root of squares' product and not the product of two roots: equal bags have exactly 1. */
+/*
+ * The square root of squares' product and not the product of two roots: equal bags have exactly 1.
+ */
 double kvd_bag_cosine(const struct kvd_bag *a, const struct kvd_bag *b) {
         uint64_t product = 0;
 
@@ -65,7 +68,8 @@ double kvd_bag_cosine(const struct kvd_bag *a, const struct kvd_bag *b) {
         return (double)product / sqrt(a->squares * b->squares);
 }
 
-void kvd_memshare_angles(const double *frequencies, uint32_t half, int64_t delta, float *cosine, float *sine) {
+void kvd_memshare_angles(const double *frequencies, uint32_t half, int64_t delta, float *cosine,
+                         float *sine) {
         for (uint32_t i = 0; i < half; i++) {
                 cosine[i] = (float)cos(frequencies[i] * (double)delta);
                 sine[i] = (float)sin(frequencies[i] * (double)delta);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Numbers of 16 bits without an instruction for them: the reference for lanes_widen and lanes_narrow. */
+/*
+ * Numbers of 16 bits without an instruction for them: the reference for lanes_widen and
+ * lanes_narrow.
+ */
 
 #include <string.h>
 
@@ -40,7 +43,8 @@ static uint16_t narrow_f16(float f) {
         if (magnitude >= 0x477ff000) /* rounds to more than the largest finite number */
                 return sign | 0x7c00;
         if (magnitude < 0x38800000) /* a subnormal: the unit is 2^-24, let the addition round */
-                return (uint16_t)(sign | (float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f)));
+                return (uint16_t)(sign |
+                                  (float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f)));
         return (uint16_t)(sign | (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13);
 }
 
@@ -54,7 +58,8 @@ static uint16_t narrow_bf16(float f) {
 
 void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number type) {
         for (size_t i = 0; i < n; i++)
-                to[i] = type == KVD_NUMBER_F16 ? widen_f16(from[i]) : bits_float((uint32_t)from[i] << 16);
+                to[i] = type == KVD_NUMBER_F16 ? widen_f16(from[i]) :
+                                                 bits_float((uint32_t)from[i] << 16);
 }
 
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type) {

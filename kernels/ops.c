@@ -14,7 +14,10 @@
 
 #include "kernels/variants.h"
 
-/* These ask here and not in the files of the variants, whose every line may be compiled to what they ask for. */
+/*
+ * These ask here and not in the files of the variants, whose every line may be compiled to what
+ * they ask for.
+ */
 bool kvd_works_scalar(void) {
         return true;
 }
@@ -28,8 +31,9 @@ bool kvd_works_avx2(void) {
 }
 
 bool kvd_works_avx512(void) {
-        return kvd_works_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        return kvd_works_avx2() && __builtin_cpu_supports("avx512f") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq");
 }
 #endif
 

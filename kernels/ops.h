@@ -3,20 +3,21 @@
 #define KVD_KERNELS_OPS_H
 
 /*
- * One table of operations, filled once per instruction set. kvd_ops_pick() finds the fastest table that the
- * processor can run. An operation is written once, in terms of kernels/lanes.h, and compiled for each table: those of a
- * method are in a file of the method, the others in vectors.c.
+ * One table of operations, filled once per instruction set. kvd_ops_pick() finds the fastest table
+ * that the processor can run. An operation is written once, in terms of kernels/lanes.h, and
+ * compiled for each table: those of a method are in a file of the method, the others in vectors.c.
  *
- * The bit contract. Every variant of an operation gives the same bits as the scalar reference, so that a cache
- * block is the same whoever computed it, in whatever batch. It holds because the order of the additions is part of
- * an operation's definition, never of its tiling:
+ * The bit contract. Every variant of an operation gives the same bits as the scalar reference, so
+ * that a cache block is the same whoever computed it, in whatever batch. It holds because the order
+ * of the additions is part of an operation's definition, never of its tiling:
  *
  *   chain    acc = fma(a[i], b[i], acc) for i ascending from acc = 0 (or the stated start): matmul, mix
  *   lanes    lane j of 16 is the chain of the elements i = j (mod 16); then lanes j and j + 8 are added, j and
  *            j + 4, j and j + 2, j and j + 1: rmsnorm, softmax
  *
- * One multiply-add is always one fused operation, full tile or remainder; nothing else is contracted (the files
- * are compiled with -ffp-contract=off). NaN results are NaN in every variant, with unspecified payload.
+ * One multiply-add is always one fused operation, full tile or remainder; nothing else is
+ * contracted (the files are compiled with -ffp-contract=off). NaN results are NaN in every variant,
+ * with unspecified payload.
  */
 
 #include <stdbool.h>
@@ -28,7 +29,10 @@
 /* Element types in memory; the numbers are those of enum kvd_dtype in the public header. */
 enum kvd_number { KVD_NUMBER_F32 = 1, KVD_NUMBER_F16 = 2, KVD_NUMBER_BF16 = 3 };
 
-/* Rows of floats that lie in blocks: row i is at blocks[i / per_block] + offset, stride floats a row. */
+/*
+ * Rows of floats that lie in blocks: row i is at blocks[i / per_block] + offset, stride floats a
+ * row.
+ */
 struct kvd_rows {
         const uint8_t *const *blocks;
         size_t offset; /* bytes */
@@ -49,7 +53,7 @@ struct kvd_ops {
         const char *name;
         bool (*works)(void); /* has this processor what the table needs? */
 
-        /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---- */
+        /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---------- */
 
         const struct kvd_attend_ops *attend; /* one token: kernels/attend_rows.h */
         const struct kvd_block_ops *block;
@@ -62,25 +66,33 @@ struct kvd_ops {
         /* ---- matrices ---- */
 
         /*
-         * Interleaves rows[i], i < n, of dim floats and stride apart, as rows first + i of a packed matrix: element
-         * (row, d) of a packed matrix is at panels[(row / 16 * dim + d) * 16 + row % 16]. Other lanes stay.
+         * Interleaves rows[i], i < n, of dim floats and stride apart, as rows first + i of a packed
+         * matrix: element (row, d) of a packed matrix is at panels[(row / 16 * dim + d) * 16 + row
+         * % 16]. Other lanes stay.
          */
-        void (*pack)(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim);
+        void (*pack)(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n,
+                     uint32_t dim);
 
-        /* y[r][o] = chain over i < n_in of x[r][i] * w(o, i), w packed. ldx and ldy: floats from row to row. */
-        void (*matmul)(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w, uint32_t n_in,
-                       uint32_t n_out);
+        /*
+         * y[r][o] = chain over i < n_in of x[r][i] * w(o, i), w packed. ldx and ldy: floats from
+         * row to row.
+         */
+        void (*matmul)(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows,
+                       const float *w, uint32_t n_in, uint32_t n_out);
 
         /* y[r][d] = chain from y[r][d] over from <= t < to of p[r][t] * v(t, d). */
-        void (*mix)(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows, const struct kvd_rows *v,
-                    uint32_t from, uint32_t to);
+        void (*mix)(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows,
+                    const struct kvd_rows *v, uint32_t from, uint32_t to);
 
         /* ---- vectors ---- */
 
         /* y = x / sqrt(mean of squares + eps) * w */
         void (*rmsnorm)(float *y, const float *x, const float *w, uint32_t n, float eps);
 
-        /* Rotates pairs (x[i], x[i + half]) by an angle given as cosine and sine (Hugging Face's rotate_half). */
+        /*
+         * Rotates pairs (x[i], x[i + half]) by an angle given as cosine and sine (Hugging Face's
+         * rotate_half).
+         */
         void (*rope)(float *x, const float *cosine, const float *sine, uint32_t half);
 
         /* y = silu(gate) * up */
@@ -94,7 +106,10 @@ struct kvd_ops {
 
         /* ---- memory ---- */
 
-        /* Converts n numbers of a 16-bit type; round to nearest even. type: KVD_NUMBER_F16 or KVD_NUMBER_BF16. */
+        /*
+         * Converts n numbers of a 16-bit type; round to nearest even. type: KVD_NUMBER_F16 or
+         * KVD_NUMBER_BF16.
+         */
         void (*widen)(float *to, const uint16_t *from, size_t n, enum kvd_number type);
         void (*narrow)(uint16_t *to, const float *from, size_t n, enum kvd_number type);
 
@@ -102,7 +117,10 @@ struct kvd_ops {
         void (*copy_nt)(void *to, const void *from, size_t bytes);
 };
 
-/* The table of that name ("scalar", "avx2", "avx512"), or the best one for NULL; NULL if it does not run here. */
+/*
+ * The table of that name ("scalar", "avx2", "avx512"), or the best one for NULL; NULL if it does
+ * not run here.
+ */
 const struct kvd_ops *kvd_ops_pick(const char *name);
 
 /* All tables of this build, fastest first, runnable here or not; NULL ends the list. */
@@ -114,7 +132,8 @@ static inline size_t kvd_packed_floats(uint32_t rows, uint32_t dim) {
 }
 
 static inline const float *kvd_rows_at(const struct kvd_rows *v, uint32_t i) {
-        return (const float *)(v->blocks[i / v->per_block] + v->offset) + (i % v->per_block) * v->stride;
+        return (const float *)(v->blocks[i / v->per_block] + v->offset) +
+               (i % v->per_block) * v->stride;
 }
 
 #endif

@@ -10,11 +10,15 @@
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
 
-/* How many tokens ahead cells are asked for, and how much of a cell: the processor sees by itself how it goes on. */
+/*
+ * How many tokens ahead cells are asked for, and how much of a cell: the processor sees by itself
+ * how it goes on.
+ */
 enum { AHEAD = 2, START = 64 };
 
 KERNEL uint8_t *vector_at(const struct kvd_sketch_vectors *x, uint32_t i, enum kvd_number type) {
-        return x->blocks[i / x->per_block] + x->offset + (i % x->per_block) * x->stride * number_size(type);
+        return x->blocks[i / x->per_block] + x->offset +
+               (i % x->per_block) * x->stride * number_size(type);
 }
 
 /* The cells of a token, and the signs that its vector has in them. */
@@ -23,7 +27,8 @@ struct cells {
         float sign[KVD_SKETCH_ROWS_MAX];
 };
 
-KERNEL void find_cells(struct cells *cells, const struct kvd_sketch_part *p, const uint32_t *places, uint32_t rows) {
+KERNEL void find_cells(struct cells *cells, const struct kvd_sketch_part *p, const uint32_t *places,
+                       uint32_t rows) {
         for (uint32_t r = 0; r < rows; r++) {
                 size_t column = places[r] & KVD_SKETCH_COLUMN;
 
@@ -34,7 +39,9 @@ KERNEL void find_cells(struct cells *cells, const struct kvd_sketch_part *p, con
 
 KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t rows) {
         for (uint32_t r = 0; r < rows; r++) {
-                const float *at = p->cells + ((size_t)r * p->columns + (places[r] & KVD_SKETCH_COLUMN)) * p->stride;
+                const float *at = p->cells +
+                                  ((size_t)r * p->columns + (places[r] & KVD_SKETCH_COLUMN)) *
+                                          p->stride;
 
                 for (uint32_t d = 0; d < MIN(p->dim, START); d += 16)
                         __builtin_prefetch(at + d);
@@ -43,8 +50,8 @@ KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places
 
 /* ---- insert ---- */
 
-KERNEL void insert_vector(const struct kvd_sketch_part *p, const struct cells *cells, const uint8_t *x, float weight,
-                          uint32_t rows, enum kvd_number type) {
+KERNEL void insert_vector(const struct kvd_sketch_part *p, const struct cells *cells,
+                          const uint8_t *x, float weight, uint32_t rows, enum kvd_number type) {
         lanes sign[KVD_SKETCH_ROWS_MAX];
         uint32_t d = 0;
 
@@ -56,7 +63,8 @@ KERNEL void insert_vector(const struct kvd_sketch_part *p, const struct cells *c
                 if (p->mean)
                         v = lanes_sub(v, lanes_load(p->mean + d));
                 for (uint32_t r = 0; r < rows; r++)
-                        lanes_store(cells->at[r] + d, lanes_fma(sign[r], v, lanes_load(cells->at[r] + d)));
+                        lanes_store(cells->at[r] + d,
+                                    lanes_fma(sign[r], v, lanes_load(cells->at[r] + d)));
         }
         if (d < p->dim) {
                 uint32_t n = p->dim - d;
@@ -65,12 +73,14 @@ KERNEL void insert_vector(const struct kvd_sketch_part *p, const struct cells *c
                 if (p->mean)
                         v = lanes_sub(v, lanes_load_n(p->mean + d, n));
                 for (uint32_t r = 0; r < rows; r++)
-                        lanes_store_n(cells->at[r] + d, lanes_fma(sign[r], v, lanes_load_n(cells->at[r] + d, n)), n);
+                        lanes_store_n(cells->at[r] + d,
+                                      lanes_fma(sign[r], v, lanes_load_n(cells->at[r] + d, n)), n);
         }
 }
 
 KERNEL void insert_all(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
-                       const struct kvd_sketch_vectors *x, float weight, uint32_t rows, enum kvd_number type) {
+                       const struct kvd_sketch_vectors *x, float weight, uint32_t rows,
+                       enum kvd_number type) {
         struct cells cells;
 
         for (uint32_t i = 0; i < n; i++) {
@@ -132,13 +142,14 @@ KERNEL lanes median_lanes(lanes *v, uint32_t rows) {
 
         for (uint32_t r = 1; r < rows; r++)
                 spoilt = lanes_add(spoilt, poison(v[r]));
-        return lanes_add(rows == 3 ? median_of_three(v[0], v[1], v[2]) : median_of(v, rows), spoilt);
+        return lanes_add(rows == 3 ? median_of_three(v[0], v[1], v[2]) : median_of(v, rows),
+                         spoilt);
 }
 
 /* ---- query ---- */
 
-KERNEL void query_vector(const struct kvd_sketch_part *p, const struct cells *cells, uint8_t *x, float shrink,
-                         uint32_t rows, enum kvd_number type) {
+KERNEL void query_vector(const struct kvd_sketch_part *p, const struct cells *cells, uint8_t *x,
+                         float shrink, uint32_t rows, enum kvd_number type) {
         lanes v[KVD_SKETCH_ROWS_MAX], sign[KVD_SKETCH_ROWS_MAX], found;
         uint32_t d = 0;
 
@@ -165,7 +176,8 @@ KERNEL void query_vector(const struct kvd_sketch_part *p, const struct cells *ce
 }
 
 KERNEL void query_all(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
-                      const struct kvd_sketch_vectors *x, float shrink, uint32_t rows, enum kvd_number type) {
+                      const struct kvd_sketch_vectors *x, float shrink, uint32_t rows,
+                      enum kvd_number type) {
         struct cells cells;
 
         for (uint32_t i = 0; i < n; i++) {

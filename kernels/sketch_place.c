@@ -39,9 +39,9 @@ static uint64_t polynomial(const struct kvd_sketch_hash *hash, uint32_t row, uin
 }
 
 /*
- * A permutation of the numbers below the next power of two, walked until it comes to one below columns; a step can be
- * undone, since its factor is odd and its shift not 0. At most half of the numbers are too large, and a walk that
- * began at a small number comes back to one.
+ * A permutation of the numbers below the next power of two, walked until it comes to one below
+ * columns; a step can be undone, since its factor is odd and its shift not 0. At most half of the
+ * numbers are too large, and a walk that began at a small number comes back to one.
  */
 static uint32_t permuted_column(const struct kvd_sketch_hash *hash, uint32_t row, uint64_t u) {
         uint64_t key = draw(hash->salt, row, STREAM_ROUND) + u / hash->columns;
@@ -60,7 +60,8 @@ static uint32_t permuted_column(const struct kvd_sketch_hash *hash, uint32_t row
         return x;
 }
 
-void kvd_sketch_place(const struct kvd_sketch_hash *hash, const uint64_t *ordinals, uint32_t n, uint32_t *places) {
+void kvd_sketch_place(const struct kvd_sketch_hash *hash, const uint64_t *ordinals, uint32_t n,
+                      uint32_t *places) {
         for (uint32_t i = 0; i < n; i++)
                 for (uint32_t r = 0; r < hash->rows; r++) {
                         uint64_t h = polynomial(hash, r, ordinals[i]);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The operations of ops.h that are no method's, and the table of one instruction set. A tile's accumulators are its
- * rows by its panels: as many as registers hold, with what they are multiplied with.
+ * The operations of ops.h that are no method's, and the table of one instruction set. A tile's
+ * accumulators are its rows by its panels: as many as registers hold, with what they are multiplied
+ * with.
  */
 
 #include <math.h>
@@ -44,15 +45,17 @@ static uint32_t pack_panel(float *panel, const float *rows, size_t stride, uint3
         for (uint32_t i = 0; i < KVD_PANEL; i++)
                 at[i] = (const uint8_t *)(rows + i * stride);
         for (; d + KVD_PANEL <= dim; d += KVD_PANEL)
-                lanes_interleave((uint8_t *)(panel + (size_t)d * KVD_PANEL), at, d * sizeof(float), KVD_LINE,
-                                 KVD_NUMBER_F32);
+                lanes_interleave((uint8_t *)(panel + (size_t)d * KVD_PANEL), at, d * sizeof(float),
+                                 KVD_LINE, KVD_NUMBER_F32);
         return d;
 }
 
-static void pack(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim) {
+static void pack(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n,
+                 uint32_t dim) {
         for (uint32_t step; n > 0; first += step, rows += step * stride, n -= step) {
                 bool whole = first % KVD_PANEL == 0 && n >= KVD_PANEL;
-                uint32_t d = whole ? pack_panel(panels + (size_t)first * dim, rows, stride, dim) : 0;
+                uint32_t d = whole ? pack_panel(panels + (size_t)first * dim, rows, stride, dim) :
+                                     0;
 
                 step = whole ? KVD_PANEL : 1;
                 for (uint32_t i = 0; i < step && d < dim; i++)
@@ -61,8 +64,8 @@ static void pack(float *panels, uint32_t first, const float *rows, size_t stride
 }
 
 /* last: outputs of the last panel. */
-KERNEL void matmul_tile(float *y, size_t ldy, const float *x, size_t ldx, const float *w, uint32_t n_in,
-                        uint32_t last, int rows, int panels) {
+KERNEL void matmul_tile(float *y, size_t ldy, const float *x, size_t ldx, const float *w,
+                        uint32_t n_in, uint32_t last, int rows, int panels) {
         lanes acc[TILE_ROWS][ROW_PANELS];
 
         for (int r = 0; r < rows; r++)
@@ -82,12 +85,13 @@ KERNEL void matmul_tile(float *y, size_t ldy, const float *x, size_t ldx, const 
         }
         for (int r = 0; r < rows; r++)
                 for (int p = 0; p < panels; p++)
-                        lanes_store_to(y + r * ldy + p * KVD_PANEL, acc[r][p], p + 1 < panels ? KVD_PANEL : last);
+                        lanes_store_to(y + r * ldy + p * KVD_PANEL, acc[r][p],
+                                       p + 1 < panels ? KVD_PANEL : last);
 }
 
 /* All rows times a few panels, which stay in the first-level cache meanwhile. */
-KERNEL void matmul_panels(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w,
-                          uint32_t n_in, uint32_t last, int panels) {
+KERNEL void matmul_panels(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows,
+                          const float *w, uint32_t n_in, uint32_t last, int panels) {
         uint32_t r = 0;
 
         for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
@@ -96,18 +100,22 @@ KERNEL void matmul_panels(float *y, size_t ldy, const float *x, size_t ldx, uint
                 matmul_tile(y + r * ldy, ldy, x + r * ldx, ldx, w, n_in, last, 1, panels);
 }
 
-static void matmul(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w, uint32_t n_in,
-                   uint32_t n_out) {
+static void matmul(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w,
+                   uint32_t n_in, uint32_t n_out) {
         uint32_t o = 0;
 
         for (; rows == 1 && o + ROW_PANELS * KVD_PANEL <= n_out; o += ROW_PANELS * KVD_PANEL)
-                matmul_tile(y + o, ldy, x, ldx, w + (size_t)o * n_in, n_in, KVD_PANEL, 1, ROW_PANELS);
+                matmul_tile(y + o, ldy, x, ldx, w + (size_t)o * n_in, n_in, KVD_PANEL, 1,
+                            ROW_PANELS);
         for (; o + TILE_PANELS * KVD_PANEL <= n_out; o += TILE_PANELS * KVD_PANEL)
-                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, KVD_PANEL, TILE_PANELS);
+                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, KVD_PANEL,
+                              TILE_PANELS);
         for (; TILE_PANELS > 2 && o + 2 * KVD_PANEL <= n_out; o += 2 * KVD_PANEL)
-                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, KVD_PANEL, MIN(TILE_PANELS, 2));
+                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, KVD_PANEL,
+                              MIN(TILE_PANELS, 2));
         for (; o < n_out; o += KVD_PANEL)
-                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in, MIN(n_out - o, KVD_PANEL), 1);
+                matmul_panels(y + o, ldy, x, ldx, rows, w + (size_t)o * n_in, n_in,
+                              MIN(n_out - o, KVD_PANEL), 1);
 }
 
 struct weights {
@@ -117,13 +125,14 @@ struct weights {
 };
 
 /* last: dimensions of the last panel, counted from dim on. */
-KERNEL void mix_tile(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v, uint32_t dim,
-                     uint32_t last, int rows, int panels) {
+KERNEL void mix_tile(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v,
+                     uint32_t dim, uint32_t last, int rows, int panels) {
         lanes acc[MIX_ROWS][MIX_PANELS];
 
         for (int r = 0; r < rows; r++)
                 for (int q = 0; q < panels; q++)
-                        acc[r][q] = lanes_load_to(y + r * ldy + dim + q * KVD_PANEL, q + 1 < panels ? KVD_PANEL : last);
+                        acc[r][q] = lanes_load_to(y + r * ldy + dim + q * KVD_PANEL,
+                                                  q + 1 < panels ? KVD_PANEL : last);
         for (uint32_t t = w->from; t < w->to;) {
                 const float *row = kvd_rows_at(v, t) + dim;
                 uint32_t end = MIN(w->to, t - t % v->per_block + v->per_block);
@@ -132,18 +141,22 @@ KERNEL void mix_tile(float *y, size_t ldy, const struct weights *w, const struct
                         lanes vt[MIX_PANELS];
 
                         for (int q = 0; q < panels; q++)
-                                vt[q] = lanes_load_to(row + q * KVD_PANEL, q + 1 < panels ? KVD_PANEL : last);
+                                vt[q] = lanes_load_to(row + q * KVD_PANEL,
+                                                      q + 1 < panels ? KVD_PANEL : last);
                         for (int r = 0; r < rows; r++)
                                 for (int q = 0; q < panels; q++)
-                                        acc[r][q] = lanes_fma(lanes_set(w->p[r * w->ld + t]), vt[q], acc[r][q]);
+                                        acc[r][q] = lanes_fma(lanes_set(w->p[r * w->ld + t]), vt[q],
+                                                              acc[r][q]);
                 }
         }
         for (int r = 0; r < rows; r++)
                 for (int q = 0; q < panels; q++)
-                        lanes_store_to(y + r * ldy + dim + q * KVD_PANEL, acc[r][q], q + 1 < panels ? KVD_PANEL : last);
+                        lanes_store_to(y + r * ldy + dim + q * KVD_PANEL, acc[r][q],
+                                       q + 1 < panels ? KVD_PANEL : last);
 }
 
-KERNEL void mix_rows(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v, int rows) {
+KERNEL void mix_rows(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v,
+                     int rows) {
         uint32_t d = 0;
 
         for (; d + MIX_PANELS * KVD_PANEL <= v->dim; d += MIX_PANELS * KVD_PANEL)
@@ -152,8 +165,8 @@ KERNEL void mix_rows(float *y, size_t ldy, const struct weights *w, const struct
                 mix_tile(y, ldy, w, v, d, MIN(v->dim - d, KVD_PANEL), rows, 1);
 }
 
-static void mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows, const struct kvd_rows *v,
-                uint32_t from, uint32_t to) {
+static void mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows,
+                const struct kvd_rows *v, uint32_t from, uint32_t to) {
         struct weights w = {p, ldp, from, to};
 
         for (; rows >= MIX_ROWS; rows -= MIX_ROWS, y += MIX_ROWS * ldy, w.p += MIX_ROWS * ldp)
@@ -167,8 +180,8 @@ static void mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows,
 /* ---- vectors ---- */
 
 /* Calls body for every 16 of n, n_here of them there. */
-#define EACH_16(i, n_here, n)                                                                                         \
-        for (size_t i = 0, left_ = (n), n_here = MIN(left_, (size_t)KVD_LANES); left_ > 0;                            \
+#define EACH_16(i, n_here, n) \
+        for (size_t i = 0, left_ = (n), n_here = MIN(left_, (size_t)KVD_LANES); left_ > 0; \
              i += KVD_LANES, left_ -= n_here, n_here = MIN(left_, (size_t)KVD_LANES))
 
 static void rmsnorm(float *y, const float *x, const float *w, uint32_t n, float eps) {
@@ -183,16 +196,20 @@ static void rmsnorm(float *y, const float *x, const float *w, uint32_t n, float 
         EACH_16(i, here, n) {
                 lanes scaled = lanes_mul(lanes_load_to(x + i, (uint32_t)here), scale);
 
-                lanes_store_to(y + i, lanes_mul(scaled, lanes_load_to(w + i, (uint32_t)here)), (uint32_t)here);
+                lanes_store_to(y + i, lanes_mul(scaled, lanes_load_to(w + i, (uint32_t)here)),
+                               (uint32_t)here);
         }
 }
 
 static void rope(float *x, const float *cosine, const float *sine, uint32_t half) {
         EACH_16(i, here, half) {
-                lanes low = lanes_load_to(x + i, (uint32_t)here), high = lanes_load_to(x + half + i, (uint32_t)here);
-                lanes c = lanes_load_to(cosine + i, (uint32_t)here), s = lanes_load_to(sine + i, (uint32_t)here);
+                lanes low = lanes_load_to(x + i, (uint32_t)here),
+                      high = lanes_load_to(x + half + i, (uint32_t)here);
+                lanes c = lanes_load_to(cosine + i, (uint32_t)here),
+                      s = lanes_load_to(sine + i, (uint32_t)here);
 
-                lanes_store_to(x + i, lanes_fma(lanes_mul(lanes_set(-1.0f), high), s, lanes_mul(low, c)),
+                lanes_store_to(x + i,
+                               lanes_fma(lanes_mul(lanes_set(-1.0f), high), s, lanes_mul(low, c)),
                                (uint32_t)here);
                 lanes_store_to(x + half + i, lanes_fma(low, s, lanes_mul(high, c)), (uint32_t)here);
         }
@@ -204,14 +221,17 @@ static void swiglu(float *y, const float *gate, const float *up, size_t n) {
                 lanes e = lanes_exp(lanes_mul(lanes_set(-1.0f), g));
                 lanes silu = lanes_div(g, lanes_add(lanes_set(1.0f), e));
 
-                lanes_store_to(y + i, lanes_mul(silu, lanes_load_to(up + i, (uint32_t)here)), (uint32_t)here);
+                lanes_store_to(y + i, lanes_mul(silu, lanes_load_to(up + i, (uint32_t)here)),
+                               (uint32_t)here);
         }
 }
 
 static void add(float *y, const float *x, size_t n) {
         EACH_16(i, here, n)
-                lanes_store_to(y + i, lanes_add(lanes_load_to(y + i, (uint32_t)here),
-                                                lanes_load_to(x + i, (uint32_t)here)), (uint32_t)here);
+        lanes_store_to(y + i,
+                       lanes_add(lanes_load_to(y + i, (uint32_t)here),
+                                 lanes_load_to(x + i, (uint32_t)here)),
+                       (uint32_t)here);
 }
 
 static float largest(const float *x, uint32_t n) {
@@ -231,7 +251,8 @@ static float softmax(float *x, uint32_t n, float scale) {
         lanes max = lanes_set(-(largest(x, n) * scale)), sum = lanes_zero();
 
         EACH_16(i, here, n) {
-                lanes e = lanes_exp(lanes_fma(lanes_load_to(x + i, (uint32_t)here), lanes_set(scale), max));
+                lanes e = lanes_exp(
+                        lanes_fma(lanes_load_to(x + i, (uint32_t)here), lanes_set(scale), max));
 
                 lanes_store_to(x + i, e, (uint32_t)here);
                 sum = lanes_add(sum, here < KVD_LANES ? lanes_load_n(x + i, (uint32_t)here) : e);
@@ -243,7 +264,7 @@ static float softmax(float *x, uint32_t n, float scale) {
 
 KERNEL void widen_type(float *to, const uint16_t *from, size_t n, enum kvd_number type) {
         EACH_16(i, here, n)
-                lanes_store_to(to + i, lanes_widen_to(from + i, (uint32_t)here, type), (uint32_t)here);
+        lanes_store_to(to + i, lanes_widen_to(from + i, (uint32_t)here, type), (uint32_t)here);
 }
 
 static void widen(float *to, const uint16_t *from, size_t n, enum kvd_number type) {
@@ -259,7 +280,8 @@ KERNEL void narrow_type(uint16_t *to, const float *from, size_t n, enum kvd_numb
         for (; i + KVD_LANES <= n; i += KVD_LANES)
                 lanes_narrow(to + i, lanes_load(from + i), type);
         if (i < n)
-                lanes_narrow_n(to + i, lanes_load_n(from + i, (uint32_t)(n - i)), (uint32_t)(n - i), type);
+                lanes_narrow_n(to + i, lanes_load_n(from + i, (uint32_t)(n - i)), (uint32_t)(n - i),
+                               type);
 }
 
 static void narrow(uint16_t *to, const float *from, size_t n, enum kvd_number type) {

@@ -3,7 +3,8 @@
 #define KVD_STORE_CORE_H
 
 /*
- * What all rooms of the store know: the store, its domains, tickets for workers, and how to refuse. The rooms:
+ * What all rooms of the store know: the store, its domains, tickets for workers, and how to refuse.
+ * The rooms:
  *
  *      cache      index, blocks, segments, eviction, spaces, attachments; knows no other room (hooks.h)
  *      tier       where exact copies are
@@ -12,7 +13,8 @@
  *      device     spaces on a GPU: its memory, and data that is still to come
  *      check      what must always be true of all of them
  *
- * Lists are linked through ids or pointers; NONE or NULL ends them. Nothing on a request's way allocates.
+ * Lists are linked through ids or pointers; NONE or NULL ends them. Nothing on a request's way
+ * allocates.
  */
 
 #include "ipc/base/key.h"
@@ -26,7 +28,7 @@
 struct hooks;
 struct memory_ops;
 
-/* ---- jobs, see job.h ---------------------------------------------------------------------------- */
+/* ---- jobs, see job.h ------------------------------------------------------------------------- */
 
 struct ticket {
         const struct job_kind *kind;
@@ -40,11 +42,12 @@ struct jobs {
         struct kvd_list waiting[2]; /* tickets, for a worker: urgent, others */
         uint64_t n_waiting, last_id;
         struct job *job;       /* owned; the one in flight */
-        void (*wanted)(void *data); /* tells whoever runs the worker that there is something for it */
+        /* tells whoever runs the worker that there is something for it */
+        void (*wanted)(void *data);
         void *data;
 };
 
-/* ---- pool -------------------------------------------------------------------------------------- */
+/* ---- pool ------------------------------------------------------------------------------------ */
 
 #define STORE_RANKS 65536u
 
@@ -66,7 +69,8 @@ struct store {
 
         struct jobs jobs;
         uint32_t *ranks;       /* owned; scratch, a count for each 16-bit value */
-        bool wakes;            /* somebody writes semaphores by a stream when we ask (semaphore.c) */
+        /* somebody writes semaphores by a stream when we ask (semaphore.c) */
+        bool wakes;
         struct kvd_why why;
 };
 
@@ -85,7 +89,8 @@ struct domain {
 int space_refuse_opaque(const struct space *space, const char *what);
 
 /* setting.c */
-#define SETTING_LABEL_CHANNELS 32u /* of a key in its label, or head_dim if that is less: fixed when a space is made */
+/* of a key in its label, or head_dim if that is less: fixed when a space is made */
+#define SETTING_LABEL_CHANNELS 32u
 void settings_init(struct kvd_index *ix); /* once its geometry is there */
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This table lists the parts of the store; each has its row in its own file. Rows are called in this order. A space
- * ends in it, too, so that sequences are gone before the memory of their copies.
+ * This table lists the parts of the store; each has its row in its own file. Rows are called in
+ * this order. A space ends in it, too, so that sequences are gone before the memory of their
+ * copies.
  */
 
 #include "store/hooks.h"

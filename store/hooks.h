@@ -3,8 +3,9 @@
 #define KVD_STORE_HOOKS_H
 
 /*
- * What the parts of the store are told of. A part (a method, a room) has one row of these in hooks.c; the cache and the
- * sequences call all rows, in that order, and know none of them by name. Every member may be NULL.
+ * What the parts of the store are told of. A part (a method, a room) has one row of these in
+ * hooks.c; the cache and the sequences call all rows, in that order, and know none of them by name.
+ * Every member may be NULL.
  */
 
 #include "ipc/base/sequence.h"
@@ -16,39 +17,64 @@ struct hooks {
         /* A space's index is laid out: how much of it the part needs. */
         void (*lay_out)(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
 
-        /* A space. If space_begins fails, the space ends at once; so space_ends takes a half-made state. */
+        /*
+         * A space. If space_begins fails, the space ends at once; so space_ends takes a half-made
+         * state.
+         */
         int (*space_begins)(struct space *space);
         void (*setting_changed)(struct space *space);
-        bool (*idle)(struct space *space);          /* does a piece of what can wait. True: there is more */
-        void (*look)(struct space *space);          /* finds out what has come, before blocks are evicted or borrowed */
-        void (*space_leaves)(struct space *space);  /* it was deleted: withdraws what it asked for */
-        bool (*space_buried)(struct space *space);  /* frees a piece of its memory. True: there is more */
+        /* does a piece of what can wait. True: there is more */
+        bool (*idle)(struct space *space);
+        /* finds out what has come, before blocks are evicted or borrowed */
+        void (*look)(struct space *space);
+        /* it was deleted: withdraws what it asked for */
+        void (*space_leaves)(struct space *space);
+        /* frees a piece of its memory. True: there is more */
+        bool (*space_buried)(struct space *space);
         void (*space_ends)(struct space *space);
         void (*usage)(const struct space *space, struct space_usage *ret); /* the part's figures */
 
-        /* An attachment. It stops when its connection is lost, and ends when its process cannot touch memory any more. */
+        /*
+         * An attachment. It stops when its connection is lost, and ends when its process cannot
+         * touch memory any more.
+         */
         int (*attachment_begins)(struct attachment *a);
         void (*attachment_stops)(struct attachment *a);
         void (*attachment_ends)(struct attachment *a);
-        bool (*attachment_lingers)(const struct attachment *a); /* True: its seat cannot be another's yet */
-        void (*attachment_buried)(struct attachment *a);        /* frees what the part keeps for it */
+        /* True: its seat cannot be another's yet */
+        bool (*attachment_lingers)(const struct attachment *a);
+        /* frees what the part keeps for it */
+        void (*attachment_buried)(struct attachment *a);
 
-        /* A block. promise: the seal names data that is still to come; -EINVAL with a word for it. */
-        int (*promise)(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why);
-        void (*promised)(struct attachment *a, uint32_t id, const struct kvd_desc *fields); /* before it is SEALED */
-        void (*readable)(struct space *space, uint32_t id); /* it is sealed and its data is there; if space->watched */
-        double (*worth)(const struct space *space, uint32_t id); /* 0 to 1, for policies that go by it */
+        /*
+         * A block. promise: the seal names data that is still to come; -EINVAL with a word for it.
+         */
+        int (*promise)(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
+                       const char **why);
+        /* before it is SEALED */
+        void (*promised)(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
+        /* it is sealed and its data is there; if space->watched */
+        void (*readable)(struct space *space, uint32_t id);
+        /* 0 to 1, for policies that go by it */
+        double (*worth)(const struct space *space, uint32_t id);
 
-        /* Is it on, and does it read the summaries of blocks? Then they are made (methods/summaries.c). */
+        /*
+         * Is it on, and does it read the summaries of blocks? Then they are made
+         * (methods/summaries.c).
+         */
         bool (*reads_summaries)(const struct space *space);
 
         /* A sequence. */
         void (*sequence_begins)(struct sequence *q);
-        bool (*sequence_pending)(const struct sequence *q); /* is something under way that its client waits for? */
-        void (*sequence_ends)(struct sequence *q);          /* it was closed: withdraws what it asked for */
+        /* is something under way that its client waits for? */
+        bool (*sequence_pending)(const struct sequence *q);
+        /* it was closed: withdraws what it asked for */
+        void (*sequence_ends)(struct sequence *q);
         void (*sequence_buried)(struct sequence *q);        /* frees what the part keeps for it */
 
-        /* A change of this kind that was offered to a client, when the client has taken it or not. */
+        /*
+         * A change of this kind that was offered to a client, when the client has taken it or not.
+         */
         enum kvd_change_kind change;
         void (*taken)(struct sequence *q, uint32_t at);
         void (*not_taken)(struct sequence *q, uint32_t at);
@@ -73,7 +99,8 @@ void hooks_attachment_ends(struct attachment *a);
 bool hooks_attachment_lingers(const struct attachment *a);
 void hooks_attachment_buried(struct attachment *a);
 
-int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why);
+int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
+                  const char **why);
 void hooks_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
 void hooks_readable(struct space *space, uint32_t id);
 bool hooks_reads_summaries(const struct space *space);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This is what the store does when nobody asks for anything. A call does a bounded piece of it and says whether there is
- * more, so that requests never wait for it.
+ * This is what the store does when nobody asks for anything. A call does a bounded piece of it and
+ * says whether there is more, so that requests never wait for it.
  */
 
 #include "store/cache/cache.h"

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This is the queue of tickets and the one job in flight. A ticket's kind writes the job when a worker is free and
- * settles its answer; this file keeps the queue, holds the blocks that the job names, and does not trust the answer.
+ * This is the queue of tickets and the one job in flight. A ticket's kind writes the job when a
+ * worker is free and settles its answer; this file keeps the queue, holds the blocks that the job
+ * names, and does not trust the answer.
  */
 
 #include <errno.h>
@@ -37,10 +38,12 @@ void jobs_free(struct store *store) {
 uint32_t job_blocks(const struct job *job) {
         uint64_t n = MIN(MAX(READ_BYTES / job->space->ix->block_bytes, 1), KVD_JOB_ITEMS);
 
-        return (uint32_t)(job->kind->result_bytes ? MIN(n, JOB_RESULT_BYTES / job->kind->result_bytes) : n);
+        return (uint32_t)(job->kind->result_bytes ?
+                                  MIN(n, JOB_RESULT_BYTES / job->kind->result_bytes) :
+                                  n);
 }
 
-/* ---- queue ------------------------------------------------------------------------------------------------------ */
+/* ---- queue ----------------------------------------------------------------------------------- */
 
 static struct kvd_list *queue_of(const struct ticket *t) {
         return &space_store(t->space)->jobs.waiting[t->kind->urgent ? 0 : 1];
@@ -93,7 +96,7 @@ void jobs_want_worker(struct store *store) {
                 store->jobs.wanted(store->jobs.data);
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static bool reserve(struct job *job, uint64_t bytes) {
         if (job->bytes + bytes > KVD_JOB_BYTES)
@@ -189,7 +192,8 @@ static struct ticket *first_waiting(struct store *store) {
         return urgent ? urgent : kvd_list_first(&store->jobs.waiting[1], struct ticket, waiting);
 }
 
-#define EFFORT 4096u   /* of one call, in items: that there is nothing to do for a ticket takes time to find out */
+/* of one call, in items: that there is nothing to do for a ticket takes time to find out */
+#define EFFORT 4096u
 #define EFFORT_TICKET 256u
 
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret) {
@@ -199,7 +203,8 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
         if (job->id)
                 return false;
         job->at_work = true;
-        for (uint32_t spent = 0; spent < EFFORT && (t = first_waiting(store)); spent += EFFORT_TICKET + job->looks) {
+        for (uint32_t spent = 0; spent < EFFORT && (t = first_waiting(store));
+             spent += EFFORT_TICKET + job->looks) {
                 dequeue(t);
                 begin(job, t, arguments);
                 if (t->kind->write(t, job)) {
@@ -217,7 +222,7 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
         return job->id != 0;
 }
 
-/* ---- its end ---------------------------------------------------------------------------------------------------- */
+/* ---- its end --------------------------------------------------------------------------------- */
 
 static void settle(struct job *job, enum job_end end, const void *results, uint32_t n) {
         struct ticket *t = job->ticket;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Refusals in words. The store keeps the line of the last one until the next; requests that many files refuse for the
- * same reason have their line here.
+ * Refusals in words. The store keeps the line of the last one until the next; requests that many
+ * files refuse for the same reason have their line here.
  */
 
 #include <errno.h>
@@ -16,6 +16,8 @@ const char *store_why(const struct store *store) {
 int space_refuse_opaque(const struct space *space, const char *what) {
         if (!kvd_shape_is_opaque(&space->ix->geometry))
                 return 0;
-        return store_refuse(space_store(space), -EOPNOTSUPP, "space '%s' has opaque blocks (%.31s), which the methods "
-                            "cannot look into: no %s", space->name, space->ix->geometry.layout, what);
+        return store_refuse(space_store(space), -EOPNOTSUPP,
+                            "space '%s' has opaque blocks (%.31s), which the methods "
+                            "cannot look into: no %s",
+                            space->name, space->ix->geometry.layout, what);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space's policy, its size and the methods' settings (ipc/base/settings.def) may be changed while it is in use. They lie
- * in the header of its index, where clients and workers read them.
+ * A space's policy, its size and the methods' settings (ipc/base/settings.def) may be changed while
+ * it is in use. They lie in the header of its index, where clients and workers read them.
  *
- * hshare.channels is the exception: a label's size is part of the layout of the summaries, so it is fixed when the space
- * is made, and the setting only tells it.
+ * hshare.channels is the exception: a label's size is part of the layout of the summaries, so it is
+ * fixed when the space is made, and the setting only tells it.
  */
 
 #include <errno.h>
@@ -22,8 +22,8 @@ static int set_policy(struct space *space, const char *value) {
         int r;
 
         if (!policy)
-                return store_refuse(space_store(space), -EINVAL, "policy is one of " KVD_LIST(policy) ", not '%s'",
-                                    value);
+                return store_refuse(space_store(space), -EINVAL,
+                                    "policy is one of " KVD_LIST(policy) ", not '%s'", value);
         snprintf(what, sizeof what, "policy %s", value);
         r = policy_goes_by_worth(policy) ? space_refuse_opaque(space, what) : 0;
         if (r < 0)
@@ -38,28 +38,32 @@ static int set_max_blocks(struct space *space, const char *value) {
         unsigned long long n = strtoull(value, &end, 10);
 
         if (*end || end == value || n == 0 || n > space->ix->capacity)
-                return store_refuse(space_store(space), -EINVAL, "max_blocks is 1 to %u (the space's index holds no "
-                                    "more), not '%s'", space->ix->capacity, value);
+                return store_refuse(space_store(space), -EINVAL,
+                                    "max_blocks is 1 to %u (the space's index holds no "
+                                    "more), not '%s'",
+                                    space->ix->capacity, value);
         space->memory.max_blocks = (uint32_t)n;
         return 0;
 }
 
-/* ---- the methods' settings --------------------------------------------------------------------------------------- */
+/* ---- the methods' settings ------------------------------------------------------------------- */
 
 static int refuse_value(struct space *space, enum kvd_setting which, const char *value) {
         const struct kvd_setting_info *info = kvd_setting_info(which);
         struct store *store = space_store(space);
 
         if (info->words)
-                return store_refuse(store, -EINVAL, "%s.%s is one of: %s; not '%.64s'", info->method, info->name,
-                                    info->words, value);
-        return store_refuse(store, -EINVAL, "%s.%s is a number from %g to %g, not '%.64s'", info->method, info->name,
-                            info->least, info->most, value);
+                return store_refuse(store, -EINVAL, "%s.%s is one of: %s; not '%.64s'",
+                                    info->method, info->name, info->words, value);
+        return store_refuse(store, -EINVAL, "%s.%s is a number from %g to %g, not '%.64s'",
+                            info->method, info->name, info->least, info->most, value);
 }
 
 static int refuse_channels(struct space *space) {
-        return store_refuse(space_store(space), -EINVAL, "hshare.channels is fixed when a space is made; it is %u in "
-                            "space '%s'", space->ix->label_channels, space->name);
+        return store_refuse(space_store(space), -EINVAL,
+                            "hshare.channels is fixed when a space is made; it is %u in "
+                            "space '%s'",
+                            space->ix->label_channels, space->name);
 }
 
 static void tell_channels(struct kvd_index *ix) {
@@ -97,6 +101,8 @@ int space_set(struct space *space, const char *key, const char *value) {
         which = kvd_setting_by_name(key);
         if (which >= 0)
                 return set_method(space, (enum kvd_setting)which, value);
-        return store_refuse(space_store(space), -EINVAL, "a space has no setting '%s'; it has policy, max_blocks and "
-                            "those of the methods (kvctl space set --help)", key);
+        return store_refuse(space_store(space), -EINVAL,
+                            "a space has no setting '%s'; it has policy, max_blocks and "
+                            "those of the methods (kvctl space set --help)",
+                            key);
 }

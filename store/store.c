@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file makes and frees the store, its domains, and the list of its spaces. What a space is made of belongs to the
- * rooms; which parts there are stands in hooks.c.
+ * This file makes and frees the store, its domains, and the list of its spaces. What a space is
+ * made of belongs to the rooms; which parts there are stands in hooks.c.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "store/hooks.h"
 #include "store/job.h"
 
-/* ---- pages -------------------------------------------------------------------------------------------------- */
+/* ---- pages ----------------------------------------------------------------------------------- */
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 
@@ -38,9 +38,11 @@ static int choose_pages(struct store *store) {
         uint64_t have = store->config.pages == STORE_PAGES_SMALL ? 0 : free_huge_pages();
 
         if (store->config.pages == STORE_PAGES_HUGE && have < needed)
-                return store_refuse(store, -ENOMEM, "pages = huge needs %llu reserved 2 MiB pages and %llu are free; "
-                                    "raise vm.nr_hugepages or set pages = auto",
-                                    (unsigned long long)needed, (unsigned long long)have);
+                return store_refuse(
+                        store, -ENOMEM,
+                        "pages = huge needs %llu reserved 2 MiB pages and %llu are free; "
+                        "raise vm.nr_hugepages or set pages = auto",
+                        (unsigned long long)needed, (unsigned long long)have);
         store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
         store->page_bytes = store->huge ? HUGE_BYTES : 4096;
         return 0;
@@ -52,7 +54,7 @@ const char *store_pages_name(const struct store *store) {
         return store->huge ? "2 MiB, reserved" : "4 KiB";
 }
 
-/* ---- store -------------------------------------------------------------------------------------------------- */
+/* ---- store ----------------------------------------------------------------------------------- */
 
 int store_new(const struct store_config *config, struct store **ret) {
         struct store *store = sys->calloc(1, sizeof *store);
@@ -110,7 +112,7 @@ uint64_t store_pool_used(const struct store *store) {
         return store->used;
 }
 
-/* ---- domain ------------------------------------------------------------------------------------------------- */
+/* ---- domain ---------------------------------------------------------------------------------- */
 
 struct domain *store_domain_by_name(struct store *store, const char *name) {
         for (struct domain *d = store->domains; d; d = d->next)
@@ -123,15 +125,19 @@ int store_domain(struct store *store, const struct domain_config *config, struct
         struct domain *domain = store_domain_by_name(store, config->name);
 
         if (config->arena && store->config.backend == KVD_BACKEND_LEGACY)
-                return store_refuse(store, -EOPNOTSUPP, "isolation = arena of domain '%s' needs memory that can be "
-                                    "mapped read-only, and legacy CUDA handles cannot; set isolation = shared",
-                                    config->name);
+                return store_refuse(
+                        store, -EOPNOTSUPP,
+                        "isolation = arena of domain '%s' needs memory that can be "
+                        "mapped read-only, and legacy CUDA handles cannot; set isolation = shared",
+                        config->name);
         if (!domain) {
                 domain = sys->calloc(1, sizeof *domain);
                 if (!domain)
-                        return store_refuse(store, -ENOMEM, "out of memory for domain '%s'", config->name);
+                        return store_refuse(store, -ENOMEM, "out of memory for domain '%s'",
+                                            config->name);
                 domain->store = store;
-                domain->config.arena = config->arena; /* of spaces to come: it cannot change under existing ones */
+                /* of spaces to come: it cannot change under existing ones */
+                domain->config.arena = config->arena;
                 domain->next = store->domains;
                 store->domains = domain;
         }

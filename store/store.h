@@ -3,16 +3,18 @@
 #define KVD_STORE_STORE_H
 
 /*
- * The store: pool memory, spaces, blocks, and what is in them. One thread, no sockets, no messages, no waiting.
+ * The store: pool memory, spaces, blocks, and what is in them. One thread, no sockets, no messages,
+ * no waiting.
  *
  *      store ── domain ── space ── segments, index, blocks, leases, exact copies, summaries
  *        │                  └───── attachment (one client's use of the space: pin page, blocks being filled)
  *        │                           └── sequence (its own table: private and borrowed blocks, steps, sketches)
  *        └───── jobs: what a worker does for all of it
  *
- * Results: 0 or a count; negative errno for refusals and trouble, with one line in words from store_why().
- * Nothing allocates but what makes something: a space, an attachment, a sequence, a sketch, a profile sample. Allocate,
- * seal, append, sync, release, evict, lease, jobs and check work on memory that was set aside before.
+ * Results: 0 or a count; negative errno for refusals and trouble, with one line in words from
+ * store_why(). Nothing allocates but what makes something: a space, an attachment, a sequence, a
+ * sketch, a profile sample. Allocate, seal, append, sync, release, evict, lease, jobs and check
+ * work on memory that was set aside before.
  */
 
 #include <stdbool.h>
@@ -28,20 +30,23 @@ struct domain;
 struct space;
 struct attachment;
 
-/* ---- store -------------------------------------------------------------------------------------------------- */
+/* ---- store ----------------------------------------------------------------------------------- */
 
 enum store_pages { STORE_PAGES_AUTO, STORE_PAGES_SMALL, STORE_PAGES_HUGE };
 
 struct store_config {
         uint64_t pool_bytes;     /* most memory that all segments together may have */
-        uint64_t segment_bytes;  /* wanted size of a segment; rounded so that blocks and pages fit */
-        enum store_pages pages;  /* huge: reserved 2 MiB pages or nothing; auto: them if there are enough */
+        /* wanted size of a segment; rounded so that blocks and pages fit */
+        uint64_t segment_bytes;
+        /* huge: reserved 2 MiB pages or nothing; auto: them if there are enough */
+        enum store_pages pages;
         uint32_t max_attachments; /* clients of one space */
         uint32_t backend;        /* enum kvd_backend */
         const struct kvd_cuda *cuda; /* not KVD_BACKEND_HOST: initialised, without a context */
         int device;              /* ordinal */
         uint8_t uuid[16];
-        uint64_t spill_bytes;    /* most memory of exact copies and sketches, of all spaces; 0: as much as the pool */
+        /* most memory of exact copies and sketches, of all spaces; 0: as much as the pool */
+        uint64_t spill_bytes;
 };
 
 /* On failure *ret may be a store that takes only store_why and store_free. */
@@ -56,24 +61,25 @@ uint64_t store_pool_used(const struct store *store);
 const char *store_pages_name(const struct store *store); /* kind of pages in use, in words */
 
 /*
- * Puts memory behind segments ahead of need, a few MiB a call, so that no request waits for it. True: call again
- * when there is nothing else to do.
+ * Puts memory behind segments ahead of need, a few MiB a call, so that no request waits for it.
+ * True: call again when there is nothing else to do.
  */
 bool store_idle(struct store *store);
 
 /*
- * Tells clients how many blocks they could have (kvd_available); what pins hold is counted by store_idle afterwards.
- * True: there are clients, call again in a while.
+ * Tells clients how many blocks they could have (kvd_available); what pins hold is counted by
+ * store_idle afterwards. True: there are clients, call again in a while.
  */
 bool store_look_at_pins(struct store *store);
 
-/* ---- domain ------------------------------------------------------------------------------------------------- */
+/* ---- domain ---------------------------------------------------------------------------------- */
 
 struct domain_config {
         char name[KVD_NAME_MAX + 1];
         uint64_t quota;        /* most pool bytes; 0: the whole pool */
         uint64_t guarantee;    /* pool bytes that other domains cannot take back */
-        uint64_t client_quota; /* most bytes that one client may be filling in one space; 0: half of the space */
+        /* most bytes that one client may be filling in one space; 0: half of the space */
+        uint64_t client_quota;
         bool arena;            /* isolation: only the writer's own segments are mapped writable */
 };
 
@@ -82,10 +88,11 @@ int store_domain(struct store *store, const struct domain_config *config, struct
 struct domain *store_domain_by_name(struct store *store, const char *name);
 const struct domain_config *domain_config(const struct domain *domain);
 
-/* ---- space -------------------------------------------------------------------------------------------------- */
+/* ---- space ----------------------------------------------------------------------------------- */
 
 struct space_options {
-        uint32_t kind, keys, policy; /* KVD_kind_*, KVD_keys_*, KVD_policy_* (ipc/base/enums.h); 0: the first */
+        /* KVD_kind_*, KVD_keys_*, KVD_policy_* (ipc/base/enums.h); 0: the first */
+        uint32_t kind, keys, policy;
         uint64_t max_blocks;         /* 0: what the domain's quota allows */
 };
 
@@ -95,18 +102,26 @@ struct space_spec {
         struct space_options options;
 };
 
-/* -EEXIST: there is one, and it differs in the field that store_why() names; -ENOENT: create is false; -EINVAL. */
-int space_open(struct domain *domain, const struct space_spec *spec, bool create, struct space **ret, bool *created);
+/*
+ * -EEXIST: there is one, and it differs in the field that store_why() names; -ENOENT: create is
+ * false; -EINVAL.
+ */
+int space_open(struct domain *domain, const struct space_spec *spec, bool create,
+               struct space **ret, bool *created);
 struct space *space_by_name(struct domain *domain, const char *name);
 
-/* Every space of every domain, in the order they were made: the one whose number is at least cursor, or NULL. */
+/*
+ * Every space of every domain, in the order they were made: the one whose number is at least
+ * cursor, or NULL.
+ */
 struct space *store_next_space(struct store *store, uint32_t cursor);
 
 const char *space_name(const struct space *space);
 struct domain *space_domain(const struct space *space);
 uint32_t space_number(const struct space *space);
 const struct kvd_index *space_index(const struct space *space); /* header, geometry, counters */
-int space_index_fd(const struct space *space);                  /* read-only descriptor for clients */
+/* read-only descriptor for clients */
+int space_index_fd(const struct space *space);
 
 struct space_usage {
         uint64_t total, free, filling, sealed, limbo; /* blocks; total is the sum of the others */
@@ -114,48 +129,57 @@ struct space_usage {
         uint64_t max_blocks;
         uint32_t segments, attachments;
         uint64_t client_counters[KVD_N_CLIENT_COUNTERS]; /* attached now and in the past */
-        uint64_t sequences, private, shared, spilled, vague, spill_slots; /* as in space_info_reply */
+        /* as in space_info_reply */
+        uint64_t sequences, private, shared, spilled, vague, spill_slots;
         uint64_t pending, poisoned;
         uint64_t label_bytes, copy_bytes, sketch_bytes;
 };
 void space_get_usage(struct space *space, struct space_usage *ret);
 
-/* key: "policy" (a word of enums.h), "max_blocks" (at most the capacity of the index), or one of settings.def. */
+/*
+ * key: "policy" (a word of enums.h), "max_blocks" (at most the capacity of the index), or one of
+ * settings.def.
+ */
 int space_set(struct space *space, const char *key, const char *value);
 
 /*
- * -EBUSY while it has attachments, unless force: those then end (their mappings stay valid for their owners). The space
- * is gone at once; its memory is given back to the pool by store_idle.
+ * -EBUSY while it has attachments, unless force: those then end (their mappings stay valid for
+ * their owners). The space is gone at once; its memory is given back to the pool by store_idle.
  */
 int space_delete(struct space *space, bool force);
 
 /*
- * Segments: descriptor to hand out, writable for the attachment or read-only. -ENOENT: no such segment; -ENODATA: it
- * has no memory at present.
+ * Segments: descriptor to hand out, writable for the attachment or read-only. -ENOENT: no such
+ * segment; -ENODATA: it has no memory at present.
  */
 int space_segment_fd(struct attachment *attachment, uint32_t segment, bool *writable);
 
 /*
- * GPU memory: the attachment has unmapped these; those that it should unmap next are written to wanted. Returns how
- * many. (In host spaces there is nothing to unmap.)
+ * GPU memory: the attachment has unmapped these; those that it should unmap next are written to
+ * wanted. Returns how many. (In host spaces there is nothing to unmap.)
  */
-uint32_t attachment_drain(struct attachment *attachment, const uint32_t *unmapped, uint32_t n, uint32_t *wanted,
-                          uint32_t n_wanted);
+uint32_t attachment_drain(struct attachment *attachment, const uint32_t *unmapped, uint32_t n,
+                          uint32_t *wanted, uint32_t n_wanted);
 
-/* ---- attachment --------------------------------------------------------------------------------------------- */
-
-/* gone is called when the space is deleted under the attachment, which is freed right after. May be NULL. */
-int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *), struct attachment **ret);
+/* ---- attachment ------------------------------------------------------------------------------ */
 
 /*
- * Ends it: pins count no longer, blocks being filled are discarded, leases end. Only when the process cannot touch
- * the memory any more: it said so, or the kernel says that it is gone. died counts it as reaped. Returns NULL.
+ * gone is called when the space is deleted under the attachment, which is freed right after. May be
+ * NULL.
+ */
+int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *),
+                   struct attachment **ret);
+
+/*
+ * Ends it: pins count no longer, blocks being filled are discarded, leases end. Only when the
+ * process cannot touch the memory any more: it said so, or the kernel says that it is gone. died
+ * counts it as reaped. Returns NULL.
  */
 struct attachment *attachment_free(struct attachment *attachment, bool died);
 
 /*
- * Its connection is lost but its process may still run: pins count on, blocks being filled go to limbo until
- * attachment_free, leases end.
+ * Its connection is lost but its process may still run: pins count on, blocks being filled go to
+ * limbo until attachment_free, leases end.
  */
 void attachment_orphan(struct attachment *attachment);
 
@@ -164,13 +188,18 @@ struct space *attachment_space(const struct attachment *attachment);
 int attachment_pin_fd(const struct attachment *attachment);
 uint64_t attachment_pin_bytes(const struct attachment *attachment);
 uint64_t attachment_filling(const struct attachment *attachment);
-uint64_t attachment_pinned(const struct attachment *attachment); /* blocks pinned directly: walks the pin page */
+/* blocks pinned directly: walks the pin page */
+uint64_t attachment_pinned(const struct attachment *attachment);
 
-/* Blocks at or after *cursor that it pins directly, up to n; looks at so many, moves the cursor; 0: that was all. */
-uint32_t attachment_pins(const struct attachment *attachment, uint32_t *cursor, uint32_t *ret, uint32_t n);
+/*
+ * Blocks at or after *cursor that it pins directly, up to n; looks at so many, moves the cursor; 0:
+ * that was all.
+ */
+uint32_t attachment_pins(const struct attachment *attachment, uint32_t *cursor, uint32_t *ret,
+                         uint32_t n);
 void attachment_counters(const struct attachment *attachment, uint64_t ret[KVD_N_CLIENT_COUNTERS]);
 
-/* ---- blocks ------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* Gives 1 to n blocks to fill; -EDQUOT, -ENOBUFS as in kvd_alloc. */
 int space_allocate(struct attachment *attachment, uint32_t n, kvd_ref *ret);
@@ -192,13 +221,14 @@ struct seal_request {
 };
 
 /*
- * Publishes all blocks or none. ret[i] is the block that holds the content now: the one given, or one that was sealed
- * before with the same content (then the given one is still being filled by the caller, who releases it).
- * -ESTALE: a block or the parent is not what the caller thinks; -EINVAL: counts, tokens.
+ * Publishes all blocks or none. ret[i] is the block that holds the content now: the one given, or
+ * one that was sealed before with the same content (then the given one is still being filled by the
+ * caller, who releases it). -ESTALE: a block or the parent is not what the caller thinks; -EINVAL:
+ * counts, tokens.
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
 
-/* ---- semaphores of spaces on a GPU, see device/semaphore.c ------------------------------------- */
+/* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
 
 int space_semaphore_fd(const struct space *space); /* their page; -1 in host memory */
 uint32_t attachment_semaphore_row(const struct attachment *attachment);
@@ -206,13 +236,16 @@ uint32_t attachment_semaphore_row(const struct attachment *attachment);
 /* Blocks that it sealed and whose data is not known to be there. */
 uint64_t attachment_pending(const struct attachment *attachment);
 
-/* Finds out whose data has come, and frees what is poisoned and no longer pinned. True: look again in a while. */
+/*
+ * Finds out whose data has come, and frees what is poisoned and no longer pinned. True: look again
+ * in a while.
+ */
 bool store_look_at_semaphores(struct store *store);
 
 /*
- * Semaphores whose waiters are to be woken by a stream's write of words[2 * i + 1] to semaphore words[2 * i] of the
- * page, after a client died. Only if somebody does that: store_set_wakes. One at a time; done: false, it will be asked
- * again.
+ * Semaphores whose waiters are to be woken by a stream's write of words[2 * i + 1] to semaphore
+ * words[2 * i] of the page, after a client died. Only if somebody does that: store_set_wakes. One
+ * at a time; done: false, it will be asked again.
  */
 struct store_wake {
         int fd;          /* the space's */
@@ -222,19 +255,26 @@ struct store_wake {
         uint64_t words[128];
 };
 void store_set_wakes(struct store *store, bool wakes);
-bool store_wants_wake(struct store *store); /* store_on_job's function was called when the first one came */
+/* store_on_job's function was called when the first one came */
+bool store_wants_wake(struct store *store);
 bool store_next_wake(struct store *store, struct store_wake *ret);
 void store_wake_done(struct store *store, bool done);
 
-/* ---- leases on prefixes being computed (single flight) -------------------------------------------------------- */
+/* ---- leases on prefixes being computed (single flight) --------------------------------------- */
 
-/* 1: granted (again, if the caller has it); 0: somebody else holds it; -ENOBUFS: too many leases at once. */
+/*
+ * 1: granted (again, if the caller has it); 0: somebody else holds it; -ENOBUFS: too many leases at
+ * once.
+ */
 int space_lease(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
 void space_lease_end(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
 
-/* ---- sequences: a client's own tables, see ipc/base/sequence.h --------------------------------------------------- */
+/* ---- sequences: a client's own tables, see ipc/base/sequence.h ------------------------------- */
 
-/* -EUSERS, -EDQUOT, -ENOMEM. Numbers are the space's; a sequence takes requests of its own attachment only. */
+/*
+ * -EUSERS, -EDQUOT, -ENOMEM. Numbers are the space's; a sequence takes requests of its own
+ * attachment only.
+ */
 int sequence_open(struct attachment *attachment, uint32_t max_blocks, uint32_t *ret);
 int sequence_close(struct attachment *attachment, uint32_t number);
 
@@ -246,63 +286,82 @@ struct append_request {
         const uint32_t *tokens;
 };
 
-/* All blocks or none; *first is the entry of the first one. -ESTALE, -EINVAL, -ENOSPC: the table is full. */
-int sequence_append(struct attachment *attachment, uint32_t number, const struct append_request *request,
-                    uint32_t *first);
+/*
+ * All blocks or none; *first is the entry of the first one. -ESTALE, -EINVAL, -ENOSPC: the table is
+ * full.
+ */
+int sequence_append(struct attachment *attachment, uint32_t number,
+                    const struct append_request *request, uint32_t *first);
 
 /* MemShare. 1: the step will be compared; 0: memshare is off, or the step too short. */
-int sequence_share(struct attachment *attachment, uint32_t number, uint32_t first, uint32_t n_tokens);
+int sequence_share(struct attachment *attachment, uint32_t number, uint32_t first,
+                   uint32_t n_tokens);
 
 /*
- * taken[i] says whether the client took change i of the last answer; they are settled in order, missing ones are
- * proposed again. Then writes up to KVD_SYNC_CHANGES new ones. Returns how many.
+ * taken[i] says whether the client took change i of the last answer; they are settled in order,
+ * missing ones are proposed again. Then writes up to KVD_SYNC_CHANGES new ones. Returns how many.
  */
-int sequence_sync(struct attachment *attachment, uint32_t number, const uint32_t *taken, uint32_t n_taken,
-                  struct kvd_change *ret);
+int sequence_sync(struct attachment *attachment, uint32_t number, const uint32_t *taken,
+                  uint32_t n_taken, struct kvd_change *ret);
 
 /* A client is told this of its sequence beside the changes. */
 struct sequence_report {
-        bool pending;            /* something that it asked for, or that follows from it, is still under way */
+        /* something that it asked for, or that follows from it, is still under way */
+        bool pending;
         uint64_t copy_bytes;     /* of its exact copies */
         uint64_t sketch_bytes;
 };
 void sequence_report(struct attachment *attachment, uint32_t number, struct sequence_report *ret);
 
 /* how: enum kvd_cool. Returns how many entries will leave. */
-int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n);
-
-/* how: enum kvd_revive. -ENODATA: approximately was all that was asked for, and it cannot be had. */
-int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n,
-                    uint32_t *exact, uint32_t *approx);
+int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how,
+                  const uint32_t *entries, uint32_t n);
 
 /*
- * KeyDiff: packs what each layer and head keeps of the range's tokens into fewer blocks. Returns how many entries will
- * change. -ENOBUFS, -EBUSY, -EOPNOTSUPP.
+ * how: enum kvd_revive. -ENODATA: approximately was all that was asked for, and it cannot be had.
  */
-int sequence_compact(struct attachment *attachment, uint32_t number, uint32_t first, uint32_t n, uint32_t keep);
+int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how,
+                    const uint32_t *entries, uint32_t n, uint32_t *exact, uint32_t *approx);
+
+/*
+ * KeyDiff: packs what each layer and head keeps of the range's tokens into fewer blocks. Returns
+ * how many entries will change. -ENOBUFS, -EBUSY, -EOPNOTSUPP.
+ */
+int sequence_compact(struct attachment *attachment, uint32_t number, uint32_t first, uint32_t n,
+                     uint32_t keep);
 
 struct critical_request {
-        uint32_t n_blocks;       /* that the caller is filling, and leaves alone until the configuration is there */
+        /* that the caller is filling, and leaves alone until the configuration is there */
+        uint32_t n_blocks;
         const kvd_ref *blocks;
         uint32_t queries, words, selected;
 };
-int sequence_critical(struct attachment *attachment, uint32_t number, const struct critical_request *request);
+int sequence_critical(struct attachment *attachment, uint32_t number,
+                      const struct critical_request *request);
 
-/* 1: layers[layers] and heads[layers * kv_heads] are written; 0: not made yet; -ENODATA: nobody asked for it. */
-int sequence_sharing(struct attachment *attachment, uint32_t number, uint8_t *layers, uint8_t *heads);
+/*
+ * 1: layers[layers] and heads[layers * kv_heads] are written; 0: not made yet; -ENODATA: nobody
+ * asked for it.
+ */
+int sequence_sharing(struct attachment *attachment, uint32_t number, uint8_t *layers,
+                     uint8_t *heads);
 
-/* ---- BiCache's profile ------------------------------------------------------------------------------------------ */
+/* ---- BiCache's profile ----------------------------------------------------------------------- */
 
-/* One sample at r percent: blocks [layer group][prefix alone, whole input][n / groups / 2] that the caller fills. */
-int space_sample(struct attachment *attachment, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n_blocks,
-                 uint64_t *ticket);
+/*
+ * One sample at r percent: blocks [layer group][prefix alone, whole input][n / groups / 2] that the
+ * caller fills.
+ */
+int space_sample(struct attachment *attachment, uint32_t r, uint32_t n_tokens,
+                 const kvd_ref *blocks, uint32_t n_blocks, uint64_t *ticket);
 int space_sample_done(struct attachment *attachment, uint64_t ticket); /* 1: yes */
 
 struct profile_report {
         uint32_t layers, def;    /* def: 0 there is no table */
         uint8_t depth[101];
         uint32_t samples[101];
-        uint32_t n_similarity;   /* floats in similarity: layers for each percent that has samples, ascending */
+        /* floats in similarity: layers for each percent that has samples, ascending */
+        uint32_t n_similarity;
         float similarity[15360]; /* means by the space's bicache.sim */
 };
 void space_profile(struct space *space, struct profile_report *ret);
@@ -310,7 +369,7 @@ void space_profile_forget(struct space *space);
 int space_profile_build(struct space *space); /* -ENODATA: there are no samples */
 int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t def);
 
-/* ---- jobs: what a worker does for the store --------------------------------------------------------------------- */
+/* ---- jobs: what a worker does for the store -------------------------------------------------- */
 
 struct store_job {
         uint64_t id;
@@ -321,7 +380,10 @@ struct store_job {
 
 uint64_t store_jobs_waiting(const struct store *store);
 
-/* Takes the next job and writes its arguments (ipc/base/job.h). False: there is none, or its space is gone. */
+/*
+ * Takes the next job and writes its arguments (ipc/base/job.h). False: there is none, or its space
+ * is gone.
+ */
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret);
 
 /* The worker's answer; it is not trusted: sizes and numbers are compared with what was asked. */
@@ -331,8 +393,9 @@ void store_job_done(struct store *store, uint64_t id, int error, const void *res
 void store_job_lost(struct store *store, uint64_t id);
 
 /*
- * Called from inside requests and idle work when the first job begins to wait; not from inside store_next_job,
- * store_job_done and store_job_lost: who calls these asks for the next job afterwards.
+ * Called from inside requests and idle work when the first job begins to wait; not from inside
+ * store_next_job, store_job_done and store_job_lost: who calls these asks for the next job
+ * afterwards.
  */
 void store_on_job(struct store *store, void (*called)(void *data), void *data);
 
@@ -341,10 +404,12 @@ int space_index_fd_for_worker(struct space *space); /* read-only */
 int space_summary_fd(struct space *space, bool writable);
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes); /* of enum kvd_tier */
 int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
-int space_worker_segment_fd(struct space *space, uint32_t segment); /* writable; -ENOENT, -ENODATA */
-uint32_t space_memory_version(const struct space *space, uint32_t segment); /* moves with its memory; 0: it has none */
+/* writable; -ENOENT, -ENODATA */
+int space_worker_segment_fd(struct space *space, uint32_t segment);
+/* moves with its memory; 0: it has none */
+uint32_t space_memory_version(const struct space *space, uint32_t segment);
 
-/* ---- GPU memory: what a worker does for it, and what takes time -------------------------------------------------- */
+/* ---- GPU memory: what a worker does for it, and what takes time ------------------------------ */
 
 #define STORE_CLEARS 16u
 
@@ -357,46 +422,57 @@ bool store_has_device(const struct store *store);
 const uint8_t *store_device(const struct store *store);  /* its UUID: 16 bytes */
 bool store_wants_clearing(const struct store *store);
 
-/* Descriptors of chunks to be filled with zeros, the store's own; how many. One such set at a time is on its way. */
+/*
+ * Descriptors of chunks to be filled with zeros, the store's own; how many. One such set at a time
+ * is on its way.
+ */
 uint32_t store_next_clear(struct store *store, int fds[STORE_CLEARS], uint64_t *bytes);
 void store_clear_done(struct store *store, bool cleared);
 void store_clear_failed(struct store *store); /* it cannot be done: not before store_make_missing */
 
 /*
- * KVD_BACKEND_LEGACY: memory is made, cleared and kept by an exporter, one piece of that number for each space. A number
- * that comes again names memory that nobody uses any more: that is given up first.
+ * KVD_BACKEND_LEGACY: memory is made, cleared and kept by an exporter, one piece of that number for
+ * each space. A number that comes again names memory that nobody uses any more: that is given up
+ * first.
  */
 bool store_has_exporter(const struct store *store);
 bool store_next_export(struct store *store, uint32_t *number, uint64_t *bytes);
 void store_export_done(struct store *store, uint32_t number, const uint8_t handle[64]);
 void store_exporter_gone(struct store *store); /* deletes every space */
-const uint8_t *space_segment_handle(const struct space *space, uint32_t segment); /* 64 bytes; NULL: it has none */
+/* 64 bytes; NULL: it has none */
+const uint8_t *space_segment_handle(const struct space *space, uint32_t segment);
 
 /* A segment that the worker should unmap; false: none. */
 bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment);
 void space_worker_unmapped(struct space *space, uint32_t segment);
-void store_worker_gone(struct store *store); /* it has nothing mapped, and clears nothing, any more */
-
-/* Tries once more to have what the driver did not give, and to have it cleared. Returns how many are missing still. */
-uint32_t store_make_missing(struct store *store);
-
-/* ---- eviction and looking inside ------------------------------------------------------------------------------ */
+/* it has nothing mapped, and clears nothing, any more */
+void store_worker_gone(struct store *store);
 
 /*
- * Evicts up to n unpinned blocks, coldest leaves first (n 0: all), or chain and everything behind it. Stops early
- * after a bounded amount of work: *more is true then. Returns how many.
+ * Tries once more to have what the driver did not give, and to have it cleared. Returns how many
+ * are missing still.
+ */
+uint32_t store_make_missing(struct store *store);
+
+/* ---- eviction and looking inside ------------------------------------------------------------- */
+
+/*
+ * Evicts up to n unpinned blocks, coldest leaves first (n 0: all), or chain and everything behind
+ * it. Stops early after a bounded amount of work: *more is true then. Returns how many.
  */
 int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more);
 
 #define STORE_MAP_PINNED 16u
 #define STORE_MAP_LEAF 32u
-#define STORE_MAP_KEPT 64u /* a sequence's, held by a job, or its data is still to come: eviction passes it over */
+/* a sequence's, held by a job, or its data is still to come: eviction passes it over */
+#define STORE_MAP_KEPT 64u
 
 /*
- * States of n blocks from first: enum kvd_state, plus the flags above. Returns how many exist from there, up to n.
- * parents: the ids of the blocks before them, UINT32_MAX: none; may be NULL.
+ * States of n blocks from first: enum kvd_state, plus the flags above. Returns how many exist from
+ * there, up to n. parents: the ids of the blocks before them, UINT32_MAX: none; may be NULL.
  */
-uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret, uint32_t *parents);
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret,
+                   uint32_t *parents);
 
 struct chain_info {
         kvd_ref leaf;
@@ -405,14 +481,20 @@ struct chain_info {
         uint32_t head[32]; /* the first tokens */
         uint32_t n_head;
 };
-/* The first sealed block without children at or after block *cursor; moves *cursor behind it. -ENOENT: none. */
+/*
+ * The first sealed block without children at or after block *cursor; moves *cursor behind it.
+ * -ENOENT: none.
+ */
 int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *ret);
 
 struct check_report {
         uint32_t checked, broken;
         char first[200]; /* the first broken invariant, in words */
 };
-/* Checks a piece of the space from block *cursor and moves it on; *cursor is 0 when all was checked. */
+/*
+ * Checks a piece of the space from block *cursor and moves it on; *cursor is 0 when all was
+ * checked.
+ */
 void space_check(struct space *space, uint32_t *cursor, struct check_report *report);
 
 #endif

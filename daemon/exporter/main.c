@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The exporter keeps memory for each number that it was asked for. The memory is made by cuMemAlloc in its own context,
- * and cleared before its handle leaves the process. It ends with its owner, and with an error of its context, since its
- * memory is of no use then.
+ * The exporter keeps memory for each number that it was asked for. The memory is made by cuMemAlloc
+ * in its own context, and cleared before its handle leaves the process. It ends with its owner, and
+ * with an error of its context, since its memory is of no use then.
  */
 
 #include "daemon/exporter/main.h"
@@ -50,7 +50,7 @@ static int check(cu_result error, const char *what) {
                       kvd_cuda_why(exporter.device.cuda, error, text, sizeof text));
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* Its context stays current: there is one thread. */
 static int open_device(const uint8_t uuid[16]) {
@@ -87,7 +87,7 @@ static int make(cu_address *at, uint64_t bytes, struct cu_ipc_handle *handle) {
         return r < 0 ? r : check(cuda->cuIpcGetMemHandle(handle, *at), "cuIpcGetMemHandle");
 }
 
-/* ---- the owner's questions --------------------------------------------------------------------------------------- */
+/* ---- the owner's questions ------------------------------------------------------------------- */
 
 static int answer(size_t size) {
         struct kvd_msg request, reply;
@@ -95,8 +95,9 @@ static int answer(size_t size) {
         ssize_t n;
         int r;
 
-        if (kvd_msg_decode(exporter.decoder, exporter.in, size, &request) < 0 || request.number != KVD_MSG_export ||
-            request.export.device.size != 16 || request.export.number >= NUMBERS)
+        if (kvd_msg_decode(exporter.decoder, exporter.in, size, &request) < 0 ||
+            request.number != KVD_MSG_export || request.export.device.size != 16 ||
+            request.export.number >= NUMBERS)
                 return -EPROTO;
         reply = (struct kvd_msg){.number = KVD_MSG_export_reply, .serial = request.serial};
         r = open_device(request.export.device.data);
@@ -128,7 +129,7 @@ static int serve(void) {
         return r == -EPIPE || r == -ECONNRESET ? 0 : r;
 }
 
-/* ---- start ------------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static int parse_uuid(const char *text, uint8_t uuid[16]) {
         for (int i = 0; i < 16; i++) {
@@ -167,7 +168,8 @@ int exporter_main(int argc, char **argv) {
 
         exporter.socket = SYS_SPAWN_FD;
         if (!is_socket(exporter.socket)) {
-                fprintf(stderr, "kvd: --exporter is how the daemon starts its exporter process; it is not for people\n");
+                fprintf(stderr, "kvd: --exporter is how the daemon starts its exporter process; it "
+                                "is not for people\n");
                 return 1;
         }
         fcntl(exporter.socket, F_SETFD, FD_CLOEXEC);

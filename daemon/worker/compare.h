@@ -2,7 +2,10 @@
 #ifndef KVD_DAEMON_WORKER_COMPARE_H
 #define KVD_DAEMON_WORKER_COMPARE_H
 
-/* The data of a COMPARE job: job_compare.c has its stages, and compare_device.c the second one on a GPU. */
+/*
+ * The data of a COMPARE job: job_compare.c has its stages, and compare_device.c the second one on a
+ * GPU.
+ */
 
 #include "daemon/worker/task.h"
 #include "kernels/memshare.h"
@@ -33,7 +36,8 @@ struct compare {
 bool compare_may(const struct compare *c, uint32_t target, uint32_t source);
 
 /* Notes the pair if it is near enough, and nearer than the one before. */
-void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity, double distance);
+void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity,
+                  double distance);
 
 /* Fills found, where the blocks are. -ENOSYS: not in this way, and nothing was done. */
 int compare_on_device(struct compare *c);

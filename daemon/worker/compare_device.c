@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's second stage where the blocks are: every pair that may be shared is a piece of work for the GPU's kernels,
- * and what comes to the processor is a distance each, of the same bits as the processor's. Which is the nearest is
- * decided here, in the order of job_compare.c.
+ * MemShare's second stage where the blocks are: every pair that may be shared is a piece of work
+ * for the GPU's kernels, and what comes to the processor is a distance each, of the same bits as
+ * the processor's. Which is the nearest is decided here, in the order of job_compare.c.
  */
 
 #include <errno.h>
@@ -67,7 +67,8 @@ static void put_pair(struct pairs *p, uint32_t target, uint32_t source, float si
         if (p->c->half && p->n_angles > MOST_ANGLES)
                 return;
         p->similarity[p->n] = similarity;
-        p->pairs[p->n++] = (struct gpu_memshare_pair){target, source, p->c->half ? angle_of(p, target, source) : 0};
+        p->pairs[p->n++] = (struct gpu_memshare_pair){target, source,
+                                                      p->c->half ? angle_of(p, target, source) : 0};
 }
 
 static int find_pairs(struct pairs *p) {
@@ -98,12 +99,13 @@ static int make_angles(struct pairs *p) {
 
         p->angles = task_room(c->task, (size_t)p->n_angles * 2 * c->half, sizeof *p->angles);
         for (uint32_t i = 0; p->angles && i < p->n_angles; i++)
-                kvd_memshare_angles(c->frequencies, c->half, p->deltas[i], p->angles + (size_t)i * 2 * c->half,
+                kvd_memshare_angles(c->frequencies, c->half, p->deltas[i],
+                                    p->angles + (size_t)i * 2 * c->half,
                                     p->angles + (size_t)i * 2 * c->half + c->half);
         return p->angles ? 0 : -ENOMEM;
 }
 
-/* ---- on the GPU -------------------------------------------------------------------------------------------------- */
+/* ---- on the GPU ------------------------------------------------------------------------------ */
 
 static cu_address part(struct pairs *p, uint64_t bytes) {
         cu_address at = p->next;
@@ -138,14 +140,25 @@ static int upload(struct pairs *p) {
 
 static int launch(struct pairs *p, struct gpu *gpu, cu_stream stream) {
         const struct compare *c = p->c;
-        const struct gpu_memshare_shape shape = {c->shape.layers, c->shape.heads, c->shape.tokens, c->shape.dim,
-                                                 c->task->space->ix->geometry.order, c->shape.type};
-        const struct gpu_blocks blocks = {c->task->space->device_base, c->task->shape.block_bytes, p->d_ids};
-        const struct gpu_memshare_keep norms = {.blocks = blocks, .shape = shape, .n = c->task->job->n_items,
-                                                .to = p->d_norms};
-        const struct gpu_memshare distances = {.blocks = blocks, .shape = shape, .metric = c->metric, .half = c->half,
-                                               .limit = c->limit, .pairs = p->d_pairs, .n = p->n,
-                                               .angles = c->half ? p->d_angles : 0, .norms = p->d_norms,
+        const struct gpu_memshare_shape shape = {c->shape.layers,
+                                                 c->shape.heads,
+                                                 c->shape.tokens,
+                                                 c->shape.dim,
+                                                 c->task->space->ix->geometry.order,
+                                                 c->shape.type};
+        const struct gpu_blocks blocks = {c->task->space->device_base, c->task->shape.block_bytes,
+                                          p->d_ids};
+        const struct gpu_memshare_keep norms = {
+                .blocks = blocks, .shape = shape, .n = c->task->job->n_items, .to = p->d_norms};
+        const struct gpu_memshare distances = {.blocks = blocks,
+                                               .shape = shape,
+                                               .metric = c->metric,
+                                               .half = c->half,
+                                               .limit = c->limit,
+                                               .pairs = p->d_pairs,
+                                               .n = p->n,
+                                               .angles = c->half ? p->d_angles : 0,
+                                               .norms = p->d_norms,
                                                .distances = p->d_distances};
         int r = gpu_memshare_norms(gpu, stream, &norms);
 

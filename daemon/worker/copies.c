@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies, given to the tier that each place is in. Places that do not exist are refused here, once for all tiers,
- * because what a job names is not trusted to fit the space as it is mapped.
+ * Exact copies, given to the tier that each place is in. Places that do not exist are refused here,
+ * once for all tiers, because what a job names is not trusted to fit the space as it is mapped.
  */
 
 #include "daemon/worker/copies.h"
@@ -16,10 +16,13 @@ static const struct worker_tier *const tiers[KVD_N_TIERS] = {
 #include "ipc/base/tiers.def"
 };
 
-int copies_map(struct worker_space *w, const int fds[KVD_N_TIERS], const uint64_t bytes[KVD_N_TIERS]) {
+int copies_map(struct worker_space *w, const int fds[KVD_N_TIERS],
+               const uint64_t bytes[KVD_N_TIERS]) {
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
                 uint64_t places = w->ix->tier_end[t] - kvd_tier_first(w->ix, t);
-                int r = bytes[t] < places * w->ix->block_bytes ? -EPROTO : tiers[t]->map(&w->copies[t], fds[t], bytes[t]);
+                int r = bytes[t] < places * w->ix->block_bytes ?
+                                -EPROTO :
+                                tiers[t]->map(&w->copies[t], fds[t], bytes[t]);
 
                 if (r < 0)
                         return r;
@@ -35,7 +38,8 @@ void copies_unmap(struct worker_space *w) {
 /* Places that do not exist fail here; what remains has a tier. */
 static void refuse_unknown(const struct task *task, struct copy *copies, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
-                if (copies[i].place != KVD_NOWHERE && copies[i].place >= kvd_places(task->space->ix)) {
+                if (copies[i].place != KVD_NOWHERE &&
+                    copies[i].place >= kvd_places(task->space->ix)) {
                         copies[i].place = KVD_NOWHERE;
                         copies[i].error = ENODATA;
                 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One context and one stream of the lowest priority, made when they are first needed. After a failure of the context
- * nothing of it is used again: the worker ends, and the next one begins with a context of its own.
+ * One context and one stream of the lowest priority, made when they are first needed. After a
+ * failure of the context nothing of it is used again: the worker ends, and the next one begins with
+ * a context of its own.
  */
 
 #include "daemon/worker/device.h"
@@ -28,16 +29,19 @@ static int check(struct worker_device *d, cu_result error, const char *what) {
                     kvd_cuda_why(d->device.cuda, error, text, sizeof text));
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------ */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 /* Inference comes first. */
 static int make_stream(struct worker_device *d) {
         int least = 0, greatest = 0;
-        int r = check(d, d->device.cuda->cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
+        int r = check(d, d->device.cuda->cuCtxGetStreamPriorityRange(&least, &greatest),
+                      "cuCtxGetStreamPriorityRange");
 
         if (r < 0)
                 return r;
-        return check(d, d->device.cuda->cuStreamCreateWithPriority(&d->stream, CU_STREAM_NON_BLOCKING, least),
+        return check(d,
+                     d->device.cuda->cuStreamCreateWithPriority(&d->stream, CU_STREAM_NON_BLOCKING,
+                                                                least),
                      "cuStreamCreateWithPriority");
 }
 
@@ -48,7 +52,8 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]) {
         memcpy(wanted.bytes, uuid, sizeof wanted.bytes);
         if (d->open)
                 return memcmp(&wanted, &d->device.uuid, sizeof wanted) == 0 ?
-                               0 : kvd_refuse(&d->why, -EPROTO, "memory of another device than before");
+                               0 :
+                               kvd_refuse(&d->why, -EPROTO, "memory of another device than before");
         r = kvd_device_open(&d->device, &wanted);
         if (r < 0)
                 return kvd_refuse(&d->why, r, "%s", d->device.why);
@@ -66,14 +71,15 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]) {
         return 0;
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int clear_one(struct worker_device *d, cu_address at, int fd, uint64_t bytes) {
         int r = kvd_device_map(&d->device, at, bytes, fd, true);
 
         if (r < 0)
                 return kvd_refuse(&d->why, r, "%s", d->device.why);
-        return check(d, d->device.cuda->cuMemsetD8Async(at, 0, bytes, d->stream), "cuMemsetD8Async");
+        return check(d, d->device.cuda->cuMemsetD8Async(at, 0, bytes, d->stream),
+                     "cuMemsetD8Async");
 }
 
 int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes) {
@@ -95,7 +101,8 @@ int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t b
         return r ?: end;
 }
 
-static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const uint64_t *words, uint32_t n) {
+static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const uint64_t *words,
+                    uint32_t n) {
         cu_address at;
         int r = kvd_device_register(&d->device, page, bytes, &at), end;
 
@@ -103,8 +110,10 @@ static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const u
                 return kvd_refuse(&d->why, r, "%s", d->device.why);
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 r = words[2 * i] < bytes / sizeof *words ?
-                            check(d, d->device.cuda->cuStreamWriteValue64(d->stream, at + words[2 * i] * sizeof *words,
-                                                                          words[2 * i + 1], CU_WRITE_DEFAULT),
+                            check(d,
+                                  d->device.cuda->cuStreamWriteValue64(
+                                          d->stream, at + words[2 * i] * sizeof *words,
+                                          words[2 * i + 1], CU_WRITE_DEFAULT),
                                   "cuStreamWriteValue64") :
                             kvd_refuse(&d->why, -EPROTO, "a semaphore beyond its page");
         end = device_finish(d);
@@ -112,12 +121,14 @@ static int wake_all(struct worker_device *d, void *page, uint64_t bytes, const u
         return r ?: end;
 }
 
-int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t *words, uint32_t n) {
+int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t *words,
+                uint32_t n) {
         void *page = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         int r;
 
         if (page == MAP_FAILED)
-                return kvd_refuse(&d->why, -errno, "the semaphore page cannot be mapped: %s", strerror(errno));
+                return kvd_refuse(&d->why, -errno, "the semaphore page cannot be mapped: %s",
+                                  strerror(errno));
         r = wake_all(d, page, bytes, words, n);
         munmap(page, bytes);
         return r;
@@ -133,7 +144,8 @@ uint8_t *device_staging(struct worker_device *d, uint64_t bytes) {
                 d->device.cuda->cuMemFreeHost(d->staging);
         d->staging = NULL;
         d->staging_bytes = 0;
-        if (check(d, d->device.cuda->cuMemHostAlloc(&at, bytes, CU_HOST_PORTABLE), "cuMemHostAlloc") < 0)
+        if (check(d, d->device.cuda->cuMemHostAlloc(&at, bytes, CU_HOST_PORTABLE),
+                  "cuMemHostAlloc") < 0)
                 return NULL;
         d->staging = at;
         d->staging_bytes = bytes;
@@ -163,11 +175,13 @@ struct gpu *device_kernels(struct worker_device *d) {
 }
 
 int device_read(struct worker_device *d, void *to, cu_address from, uint64_t bytes) {
-        return check(d, d->device.cuda->cuMemcpyDtoHAsync(to, from, bytes, d->stream), "cuMemcpyDtoHAsync");
+        return check(d, d->device.cuda->cuMemcpyDtoHAsync(to, from, bytes, d->stream),
+                     "cuMemcpyDtoHAsync");
 }
 
 int device_write(struct worker_device *d, cu_address to, const void *from, uint64_t bytes) {
-        return check(d, d->device.cuda->cuMemcpyHtoDAsync(to, from, bytes, d->stream), "cuMemcpyHtoDAsync");
+        return check(d, d->device.cuda->cuMemcpyHtoDAsync(to, from, bytes, d->stream),
+                     "cuMemcpyHtoDAsync");
 }
 
 int device_finish(struct worker_device *d) {

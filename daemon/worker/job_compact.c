@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction: each layer and KV head chooses, among the tokens of the source blocks, those of highest
- * score (job_score.c has the anchor: of the sources and the rest of the sequence) and moves their keys and values
- * into the destination blocks, packed, in order of position. What is left of the last one, and the state plane, is
- * zeros. A layer is a piece of work of its own.
+ * KeyDiff's compaction: each layer and KV head chooses, among the tokens of the source blocks,
+ * those of highest score (job_score.c has the anchor: of the sources and the rest of the sequence)
+ * and moves their keys and values into the destination blocks, packed, in order of position. What
+ * is left of the last one, and the state plane, is zeros. A layer is a piece of work of its own.
  */
 
 #include <errno.h>
@@ -22,16 +22,21 @@ struct packing {
         uint32_t n_from, n_to;
         uint32_t keep, n_tokens; /* ... of so many */
         uint32_t *place;         /* [token]: block * tokens of a block + slot */
-        uint8_t *rooms;          /* [thread]: scores [head][token], scratch of the kernels, chosen tokens */
+        /* [thread]: scores [head][token], scratch of the kernels, chosen tokens */
+        uint8_t *rooms;
         size_t room, scratch;    /* bytes; floats */
 };
 
 static struct kvd_key_rows keys_of(const struct task *task, uint32_t layer) {
         const struct shape *s = &task->shape;
 
-        return (struct kvd_key_rows){.offset = layer * 2 * s->plane, .head_stride = s->head_stride,
-                                     .token_stride = s->token_stride, .per_block = s->tokens, .heads = s->heads,
-                                     .dim = s->dim, .type = s->type};
+        return (struct kvd_key_rows){.offset = layer * 2 * s->plane,
+                                     .head_stride = s->head_stride,
+                                     .token_stride = s->token_stride,
+                                     .per_block = s->tokens,
+                                     .heads = s->heads,
+                                     .dim = s->dim,
+                                     .type = s->type};
 }
 
 /* A block at a time: they need not be full. */
@@ -46,20 +51,24 @@ static void score_layer(const struct packing *p, uint32_t layer, float *scores, 
                 uint32_t n = MIN(p->task->items[i].n_tokens, s->tokens);
 
                 keys.blocks = &block;
-                p->task->ops->keydiff->score(scores + at, p->n_tokens, &keys, 0, n, anchor, scratch);
+                p->task->ops->keydiff->score(scores + at, p->n_tokens, &keys, 0, n, anchor,
+                                             scratch);
                 at += n;
         }
 }
 
 static void move(const struct packing *p, uint32_t layer, uint32_t head, const uint32_t *chosen) {
         const struct shape *s = &p->task->shape;
-        struct kvd_slots from = {.blocks = p->from, .stride = s->token_stride * s->element, .per_block = s->tokens,
+        struct kvd_slots from = {.blocks = p->from,
+                                 .stride = s->token_stride * s->element,
+                                 .per_block = s->tokens,
                                  .bytes = s->dim * s->element};
         struct kvd_slots to = from;
 
         to.blocks = p->to;
         for (uint32_t plane = 0; plane < 2; plane++) {
-                from.offset = to.offset = (2 * layer + plane) * s->plane + head * s->head_stride * s->element;
+                from.offset = to.offset = (2 * layer + plane) * s->plane +
+                                          head * s->head_stride * s->element;
                 p->task->ops->block->compact(&to, &from, chosen, p->keep);
         }
 }
@@ -67,20 +76,21 @@ static void move(const struct packing *p, uint32_t layer, uint32_t head, const u
 static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
         const struct packing *p = data;
         const struct shape *s = &p->task->shape;
-        float *scores = (float *)(p->rooms + thread * p->room), *scratch = scores + (size_t)s->heads * p->n_tokens;
+        float *scores = (float *)(p->rooms + thread * p->room),
+              *scratch = scores + (size_t)s->heads * p->n_tokens;
         uint32_t *chosen = (uint32_t *)(scratch + p->scratch);
 
         score_layer(p, layer, scores, scratch);
         for (uint32_t h = 0; h < s->heads; h++) {
-                p->task->ops->block->topk(chosen, scores + (size_t)h * p->n_tokens, p->n_tokens, p->keep, true,
-                                         chosen + p->n_tokens);
+                p->task->ops->block->topk(chosen, scores + (size_t)h * p->n_tokens, p->n_tokens,
+                                          p->keep, true, chosen + p->n_tokens);
                 for (uint32_t i = 0; i < p->keep; i++)
                         chosen[i] = p->place[chosen[i]];
                 move(p, layer, h, chosen);
         }
 }
 
-/* ---- what the job names ------------------------------------------------------------------------------------------ */
+/* ---- what the job names ---------------------------------------------------------------------- */
 
 static int count(struct packing *p) {
         struct task *task = p->task;
@@ -93,7 +103,8 @@ static int count(struct packing *p) {
         for (uint32_t i = 0; i < p->n_from; i++)
                 p->n_tokens += MIN(task->items[i].n_tokens, task->shape.tokens);
         if (!p->keep || p->keep > p->n_tokens || DIV_UP(p->keep, task->shape.tokens) != p->n_to)
-                return task_refuse(task, -EPROTO, "%u tokens of %u in %u blocks", p->keep, p->n_tokens, p->n_to);
+                return task_refuse(task, -EPROTO, "%u tokens of %u in %u blocks", p->keep,
+                                   p->n_tokens, p->n_to);
         return 0;
 }
 
@@ -120,7 +131,10 @@ static int make_rooms(struct packing *p) {
         struct kvd_key_rows keys = keys_of(task, 0);
 
         p->scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
-        p->room = ALIGN_UP(((size_t)task->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) * sizeof(float), 64);
+        p->room = ALIGN_UP(
+                ((size_t)task->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) *
+                        sizeof(float),
+                64);
         p->from = task_room(task, p->n_from, sizeof *p->from);
         p->to = task_room(task, p->n_to, sizeof *p->to);
         p->place = task_room(task, p->n_tokens, sizeof *p->place);

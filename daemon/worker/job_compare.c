@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare. Stage 1: earlier steps whose bags of words are like the new one's (step 0). Stage 2: for each block of the
- * new step that may be replaced, the nearest block of those steps that may stand in, if it is near enough. Under
- * memshare.align = rope the candidate's keys are rotated to the target's position first; whoever uses it then rotates
- * queries.
+ * MemShare. Stage 1: earlier steps whose bags of words are like the new one's (step 0). Stage 2:
+ * for each block of the new step that may be replaced, the nearest block of those steps that may
+ * stand in, if it is near enough. Under memshare.align = rope the candidate's keys are rotated to
+ * the target's position first; whoever uses it then rotates queries.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 
 #define NONE COMPARE_NONE
 
-/* ---- stage 1 ----------------------------------------------------------------------------------------------------- */
+/* ---- stage 1 --------------------------------------------------------------------------------- */
 
 static int check_steps(struct task *task) {
         if (task->job->n_steps == 0)
@@ -26,7 +26,8 @@ static int check_steps(struct task *task) {
 
                 if ((uint64_t)s->first_item + s->n_items > task->job->n_items ||
                     (uint64_t)s->first_token + s->n_tokens > task->job->n_tokens)
-                        return task_refuse(task, -EPROTO, "a step beyond the job's items or tokens");
+                        return task_refuse(task, -EPROTO,
+                                           "a step beyond the job's items or tokens");
         }
         return 0;
 }
@@ -78,7 +79,7 @@ static int find_steps(struct compare *c) {
         return r;
 }
 
-/* ---- stage 2 ----------------------------------------------------------------------------------------------------- */
+/* ---- stage 2 --------------------------------------------------------------------------------- */
 
 /* Norms come from the summary, or are computed now. */
 static void prepare(void *data, uint32_t i, uint32_t thread) {
@@ -93,7 +94,8 @@ static void prepare(void *data, uint32_t i, uint32_t thread) {
         if (!c->blocks[i])
                 return;
         if (row)
-                memcpy(norms, row + task->space->summary.norms_off, 2 * c->shape.layers * sizeof *norms);
+                memcpy(norms, row + task->space->summary.norms_off,
+                       2 * c->shape.layers * sizeof *norms);
         else
                 task->ops->memshare->norms(&c->shape, block, norms);
 }
@@ -105,30 +107,36 @@ bool compare_may(const struct compare *c, uint32_t target, uint32_t source) {
                kvd_ref_id(items[source].ref) != kvd_ref_id(items[target].ref);
 }
 
-void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity, double distance) {
+void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity,
+                  double distance) {
         struct kvd_match *best = &c->found[target - c->task->steps[0].first_item];
 
-        if (!(distance <= c->limit) || (best->source != NONE && !(distance < (double)best->distance)))
+        if (!(distance <= c->limit) ||
+            (best->source != NONE && !(distance < (double)best->distance)))
                 return;
         *best = (struct kvd_match){target, source, (float)distance, similarity};
 }
 
-static double distance(struct compare *c, uint32_t target, uint32_t source, double limit, uint32_t thread) {
+static double distance(struct compare *c, uint32_t target, uint32_t source, double limit,
+                       uint32_t thread) {
         const struct task *task = c->task;
         int64_t delta = (int64_t)task->items[target].position - task->items[source].position;
         float *cosine = c->angles + (size_t)thread * 2 * c->half;
         struct kvd_memshare_query q = {.shape = &c->shape, .metric = c->metric, .cosine = cosine,
                                        .sine = cosine + c->half, .half = delta ? c->half : 0,
                                        .limit = limit};
-        const struct kvd_memshare_block a = {c->blocks[target], c->norms + (size_t)target * 2 * c->shape.layers};
-        const struct kvd_memshare_block b = {c->blocks[source], c->norms + (size_t)source * 2 * c->shape.layers};
+        const struct kvd_memshare_block a = {c->blocks[target],
+                                             c->norms + (size_t)target * 2 * c->shape.layers};
+        const struct kvd_memshare_block b = {c->blocks[source],
+                                             c->norms + (size_t)source * 2 * c->shape.layers};
 
         if (q.half)
                 kvd_memshare_angles(c->frequencies, c->half, delta, cosine, cosine + c->half);
         return task->ops->memshare->distance(&q, &a, &b);
 }
 
-static void compare_pair(struct compare *c, uint32_t target, uint32_t source, float similarity, uint32_t thread) {
+static void compare_pair(struct compare *c, uint32_t target, uint32_t source, float similarity,
+                         uint32_t thread) {
         const struct kvd_match *best = &c->found[target - c->task->steps[0].first_item];
         double limit = best->source == NONE ? c->limit : MIN(c->limit, (double)best->distance);
 
@@ -157,11 +165,13 @@ static int prepare_rotation(struct compare *c) {
         uint32_t dims = (uint32_t)task_setting(task, KVD_model_rope_dims) ?: task->shape.dim;
         uint32_t threads = threads_count(task->threads);
 
-        if (!task_setting(task, KVD_memshare_align) || task->space->ix->geometry.rope != KVD_rope_post)
+        if (!task_setting(task, KVD_memshare_align) ||
+            task->space->ix->geometry.rope != KVD_rope_post)
                 return 0;
         c->half = MIN(dims, task->shape.dim) / 2;
         c->frequencies = task_room((struct task *)task, c->half, sizeof *c->frequencies);
-        c->angles = task_room((struct task *)task, (size_t)threads * 2 * c->half, sizeof *c->angles);
+        c->angles = task_room((struct task *)task, (size_t)threads * 2 * c->half,
+                              sizeof *c->angles);
         if (!c->frequencies || !c->angles)
                 return -ENOMEM;
         kvd_memshare_frequencies(c->frequencies, c->half, task_setting(task, KVD_model_rope_theta));
@@ -171,7 +181,8 @@ static int prepare_rotation(struct compare *c) {
 static int make_rooms(struct compare *c) {
         struct task *task = c->task;
 
-        c->norms = task_room(task, (size_t)task->job->n_items * 2 * c->shape.layers, sizeof *c->norms);
+        c->norms = task_room(task, (size_t)task->job->n_items * 2 * c->shape.layers,
+                             sizeof *c->norms);
         c->blocks = task_room(task, task->job->n_items, sizeof *c->blocks);
         return c->norms && c->blocks ? prepare_rotation(c) : -ENOMEM;
 }
@@ -200,7 +211,7 @@ static int find_blocks(struct compare *c) {
         return 0;
 }
 
-/* ---- the job ----------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 static int tell(struct compare *c) {
         uint32_t n = c->n_steps ? c->task->steps[0].n_items : 0, found = 0;
@@ -227,9 +238,13 @@ static double limit_of(const struct task *task) {
 static struct compare comparison(struct task *task) {
         const struct shape *s = &task->shape;
 
-        return (struct compare){.task = task, .metric = (enum kvd_memshare_metric)(1 + (int)task_setting(
-                                                            task, KVD_memshare_metric)),
-                                .shape = {.layers = s->layers, .heads = s->heads, .tokens = s->tokens, .dim = s->dim,
+        return (struct compare){.task = task,
+                                .metric = (enum kvd_memshare_metric)(
+                                        1 + (int)task_setting(task, KVD_memshare_metric)),
+                                .shape = {.layers = s->layers,
+                                          .heads = s->heads,
+                                          .tokens = s->tokens,
+                                          .dim = s->dim,
                                           .type = s->type}};
 }
 
@@ -248,7 +263,7 @@ static int do_compare(struct task *task) {
         return r < 0 ? r : tell(&c);
 }
 
-/* ---- CALIBRATE --------------------------------------------------------------------------------------------------- */
+/* ---- CALIBRATE ------------------------------------------------------------------------------- */
 
 struct pairs {
         struct compare c;
@@ -259,7 +274,9 @@ static void measure(void *data, uint32_t i, uint32_t thread) {
         struct pairs *all = data;
         bool there = all->c.blocks[2 * i] && all->c.blocks[2 * i + 1];
 
-        all->result[i] = there ? (float)distance(&all->c, 2 * i, 2 * i + 1, (double)INFINITY, thread) : INFINITY;
+        all->result[i] = there ? (float)distance(&all->c, 2 * i, 2 * i + 1, (double)INFINITY,
+                                                 thread) :
+                                 INFINITY;
 }
 
 static int do_calibrate(struct task *task) {
@@ -282,4 +299,5 @@ static int do_calibrate(struct task *task) {
 }
 
 const struct job_kind job_compare = {.name = "compare", .access = TASK_NONE, .call = do_compare};
-const struct job_kind job_calibrate = {.name = "calibrate", .access = TASK_READ, .call = do_calibrate};
+const struct job_kind job_calibrate = {
+        .name = "calibrate", .access = TASK_READ, .call = do_calibrate};

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's sharing configuration of one sequence, from what its last prompt queries selected: a row of bits, a bit a
- * token, for each layer, head and query. Heads of a layer are compared query by query, layers head by head and query by
- * query. Layers that are not sparse select nothing that others could use.
+ * HShare's sharing configuration of one sequence, from what its last prompt queries selected: a row
+ * of bits, a bit a token, for each layer, head and query. Heads of a layer are compared query by
+ * query, layers head by head and query by query. Layers that are not sparse select nothing that
+ * others could use.
  *
  *      items   blocks with u64 [layer][head][query][word], one after the other    param  layers, heads, queries, words
  *      result  u8 [layers]: source of each layer, then u8 [layers][heads]: source of each head of it
@@ -37,7 +38,7 @@ static uint64_t *bits_of(const struct config *c, size_t row) {
         return c->bits + row * c->words;
 }
 
-/* ---- input ------------------------------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
 static int check(struct config *c) {
         const uint32_t *param = c->task->job->param;
@@ -47,15 +48,17 @@ static int check(struct config *c) {
         c->heads = param[1];
         c->queries = param[2];
         c->words = param[3];
-        if (!c->layers || c->layers > 256 || !c->heads || c->heads > 256 || !c->queries || c->queries > 4096 ||
-            !c->words || c->words > 65536)
-                return task_refuse(c->task, -EINVAL, "a configuration is of 1 to 256 layers and heads, 4096 queries, and "
-                                  "65536 words of bits");
+        if (!c->layers || c->layers > 256 || !c->heads || c->heads > 256 || !c->queries ||
+            c->queries > 4096 || !c->words || c->words > 65536)
+                return task_refuse(
+                        c->task, -EINVAL,
+                        "a configuration is of 1 to 256 layers and heads, 4096 queries, and "
+                        "65536 words of bits");
         rows = (uint64_t)c->layers * c->heads * c->queries;
         bytes = rows * c->words * sizeof(uint64_t);
         if (bytes > c->task->job->n_items * c->task->shape.block_bytes)
-                return task_refuse(c->task, -EINVAL, "bits of %llu bytes in %u blocks", (unsigned long long)bytes,
-                                  c->task->job->n_items);
+                return task_refuse(c->task, -EINVAL, "bits of %llu bytes in %u blocks",
+                                   (unsigned long long)bytes, c->task->job->n_items);
         return 0;
 }
 
@@ -88,16 +91,18 @@ static int make_room(struct config *c) {
         c->counts = task_room(task, row_of(c, c->layers, 0), sizeof *c->counts);
         c->both = task_room(task, threads * row_of(c, 1, 0), sizeof *c->both);
         c->of_layers = task_room(task, n * n + n, sizeof *c->of_layers);
-        c->of_heads = task_room(task, threads * (size_t)(c->heads + 1) * c->heads, sizeof *c->of_heads);
+        c->of_heads = task_room(task, threads * (size_t)(c->heads + 1) * c->heads,
+                                sizeof *c->of_heads);
         c->plans = task_room(task, (size_t)threads * MAX(c->heads, c->layers), sizeof *c->plans);
         c->layer_result = task_results(task, (size_t)c->layers * (1 + c->heads), 1);
-        if (!c->counts || !c->both || !c->of_layers || !c->of_heads || !c->plans || !c->layer_result)
+        if (!c->counts || !c->both || !c->of_layers || !c->of_heads || !c->plans ||
+            !c->layer_result)
                 return -ENOMEM;
         c->head_result = c->layer_result + c->layers;
         return 0;
 }
 
-/* ---- similarity -------------------------------------------------------------------------------------------------- */
+/* ---- similarity ------------------------------------------------------------------------------ */
 
 /* Compares n rows from a on with those from b on. */
 static float similarity(const struct config *c, size_t a, size_t b, uint32_t n, uint32_t thread) {
@@ -111,8 +116,8 @@ static void count_layer(void *data, uint32_t layer, uint32_t thread) {
         struct config *c = data;
         size_t row = row_of(c, layer, 0);
 
-        c->task->ops->hshare->overlap(c->counts + row, bits_of(c, row), bits_of(c, row), c->heads * c->queries,
-                                     c->words);
+        c->task->ops->hshare->overlap(c->counts + row, bits_of(c, row), bits_of(c, row),
+                                      c->heads * c->queries, c->words);
 }
 
 static void compare_layer(void *data, uint32_t i, uint32_t thread) {
@@ -120,7 +125,8 @@ static void compare_layer(void *data, uint32_t i, uint32_t thread) {
         uint32_t n = c->layers - c->dense;
 
         for (uint32_t j = 0; j < i; j++)
-                c->of_layers[(size_t)i * n + j] = similarity(c, row_of(c, c->dense + i, 0), row_of(c, c->dense + j, 0),
+                c->of_layers[(size_t)i * n + j] = similarity(c, row_of(c, c->dense + i, 0),
+                                                             row_of(c, c->dense + j, 0),
                                                              c->heads * c->queries, thread);
 }
 
@@ -133,9 +139,10 @@ static void plan_heads(void *data, uint32_t layer, uint32_t thread) {
         memset(s, 0, (size_t)c->heads * c->heads * sizeof *s);
         for (uint32_t i = 0; i < c->heads; i++)
                 for (uint32_t j = 0; j < i; j++)
-                        s[(size_t)i * c->heads + j] =
-                                similarity(c, row_of(c, layer, i), row_of(c, layer, j), c->queries, thread);
-        kvd_share_plan(s, c->heads, layer < c->dense ? 0 : k, c->how, plan, s + (size_t)c->heads * c->heads);
+                        s[(size_t)i * c->heads + j] = similarity(
+                                c, row_of(c, layer, i), row_of(c, layer, j), c->queries, thread);
+        kvd_share_plan(s, c->heads, layer < c->dense ? 0 : k, c->how, plan,
+                       s + (size_t)c->heads * c->heads);
         for (uint32_t h = 0; h < c->heads; h++)
                 c->head_result[(size_t)layer * c->heads + h] = (uint8_t)plan[h];
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's similarity of a prefix's keys and values computed alone with those computed as part of the whole input,
- * layer by layer, in two readings:
+ * BiCache's similarity of a prefix's keys and values computed alone with those computed as part of
+ * the whole input, layer by layer, in two readings:
  *
  *      token_mean   mean over tokens of the cosines of their keys (all heads together) and of their values
  *      flat         cosine of all keys and values as one vector
@@ -26,7 +26,8 @@ struct profile {
 };
 
 /* Compares all tokens' keys, or values, of one layer. */
-static void add_products(const struct profile *p, const uint8_t **alone, size_t off, struct kvd_products *to) {
+static void add_products(const struct profile *p, const uint8_t **alone, size_t off,
+                         struct kvd_products *to) {
         const struct task *task = p->task;
         const struct shape *s = &task->shape;
         const uint8_t **whole = alone + p->n_blocks;
@@ -36,9 +37,10 @@ static void add_products(const struct profile *p, const uint8_t **alone, size_t 
                 for (uint32_t h = 0; h < s->heads; h++) {
                         size_t at = off + h * s->head_stride * s->element;
 
-                        task->ops->bicache->products(to + t, alone[t / s->tokens] + at, s->token_stride,
-                                                    whole[t / s->tokens] + at, s->token_stride, s->type,
-                                                    MIN(s->tokens, p->n_tokens - t), s->dim);
+                        task->ops->bicache->products(to + t, alone[t / s->tokens] + at,
+                                                     s->token_stride, whole[t / s->tokens] + at,
+                                                     s->token_stride, s->type,
+                                                     MIN(s->tokens, p->n_tokens - t), s->dim);
                 }
 }
 
@@ -46,7 +48,8 @@ static void compare_layer(void *data, uint32_t at, uint32_t thread) {
         const struct profile *p = data;
         const struct shape *s = &p->task->shape;
         const uint8_t **alone = p->blocks + (size_t)(at / s->layers) * 2 * p->n_blocks;
-        struct kvd_products *keys = p->rooms + (size_t)thread * 2 * p->n_tokens, *values = keys + p->n_tokens;
+        struct kvd_products *keys = p->rooms + (size_t)thread * 2 * p->n_tokens,
+                            *values = keys + p->n_tokens;
         size_t off = at % s->layers * 2 * s->plane;
 
         add_products(p, alone, off, keys);
@@ -65,11 +68,12 @@ static int do_profile(struct task *task) {
         p.n_blocks = task->job->n_items / p.groups / 2;
         if (!p.n_tokens || task->job->n_items != p.groups * 2 * p.n_blocks ||
             p.n_tokens > (uint64_t)p.n_blocks * task->shape.tokens)
-                return task_refuse(task, -EINVAL, "%u tokens in %u blocks of %u groups", p.n_tokens, task->job->n_items,
-                                  p.groups);
+                return task_refuse(task, -EINVAL, "%u tokens in %u blocks of %u groups", p.n_tokens,
+                                   task->job->n_items, p.groups);
         p.blocks = task_room(task, task->job->n_items, sizeof *p.blocks);
         p.result = task_results(task, (size_t)p.groups * task->shape.layers, sizeof *p.result);
-        p.rooms = task_room(task, (size_t)threads_count(task->threads) * 2 * p.n_tokens, sizeof *p.rooms);
+        p.rooms = task_room(task, (size_t)threads_count(task->threads) * 2 * p.n_tokens,
+                            sizeof *p.rooms);
         if (!p.blocks || !p.result || !p.rooms)
                 return -ENOMEM;
         for (uint32_t i = 0; i < task->job->n_items; i++) {

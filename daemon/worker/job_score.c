@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff on blocks: how unlike the other keys of the sequence a block's keys are. The sequence's anchor is the sum of
- * its blocks' (their summaries', or made here); a block's score is the mean over layers and heads of the largest of its
- * tokens', its priority (1 + score) / 2. A block that is not resident adds to the anchor and has priority 0.
+ * KeyDiff on blocks: how unlike the other keys of the sequence a block's keys are. The sequence's
+ * anchor is the sum of its blocks' (their summaries', or made here); a block's score is the mean
+ * over layers and heads of the largest of its tokens', its priority (1 + score) / 2. A block that
+ * is not resident adds to the anchor and has priority 0.
  */
 
 #include <errno.h>
@@ -16,7 +17,8 @@
 struct scores {
         struct task *task;
         const float *anchors; /* [layer][head][dim]: of the sequence */
-        float *rooms;    /* [thread]: scratch of the kernels, then scores [head][token], best [head] */
+        /* [thread]: scratch of the kernels, then scores [head][token], best [head] */
+        float *rooms;
         size_t room;     /* floats */
         size_t scratch;  /* floats */
         float *result;   /* [item] */
@@ -25,15 +27,20 @@ struct scores {
 static struct kvd_key_rows keys_of(const struct task *task, const uint8_t *const *block) {
         const struct shape *s = &task->shape;
 
-        return (struct kvd_key_rows){.blocks = block, .head_stride = s->head_stride, .token_stride = s->token_stride,
-                                 .per_block = s->tokens, .heads = s->heads, .dim = s->dim, .type = s->type};
+        return (struct kvd_key_rows){.blocks = block,
+                                     .head_stride = s->head_stride,
+                                     .token_stride = s->token_stride,
+                                     .per_block = s->tokens,
+                                     .heads = s->heads,
+                                     .dim = s->dim,
+                                     .type = s->type};
 }
 
 static uint32_t item_tokens(const struct task *task, uint32_t i) {
         return MIN(task->items[i].n_tokens, task->shape.tokens);
 }
 
-/* ---- anchors ----------------------------------------------------------------------------------------------------- */
+/* ---- anchors --------------------------------------------------------------------------------- */
 
 struct sums {
         struct task *task;
@@ -49,15 +56,17 @@ static void add_own(const struct sums *all, uint32_t i, const uint8_t *block) {
 
         for (uint32_t l = 0; l < s->layers; l++) {
                 keys.offset = l * 2 * s->plane;
-                task->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim, all->counts, &keys, 0,
-                                          item_tokens(task, i), all->scratch);
+                task->ops->keydiff->anchor(all->anchors + (size_t)l * s->heads * s->dim,
+                                           all->counts, &keys, 0, item_tokens(task, i),
+                                           all->scratch);
         }
 }
 
 static void add_anchor(const struct sums *all, uint32_t i) {
         const struct kvd_job_item *item = &all->task->items[i];
         const struct shape *s = &all->task->shape;
-        const uint8_t *row = task_summary(all->task, item->row, kvd_ref_generation(item->ref)), *block;
+        const uint8_t *row = task_summary(all->task, item->row, kvd_ref_generation(item->ref)),
+                      *block;
         size_t n = (size_t)s->layers * s->heads * s->dim;
 
         if (row) {
@@ -88,7 +97,7 @@ float *score_anchors(struct task *task) {
         return all.anchors;
 }
 
-/* ---- scores ------------------------------------------------------------------------------------------------------ */
+/* ---- scores ---------------------------------------------------------------------------------- */
 
 /* Mean over the layers; those in which no key is valid have no say. */
 static void score(void *data, uint32_t i, uint32_t thread) {
@@ -103,8 +112,8 @@ static void score(void *data, uint32_t i, uint32_t thread) {
 
         for (uint32_t l = 0; block && n && l < s->layers; l++) {
                 keys.offset = l * 2 * s->plane;
-                task->ops->keydiff->score(scores, s->tokens, &keys, 0, n, all->anchors + (size_t)l * s->heads * s->dim,
-                                         scratch);
+                task->ops->keydiff->score(scores, s->tokens, &keys, 0, n,
+                                          all->anchors + (size_t)l * s->heads * s->dim, scratch);
                 task->ops->keydiff->blocks(&mean, best, scores, s->tokens, s->heads, n, s->tokens);
                 if (mean >= -2.0f) {
                         sum += mean;
@@ -137,4 +146,5 @@ static int do_score(struct task *task) {
         return 0;
 }
 
-const struct job_kind job_score = {.name = "score", .access = TASK_READ, .call = do_score, .on_device = score_on_device};
+const struct job_kind job_score = {
+        .name = "score", .access = TASK_READ, .call = do_score, .on_device = score_on_device};

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver's four jobs: blocks leave (an exact copy with its checksum, and into the sketch), come back (from the copy,
- * compared with its checksum where it arrives, or from the sketch), and leave the sketch again; and a sketch that a
- * worker left half written is made anew.
+ * KVReviver's four jobs: blocks leave (an exact copy with its checksum, and into the sketch), come
+ * back (from the copy, compared with its checksum where it arrives, or from the sketch), and leave
+ * the sketch again; and a sketch that a worker left half written is made anew.
  */
 
 #include <errno.h>
@@ -18,7 +18,7 @@ static bool in_sketch(const struct kvd_job_item *item) {
         return item->ordinal != KVD_NO_ORDINAL;
 }
 
-/* ---- SPILL ------------------------------------------------------------------------------------------------------- */
+/* ---- SPILL ----------------------------------------------------------------------------------- */
 
 static void keep_summary(const struct task *task, const struct kvd_job_item *item) {
         uint32_t generation = kvd_ref_generation(item->ref);
@@ -73,11 +73,12 @@ static int do_spill(struct task *task) {
         choose_blocks(task, copies);
         copies_put(task, copies, n);
         for (uint32_t i = 0; i < n; i++)
-                spilled[i] = (struct kvd_spilled){.checksum = copies[i].checksum, .error = copies[i].error};
+                spilled[i] = (struct kvd_spilled){.checksum = copies[i].checksum,
+                                                  .error = copies[i].error};
         return task->sketch ? put_into_sketch(task, spilled) : 0;
 }
 
-/* ---- REVIVE ------------------------------------------------------------------------------------------------------ */
+/* ---- REVIVE ---------------------------------------------------------------------------------- */
 
 static void move_summary(const struct task *task, const struct kvd_job_item *item) {
         uint8_t *to = task_row(task, item->to_row), *from = task_row(task, item->row);
@@ -93,9 +94,12 @@ static void revive_exact(struct task *task, struct copy *copies, uint32_t *error
                 const struct kvd_job_item *item = &task->items[i];
                 uint8_t *dest = item->flags & KVD_ENTRY_APPROX ? NULL : task_block(task, i);
 
-                copies[i] = (struct copy){.place = dest ? item->place : KVD_NOWHERE, .block = dest,
+                copies[i] = (struct copy){.place = dest ? item->place : KVD_NOWHERE,
+                                          .block = dest,
                                           .checksum = item->checksum,
-                                          .error = item->flags & KVD_ENTRY_APPROX ? 0 : dest ? ENODATA : ESTALE};
+                                          .error = item->flags & KVD_ENTRY_APPROX ? 0 :
+                                                   dest                           ? ENODATA :
+                                                                                    ESTALE};
         }
         copies_get(task, copies, n);
         for (uint32_t i = 0; i < n; i++) {
@@ -157,7 +161,7 @@ static int do_revive(struct task *task) {
         return 0;
 }
 
-/* ---- FORGET, REBUILD --------------------------------------------------------------------------------------------- */
+/* ---- FORGET, REBUILD ------------------------------------------------------------------------- */
 
 /* Members of the sketch, and what became of each. */
 struct members {
@@ -165,7 +169,9 @@ struct members {
         uint32_t *errors;      /* the job's result */
 };
 
-/* A copy is taken out of the sketch, or put in again, only if it is as it was when it was put in. */
+/*
+ * A copy is taken out of the sketch, or put in again, only if it is as it was when it was put in.
+ */
 static int find_members(struct task *task, struct members *ret) {
         uint32_t n = task->job->n_items;
 
@@ -177,8 +183,10 @@ static int find_members(struct task *task, struct members *ret) {
                 const struct kvd_job_item *item = &task->items[i];
                 bool has_copy = !(item->flags & KVD_ENTRY_APPROX);
 
-                ret->copies[i] = (struct copy){.place = has_copy && in_sketch(item) ? item->place : KVD_NOWHERE,
-                                               .checksum = item->checksum, .error = has_copy ? ENODATA : 0};
+                ret->copies[i] = (struct copy){.place = has_copy && in_sketch(item) ? item->place :
+                                                                                      KVD_NOWHERE,
+                                               .checksum = item->checksum,
+                                               .error = has_copy ? ENODATA : 0};
         }
         copies_read(task, ret->copies, n);
         for (uint32_t i = 0; i < n; i++)
@@ -196,7 +204,8 @@ static int add_members(struct sketch_use *use, const struct members *members, bo
                 const struct kvd_job_item *item = &task->items[i];
 
                 use->members[i].block = NULL;
-                if (members->errors[i] || !in_sketch(item) || !!(item->flags & KVD_ENTRY_APPROX) != approximate)
+                if (members->errors[i] || !in_sketch(item) ||
+                    !!(item->flags & KVD_ENTRY_APPROX) != approximate)
                         continue;
                 r = sketch_add(use, i, approximate ? any : members->copies[i].block);
         }

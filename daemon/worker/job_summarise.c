@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is kept of a sealed block (ipc/base/summary.h). A row is written once per incarnation of its block, and clients
- * and the owner read it at any time, so its stamp is 0 meanwhile.
+ * What is kept of a sealed block (ipc/base/summary.h). A row is written once per incarnation of its
+ * block, and clients and the owner read it at any time, so its stamp is 0 meanwhile.
  *
- * The channels that labels have are chosen by the first job of a space, for each layer and head those of the largest
- * mean |k|, and then stay. A list that ascends ends with a number above 0 (unless it has one only), and that is written
- * last: so a worker that dies in between has chosen for some heads, and the next one chooses for the others.
+ * The channels that labels have are chosen by the first job of a space, for each layer and head
+ * those of the largest mean |k|, and then stay. A list that ascends ends with a number above 0
+ * (unless it has one only), and that is written last: so a worker that dies in between has chosen
+ * for some heads, and the next one chooses for the others.
  */
 
 #include <errno.h>
@@ -18,12 +19,13 @@
 #include "kernels/keydiff.h"
 #include "kernels/memshare.h"
 
-/* ---- channels ---------------------------------------------------------------------------------------------------- */
+/* ---- channels -------------------------------------------------------------------------------- */
 
 static uint16_t *channels_of(const struct task *task, uint32_t layer, uint32_t head) {
         const struct worker_space *w = task->space;
 
-        return (uint16_t *)w->summaries + ((size_t)layer * task->shape.heads + head) * w->summary.channels;
+        return (uint16_t *)w->summaries +
+               ((size_t)layer * task->shape.heads + head) * w->summary.channels;
 }
 
 static bool is_chosen(const struct task *task, const uint16_t *channels) {
@@ -53,7 +55,8 @@ static void choose(void *data, uint32_t i, uint32_t thread) {
         const struct task *task = choice->task;
         const struct shape *s = &task->shape;
         uint32_t n = task->space->summary.channels, layer = i / s->heads, head = i % s->heads;
-        uint16_t *to = channels_of(task, layer, head), *chosen = choice->chosen + (size_t)thread * n;
+        uint16_t *to = channels_of(task, layer, head),
+                 *chosen = choice->chosen + (size_t)thread * n;
         float *weights = choice->weights + (size_t)thread * s->dim;
 
         if (is_chosen(task, to))
@@ -63,9 +66,10 @@ static void choose(void *data, uint32_t i, uint32_t thread) {
                 const uint8_t *block = task_block(task, k);
 
                 if (block)
-                        task->ops->hshare->weigh(weights, choice->ones, 0, 1, head_keys(s, block, layer, head),
-                                                s->token_stride, s->type, MIN(task->items[k].n_tokens, s->tokens),
-                                                s->dim);
+                        task->ops->hshare->weigh(weights, choice->ones, 0, 1,
+                                                 head_keys(s, block, layer, head), s->token_stride,
+                                                 s->type, MIN(task->items[k].n_tokens, s->tokens),
+                                                 s->dim);
         }
         kvd_label_channels(weights, s->dim, n, chosen);
         memcpy(to, chosen, (n - 1) * sizeof *to);
@@ -78,7 +82,8 @@ int summary_choose_channels(struct task *task) {
         struct choice choice = {.task = task};
 
         choice.weights = task_room(task, (size_t)threads * s->dim, sizeof(float));
-        choice.chosen = task_room(task, (size_t)threads * task->space->summary.channels, sizeof(uint16_t));
+        choice.chosen = task_room(task, (size_t)threads * task->space->summary.channels,
+                                  sizeof(uint16_t));
         choice.ones = task_room(task, s->dim, sizeof(float));
         if (!choice.weights || !choice.chosen || !choice.ones)
                 return -ENOMEM;
@@ -88,10 +93,11 @@ int summary_choose_channels(struct task *task) {
         return 0;
 }
 
-/* ---- a row ------------------------------------------------------------------------------------------------------- */
+/* ---- a row ----------------------------------------------------------------------------------- */
 
 /* The bytes behind a block's last token were never written, and count as zeros. */
-static const uint8_t *whole_layer(const struct shape *s, const uint8_t *planes, uint32_t n_tokens, uint8_t *room) {
+static const uint8_t *whole_layer(const struct shape *s, const uint8_t *planes, uint32_t n_tokens,
+                                  uint8_t *room) {
         size_t bytes = s->dim * s->element;
 
         if (n_tokens == s->tokens)
@@ -100,26 +106,39 @@ static const uint8_t *whole_layer(const struct shape *s, const uint8_t *planes, 
         for (uint32_t v = 0; v < 2; v++)
                 for (uint32_t h = 0; h < s->heads; h++)
                         for (uint32_t t = 0; t < n_tokens; t++) {
-                                size_t at = v * s->plane + (h * s->head_stride + t * s->token_stride) * s->element;
+                                size_t at = v * s->plane +
+                                            (h * s->head_stride + t * s->token_stride) * s->element;
 
                                 memcpy(room + at, planes + at, bytes);
                         }
         return room;
 }
 
-static void put_norms(const struct task *task, const uint8_t *block, uint32_t n_tokens, float *to, uint8_t *room) {
+static void put_norms(const struct task *task, const uint8_t *block, uint32_t n_tokens, float *to,
+                      uint8_t *room) {
         const struct shape *s = &task->shape;
-        const struct kvd_memshare_shape layer = {.layers = 1, .heads = s->heads, .tokens = s->tokens, .dim = s->dim,
+        const struct kvd_memshare_shape layer = {.layers = 1,
+                                                 .heads = s->heads,
+                                                 .tokens = s->tokens,
+                                                 .dim = s->dim,
                                                  .type = s->type};
 
         for (uint32_t l = 0; l < s->layers; l++)
-                task->ops->memshare->norms(&layer, whole_layer(s, layer_keys(s, block, l), n_tokens, room), to + 2 * l);
+                task->ops->memshare->norms(&layer,
+                                           whole_layer(s, layer_keys(s, block, l), n_tokens, room),
+                                           to + 2 * l);
 }
 
-static void put_anchors(const struct task *task, const uint8_t *block, uint32_t n_tokens, float *to, uint8_t *room) {
+static void put_anchors(const struct task *task, const uint8_t *block, uint32_t n_tokens, float *to,
+                        uint8_t *room) {
         const struct shape *s = &task->shape;
-        struct kvd_key_rows keys = {.blocks = &block, .head_stride = s->head_stride, .token_stride = s->token_stride,
-                                .per_block = s->tokens, .heads = s->heads, .dim = s->dim, .type = s->type};
+        struct kvd_key_rows keys = {.blocks = &block,
+                                    .head_stride = s->head_stride,
+                                    .token_stride = s->token_stride,
+                                    .per_block = s->tokens,
+                                    .heads = s->heads,
+                                    .dim = s->dim,
+                                    .type = s->type};
         float *scratch = (float *)room;
         uint32_t *counts = (uint32_t *)(scratch + kvd_keydiff_scratch(&keys));
 
@@ -127,19 +146,21 @@ static void put_anchors(const struct task *task, const uint8_t *block, uint32_t 
         for (uint32_t l = 0; l < s->layers; l++) {
                 keys.offset = l * 2 * s->plane;
                 memset(counts, 0, s->heads * sizeof *counts);
-                task->ops->keydiff->anchor(to + (size_t)l * s->heads * s->dim, counts, &keys, 0, n_tokens, scratch);
+                task->ops->keydiff->anchor(to + (size_t)l * s->heads * s->dim, counts, &keys, 0,
+                                           n_tokens, scratch);
         }
 }
 
-static void put_labels(const struct task *task, const uint8_t *block, uint32_t n_tokens, uint8_t *to) {
+static void put_labels(const struct task *task, const uint8_t *block, uint32_t n_tokens,
+                       uint8_t *to) {
         const struct shape *s = &task->shape;
         uint32_t n = task->space->summary.channels;
         size_t label = task->space->summary.label_bytes;
 
         for (uint32_t l = 0; l < s->layers; l++)
                 for (uint32_t h = 0; h < s->heads; h++, to += s->tokens * label) {
-                        task->ops->hshare->label(to, head_keys(s, block, l, h), s->token_stride, s->type, n_tokens,
-                                                channels_of(task, l, h), n);
+                        task->ops->hshare->label(to, head_keys(s, block, l, h), s->token_stride,
+                                                 s->type, n_tokens, channels_of(task, l, h), n);
                         memset(to + n_tokens * label, 0, (s->tokens - n_tokens) * label);
                 }
 }
@@ -152,8 +173,8 @@ static size_t summary_room_bytes(const struct task *task) {
         return ALIGN_UP(MAX(2 * s->plane, anchors), 64);
 }
 
-static void summary_write(const struct task *task, const uint8_t *block, uint32_t n_tokens, uint32_t generation,
-                          uint8_t *row, uint8_t *room) {
+static void summary_write(const struct task *task, const uint8_t *block, uint32_t n_tokens,
+                          uint32_t generation, uint8_t *row, uint8_t *room) {
         const struct kvd_summary *layout = &task->space->summary;
 
         shm_write_begin((shm_u64 *)row, 0);
@@ -163,7 +184,7 @@ static void summary_write(const struct task *task, const uint8_t *block, uint32_
         shm_write_end((shm_u64 *)row, (uint64_t)generation << 32 | KVD_SUMMARY_MADE);
 }
 
-/* ---- the job ----------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 struct summaries {
         struct task *task;
@@ -179,7 +200,8 @@ static void summarise(void *data, uint32_t i, uint32_t thread) {
 
         if (block && row)
                 summary_write(all->task, block, MIN(item->n_tokens, all->task->shape.tokens),
-                              kvd_ref_generation(item->ref), row, all->rooms + thread * all->room_bytes);
+                              kvd_ref_generation(item->ref), row,
+                              all->rooms + thread * all->room_bytes);
 }
 
 static int do_summarise(struct task *task) {
@@ -197,4 +219,7 @@ static int do_summarise(struct task *task) {
         return 0;
 }
 
-const struct job_kind job_summarise = {.name = "summarise", .access = TASK_READ, .call = do_summarise, .on_device = summarise_on_device};
+const struct job_kind job_summarise = {.name = "summarise",
+                                       .access = TASK_READ,
+                                       .call = do_summarise,
+                                       .on_device = summarise_on_device};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A job is found in the arguments, checked, and given to its kind: to the GPU's own kernels if there are any for it, or
- * to the processor, with the blocks staged that it reads and writes. jobs.def is the list of kinds.
+ * A job is found in the arguments, checked, and given to its kind: to the GPU's own kernels if
+ * there are any for it, or to the processor, with the blocks staged that it reads and writes.
+ * jobs.def is the list of kinds.
  */
 
 #include "daemon/worker/jobs.h"
@@ -19,8 +20,10 @@ static const struct job_kind *const kinds[] = {
 };
 
 static struct shape shape_of(const struct kvd_index *ix) {
-        static const enum kvd_number types[] = {
-                [KVD_dtype_f32] = KVD_NUMBER_F32, [KVD_dtype_f16] = KVD_NUMBER_F16, [KVD_dtype_bf16] = KVD_NUMBER_BF16, [KVD_dtype_i8] = 0};
+        static const enum kvd_number types[] = {[KVD_dtype_f32] = KVD_NUMBER_F32,
+                                                [KVD_dtype_f16] = KVD_NUMBER_F16,
+                                                [KVD_dtype_bf16] = KVD_NUMBER_BF16,
+                                                [KVD_dtype_i8] = 0};
         const struct kvd_shape *g = &ix->geometry;
         bool hnd = g->order == KVD_order_hnd;
 
@@ -33,7 +36,8 @@ static struct shape shape_of(const struct kvd_index *ix) {
                 .type = types[g->dtype],
                 .head_stride = hnd ? (size_t)g->block_tokens * g->head_dim : g->head_dim,
                 .token_stride = hnd ? g->head_dim : (size_t)g->kv_heads * g->head_dim,
-                .plane = (size_t)g->kv_heads * g->block_tokens * g->head_dim * kvd_dtype_bytes(g->dtype),
+                .plane = (size_t)g->kv_heads * g->block_tokens * g->head_dim *
+                         kvd_dtype_bytes(g->dtype),
                 .block_bytes = ix->block_bytes,
         };
 }
@@ -44,11 +48,12 @@ static int find_arguments(struct task *task, const struct spaces *spaces, uint64
 
         if (!job || bytes < sizeof *job || bytes > KVD_JOB_BYTES)
                 return task_refuse(task, -EPROTO, "a job of %llu bytes", (unsigned long long)bytes);
-        need = sizeof *job + job->n_items * sizeof *task->items + job->n_steps * sizeof *task->steps +
-               job->n_tokens * sizeof *task->tokens;
+        need = sizeof *job + job->n_items * sizeof *task->items +
+               job->n_steps * sizeof *task->steps + job->n_tokens * sizeof *task->tokens;
         if (need > bytes || job->kind >= ARRAY_SIZE(kinds) || !kinds[job->kind])
-                return task_refuse(task, -EPROTO, "a job of kind %u that needs %llu bytes, not %llu", job->kind,
-                                  (unsigned long long)need, (unsigned long long)bytes);
+                return task_refuse(task, -EPROTO,
+                                   "a job of kind %u that needs %llu bytes, not %llu", job->kind,
+                                   (unsigned long long)need, (unsigned long long)bytes);
         task->job = job;
         task->items = (const void *)(job + 1);
         task->steps = (const void *)(task->items + job->n_items);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The worker takes one message after the other, does what it says and answers, until its owner is gone: then the socket
- * ends, or the kernel sends the signal that was asked for, whichever is first. A message that it does not understand
- * ends it, and the owner starts another one of its own program.
+ * The worker takes one message after the other, does what it says and answers, until its owner is
+ * gone: then the socket ends, or the kernel sends the signal that was asked for, whichever is
+ * first. A message that it does not understand ends it, and the owner starts another one of its own
+ * program.
  */
 
 #include <errno.h>
@@ -30,7 +31,7 @@ struct process {
         uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX], result[RESULT_BYTES];
 };
 
-/* ---- start ------------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static int is_our_socket(int fd) {
         unsigned n = sizeof(int);
@@ -75,7 +76,7 @@ static int worker_new(int socket, uint32_t threads, struct process **ret) {
         return r < 0 ? r : kvd_decoder_new(&w->decoder);
 }
 
-/* ---- messages ---------------------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 static void do_job(struct process *w, const struct kvd_msg *m, struct kvd_msg *reply) {
         int r = job_run(&w->task, &w->spaces, m->work.bytes);
@@ -85,11 +86,13 @@ static void do_job(struct process *w, const struct kvd_msg *m, struct kvd_msg *r
         if (r == 0)
                 reply->work_reply.result = (struct kvd_slice){w->result, w->task.result_size};
         else
-                log_limited(LOG_WARNING, "worker %d: a job was refused: %s", getpid(), w->task.why.line);
+                log_limited(LOG_WARNING, "worker %d: a job was refused: %s", getpid(),
+                            w->task.why.line);
 }
 
 /* 0, a negative errno with a line in spaces.why, or -ENOSYS: this is not for a worker. */
-static int handle(struct process *w, const struct kvd_msg *m, const struct kvd_fds *fds, struct kvd_msg *reply) {
+static int handle(struct process *w, const struct kvd_msg *m, const struct kvd_fds *fds,
+                  struct kvd_msg *reply) {
         switch (m->number) {
         case KVD_MSG_work_space:
                 return spaces_map(&w->spaces, &m->work_space, fds);
@@ -157,7 +160,8 @@ int worker_main(int argc, char **argv) {
         int r;
 
         if (fd < 0 || !is_our_socket(fd)) {
-                fprintf(stderr, "kvd: --worker is how the daemon starts its worker process; it is not for people\n");
+                fprintf(stderr, "kvd: --worker is how the daemon starts its worker process; it is "
+                                "not for people\n");
                 return 1;
         }
         fcntl(fd, F_SETFD, FD_CLOEXEC);

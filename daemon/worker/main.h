@@ -3,12 +3,15 @@
 #define KVD_DAEMON_WORKER_MAIN_H
 
 /*
- * The worker: kvd --worker. It maps what its owner sends it (index read-only, pool, summaries, exact copies, a sketch),
- * does one job after the other (ipc/base/job.h), and knows nothing of clients, domains or the store. It ends with its
- * owner.
+ * The worker: kvd --worker. It maps what its owner sends it (index read-only, pool, summaries,
+ * exact copies, a sketch), does one job after the other (ipc/base/job.h), and knows nothing of
+ * clients, domains or the store. It ends with its owner.
  */
 
-/* arguments behind the program's name: --worker, descriptor of the socket, threads. Returns an exit status. */
+/*
+ * arguments behind the program's name: --worker, descriptor of the socket, threads. Returns an exit
+ * status.
+ */
 int worker_main(int argc, char **argv);
 
 #endif

@@ -6,7 +6,10 @@
 
 #include "daemon/worker/task.h"
 
-/* The sum of the directions of all items' keys, [layer][head][dim], but of KVD_JOB_DEST; NULL: no memory. */
+/*
+ * The sum of the directions of all items' keys, [layer][head][dim], but of KVD_JOB_DEST; NULL: no
+ * memory.
+ */
 float *score_anchors(struct task *task);
 
 /* SCORE by the GPU. -ENOSYS: not in this way, and nothing was done. */

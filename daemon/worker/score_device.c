@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * SCORE where the blocks are: as job_score.c, but keys are read by the GPU's own kernels, and what comes to the
- * processor is one number for each layer and block. Anchors come from the summaries, which are here; only blocks that
- * have none are read for them. -ENOSYS: not in this way (no kernels in this build or for this device, shapes they do
- * not take, no memory), and nothing was done.
+ * SCORE where the blocks are: as job_score.c, but keys are read by the GPU's own kernels, and what
+ * comes to the processor is one number for each layer and block. Anchors come from the summaries,
+ * which are here; only blocks that have none are read for them. -ENOSYS: not in this way (no
+ * kernels in this build or for this device, shapes they do not take, no memory), and nothing was
+ * done.
  */
 
 #include <errno.h>
@@ -21,7 +22,8 @@ struct device_scores {
         bool unsummarised;
         float *sums;               /* [layer][head][dim] */
         float *means;              /* [layer][n] */
-        cu_address at, next;       /* memory of the GPU: its beginning, and what is not used yet of it */
+        /* memory of the GPU: its beginning, and what is not used yet of it */
+        cu_address at, next;
         cu_address d_ids, d_means, d_best;
         struct gpu_keydiff keys;
 };
@@ -38,9 +40,11 @@ static int count_tokens(struct device_scores *d) {
         for (uint32_t i = 0; i + 1 < d->n; i++)
                 if (task->items[i].n_tokens < task->shape.tokens)
                         return -ENOSYS;
-        if (!d->n || !task->items[d->n - 1].n_tokens || !task->shape.type || task->shape.dim > GPU_KEYDIFF_DIM)
+        if (!d->n || !task->items[d->n - 1].n_tokens || !task->shape.type ||
+            task->shape.dim > GPU_KEYDIFF_DIM)
                 return -ENOSYS;
-        d->n_tokens = (d->n - 1) * task->shape.tokens + MIN(task->items[d->n - 1].n_tokens, task->shape.tokens);
+        d->n_tokens = (d->n - 1) * task->shape.tokens +
+                      MIN(task->items[d->n - 1].n_tokens, task->shape.tokens);
         return 0;
 }
 
@@ -57,7 +61,8 @@ static int find_blocks(struct device_scores *d) {
                 const struct kvd_job_item *item = &task->items[i];
                 const uint8_t *row = task_summary(task, item->row, kvd_ref_generation(item->ref));
                 uint32_t id = task_address(task, i) ? kvd_ref_id(item->ref) : GPU_NO_BLOCK;
-                const float *anchors = row ? (const float *)(row + task->space->summary.anchors_off) : NULL;
+                const float *anchors =
+                        row ? (const float *)(row + task->space->summary.anchors_off) : NULL;
 
                 d->ids[i] = id;
                 d->ids[d->n + i] = row ? GPU_NO_BLOCK : id;
@@ -68,7 +73,7 @@ static int find_blocks(struct device_scores *d) {
         return 0;
 }
 
-/* ---- memory of the GPU ------------------------------------------------------------------------------------------- */
+/* ---- memory of the GPU ----------------------------------------------------------------------- */
 
 static cu_address part(struct device_scores *d, uint64_t bytes) {
         cu_address at = d->next;
@@ -96,12 +101,18 @@ static int make_room(struct device_scores *d) {
         const struct task *task = d->task;
         const struct shape *s = &task->shape;
 
-        d->keys = (struct gpu_keydiff){
-                .keys = {.blocks = {.base = task->space->device_base, .block_bytes = s->block_bytes},
-                         .layer_stride = 2 * s->plane, .head_stride = s->head_stride, .token_stride = s->token_stride,
-                         .layers = s->layers, .heads = s->heads, .dim = s->dim, .per_block = s->tokens,
-                         .number = s->type},
-                .to = d->n_tokens, .stride = d->n_tokens};
+        d->keys = (struct gpu_keydiff){.keys = {.blocks = {.base = task->space->device_base,
+                                                           .block_bytes = s->block_bytes},
+                                                .layer_stride = 2 * s->plane,
+                                                .head_stride = s->head_stride,
+                                                .token_stride = s->token_stride,
+                                                .layers = s->layers,
+                                                .heads = s->heads,
+                                                .dim = s->dim,
+                                                .per_block = s->tokens,
+                                                .number = s->type},
+                                       .to = d->n_tokens,
+                                       .stride = d->n_tokens};
         lay_out(d, 0);
         d->at = device_room(task->device, d->next);
         if (!d->at)
@@ -110,14 +121,16 @@ static int make_room(struct device_scores *d) {
         return 0;
 }
 
-/* ---- the job ----------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 static int upload(struct device_scores *d) {
         struct worker_device *device = d->task->device;
         const struct shape *s = &d->task->shape;
         uint64_t counts = (uint64_t)s->layers * s->heads * sizeof(uint32_t);
         uint32_t *zeros = task_room(d->task, counts, 1);
-        int r = zeros ? device_write(device, d->d_ids, d->ids, 2 * (uint64_t)d->n * sizeof *d->ids) : -ENOMEM;
+        int r = zeros ? device_write(device, d->d_ids, d->ids,
+                                     2 * (uint64_t)d->n * sizeof *d->ids) :
+                        -ENOMEM;
 
         if (r == 0)
                 r = device_write(device, d->keys.sums, d->sums, sums_bytes(s));
@@ -136,9 +149,14 @@ static int launch(struct device_scores *d, struct gpu *gpu, cu_stream stream) {
                 r = gpu_keydiff_score(gpu, stream, &d->keys);
         for (uint32_t l = 0; r == 0 && l < s->layers; l++) {
                 struct gpu_keydiff_blocks blocks = {
-                        .mean = d->d_means + (uint64_t)l * d->n * sizeof(float), .best = d->d_best,
-                        .scores = d->keys.scores + (uint64_t)l * s->heads * d->n_tokens * sizeof(float),
-                        .stride = d->n_tokens, .heads = s->heads, .n = d->n_tokens, .per_block = s->tokens};
+                        .mean = d->d_means + (uint64_t)l * d->n * sizeof(float),
+                        .best = d->d_best,
+                        .scores = d->keys.scores +
+                                  (uint64_t)l * s->heads * d->n_tokens * sizeof(float),
+                        .stride = d->n_tokens,
+                        .heads = s->heads,
+                        .n = d->n_tokens,
+                        .per_block = s->tokens};
 
                 r = gpu_keydiff_blocks(gpu, stream, &blocks);
         }
@@ -179,7 +197,8 @@ int score_on_device(struct task *task) {
                 return task_refuse(task, -EIO, "%s", task->device->why.line);
         if (r < 0)
                 return -ENOSYS; /* whatever it is: there is another way */
-        r = device_read(task->device, d.means, d.d_means, (uint64_t)task->shape.layers * d.n * sizeof(float));
+        r = device_read(task->device, d.means, d.d_means,
+                        (uint64_t)task->shape.layers * d.n * sizeof(float));
         if (r < 0 || device_finish(task->device) < 0)
                 return task_refuse(task, -EIO, "%s", task->device->why.line);
         result = task_results(task, d.n, sizeof *result);

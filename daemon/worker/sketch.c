@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A sketch is cells that tokens' keys and values are added to, at places that a hash of their ordinals gives. From
- * sketch_begin to sketch_end it is marked as being changed, so that a worker that dies in between is noticed.
+ * A sketch is cells that tokens' keys and values are added to, at places that a hash of their
+ * ordinals gives. From sketch_begin to sketch_end it is marked as being changed, so that a worker
+ * that dies in between is noticed.
  */
 
 #include "daemon/worker/sketch.h"
@@ -10,11 +11,14 @@
 #include <errno.h>
 #include <string.h>
 
-/* kvreviver.key_mode and kvreviver.hash, as settings.def numbers them; the header has one more, 0 is "not begun". */
+/*
+ * kvreviver.key_mode and kvreviver.hash, as settings.def numbers them; the header has one more, 0
+ * is "not begun".
+ */
 enum { KEYS_UNSIGNED, KEYS_SIGNED, KEYS_CENTRED };
 enum { HASH_UNIFORM, HASH_PERMUTATION };
 
-/* ---- open -------------------------------------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 static void learn_hash(struct sketch_use *use) {
         const struct kvd_sketch_header *h = use->header;
@@ -45,8 +49,10 @@ int sketch_open(struct task *task, struct sketch_use *use) {
         r = task_needs_numbers(task);
         if (r < 0)
                 return r;
-        if (__atomic_load_n(&h->state, __ATOMIC_ACQUIRE) != KVD_SKETCH_IDLE && task->job->kind != KVD_JOB_REBUILD)
-                return task_refuse(task, -ESTALE, "sketch %u is half written; it must be made anew", task->sketch->number);
+        if (__atomic_load_n(&h->state, __ATOMIC_ACQUIRE) != KVD_SKETCH_IDLE &&
+            task->job->kind != KVD_JOB_REBUILD)
+                return task_refuse(task, -ESTALE, "sketch %u is half written; it must be made anew",
+                                   task->sketch->number);
         plane = (size_t)h->rows * h->columns * h->cell_floats;
         *use = (struct sketch_use){.task = task, .header = h, .mean = (float *)(h + 1)};
         use->keys = use->mean + h->cell_floats;
@@ -81,7 +87,7 @@ uint64_t sketch_tokens(const struct sketch_use *use) {
         return n;
 }
 
-/* ---- the mark ---------------------------------------------------------------------------------------------------- */
+/* ---- the mark -------------------------------------------------------------------------------- */
 
 void sketch_begin(struct sketch_use *use) {
         use->header->job = use->task->job->id;
@@ -93,21 +99,25 @@ void sketch_end(struct sketch_use *use, int64_t tokens) {
         __atomic_store_n(&use->header->state, KVD_SKETCH_IDLE, __ATOMIC_RELEASE);
 }
 
-/* ---- parts ------------------------------------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
 /* One layer's and head's keys (plane 0) or values (plane 1). */
 static struct kvd_sketch_part part_of(const struct sketch_use *use, uint32_t at, bool values) {
         const struct kvd_sketch_header *h = use->header;
         uint32_t dim = use->task->shape.dim;
-        struct kvd_sketch_part part = {.stride = h->cell_floats, .rows = h->rows, .columns = h->columns, .dim = dim};
+        struct kvd_sketch_part part = {
+                .stride = h->cell_floats, .rows = h->rows, .columns = h->columns, .dim = dim};
 
         part.cells = (values ? use->values : use->keys) + (size_t)at * dim;
-        part.sign = values ? KVD_SKETCH_VALUE_SIGN : h->key_mode == 1 + KEYS_UNSIGNED ? 0 : KVD_SKETCH_KEY_SIGN;
+        part.sign = values                           ? KVD_SKETCH_VALUE_SIGN :
+                    h->key_mode == 1 + KEYS_UNSIGNED ? 0 :
+                                                       KVD_SKETCH_KEY_SIGN;
         part.mean = !values && h->has_mean ? use->mean + (size_t)at * dim : NULL;
         return part;
 }
 
-static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *const *block, uint32_t at, bool values) {
+static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *const *block,
+                                            uint32_t at, bool values) {
         const struct shape *s = &task->shape;
         uint32_t layer = at / s->heads, head = at % s->heads;
 
@@ -120,10 +130,11 @@ static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *co
 }
 
 static void on_all_parts(struct sketch_use *use, threads_piece *piece, void *data) {
-        threads_share(use->task->threads, use->task->shape.layers * use->task->shape.heads, piece, data);
+        threads_share(use->task->threads, use->task->shape.layers * use->task->shape.heads, piece,
+                      data);
 }
 
-/* ---- in ---------------------------------------------------------------------------------------------------------- */
+/* ---- in -------------------------------------------------------------------------------------- */
 
 struct change {
         struct sketch_use *use;
@@ -144,7 +155,8 @@ static void change_part(void *data, uint32_t at, uint32_t thread) {
                         struct kvd_sketch_vectors x = vectors_of(task, &m->block, at, values);
 
                         if (m->block)
-                                task->ops->sketch->insert(&part, m->places, m->n_tokens, &x, change->weight);
+                                task->ops->sketch->insert(&part, m->places, m->n_tokens, &x,
+                                                          change->weight);
                 }
         }
 }
@@ -162,7 +174,8 @@ static void mean_part(void *data, uint32_t at, uint32_t thread) {
         const struct sketch_use *use = change->use;
         const struct task *task = use->task;
         const struct shape *s = &task->shape;
-        float *mean = use->mean + (size_t)at * s->dim, *room = change->rooms + (size_t)thread * s->dim;
+        float *mean = use->mean + (size_t)at * s->dim,
+              *room = change->rooms + (size_t)thread * s->dim;
         float n = (float)sketch_tokens(use);
 
         memset(mean, 0, s->dim * sizeof *mean);
@@ -184,9 +197,11 @@ static int freeze_mean(struct sketch_use *use) {
         struct task *task = use->task;
         struct change change = {.use = use};
 
-        if (use->header->key_mode != 1 + KEYS_CENTRED || use->header->has_mean || !sketch_tokens(use))
+        if (use->header->key_mode != 1 + KEYS_CENTRED || use->header->has_mean ||
+            !sketch_tokens(use))
                 return 0;
-        change.rooms = task_room(task, (size_t)threads_count(task->threads) * task->shape.dim, sizeof(float));
+        change.rooms = task_room(task, (size_t)threads_count(task->threads) * task->shape.dim,
+                                 sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
         on_all_parts(use, mean_part, &change);
@@ -204,7 +219,7 @@ int sketch_insert(struct sketch_use *use) {
         return 0;
 }
 
-/* ---- out --------------------------------------------------------------------------------------------------------- */
+/* ---- out ------------------------------------------------------------------------------------- */
 
 void sketch_remove(struct sketch_use *use) {
         struct change change = {.use = use, .weight = -1.0f};
@@ -219,8 +234,8 @@ static void remove_estimate(void *data, uint32_t at, uint32_t thread) {
         const struct task *task = use->task;
         const struct shape *s = &task->shape;
         uint8_t *room = (uint8_t *)(change->rooms + (size_t)thread * s->tokens * s->dim);
-        const struct kvd_sketch_vectors x = {.blocks = &room, .stride = s->dim, .per_block = s->tokens,
-                                             .type = KVD_NUMBER_F32};
+        const struct kvd_sketch_vectors x = {
+                .blocks = &room, .stride = s->dim, .per_block = s->tokens, .type = KVD_NUMBER_F32};
 
         for (int values = 0; values < 2; values++) {
                 struct kvd_sketch_part part = part_of(use, at, values);
@@ -240,8 +255,9 @@ int sketch_remove_estimates(struct sketch_use *use) {
         struct task *task = use->task;
         struct change change = {.use = use};
 
-        change.rooms = task_room(task, (size_t)threads_count(task->threads) * task->shape.tokens * task->shape.dim,
-                                sizeof(float));
+        change.rooms = task_room(
+                task, (size_t)threads_count(task->threads) * task->shape.tokens * task->shape.dim,
+                sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
         on_all_parts(use, remove_estimate, &change);

@@ -3,8 +3,9 @@
 #define KVD_DAEMON_WORKER_SKETCH_H
 
 /*
- * A job's sketch, with its tokens' places. Whole blocks go in and out: their tokens have ordinals one after the other,
- * each layer's keys and values of each head are a part of the cells, and the parts are shared out to the threads.
+ * A job's sketch, with its tokens' places. Whole blocks go in and out: their tokens have ordinals
+ * one after the other, each layer's keys and values of each head are a part of the cells, and the
+ * parts are shared out to the threads.
  */
 
 #include "daemon/worker/task.h"
@@ -24,7 +25,10 @@ struct sketch_use {
         struct sketch_member *members; /* one for each item */
 };
 
-/* -ESTALE: a worker died while it wrote to the sketch. -EPROTO: the job has none. Only who changes it may begin it. */
+/*
+ * -ESTALE: a worker died while it wrote to the sketch. -EPROTO: the job has none. Only who changes
+ * it may begin it.
+ */
 int sketch_open(struct task *task, struct sketch_use *use);
 
 /* Item i takes part, with this block. -ENOMEM. */
@@ -37,7 +41,8 @@ void sketch_end(struct sketch_use *use, int64_t tokens); /* more than before */
 /* The first that enter a sketch decide how it hashes and what is taken off their keys. */
 int sketch_insert(struct sketch_use *use);
 void sketch_remove(struct sketch_use *use);          /* the blocks as they are in it */
-int sketch_remove_estimates(struct sketch_use *use); /* what it says of the items itself (blocks: any) */
+/* what it says of the items itself (blocks: any) */
+int sketch_remove_estimates(struct sketch_use *use);
 void sketch_query(struct sketch_use *use);           /* into the blocks */
 void sketch_clear(struct sketch_use *use);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Everything that the owner sends is mapped here. A file must be as long as the message says, and an index must be of our
- * version, before anything of it is read: a refusal costs the job, not the worker.
+ * Everything that the owner sends is mapped here. A file must be as long as the message says, and
+ * an index must be of our version, before anything of it is read: a refusal costs the job, not the
+ * worker.
  */
 
 #include "daemon/worker/spaces.h"
@@ -24,7 +25,7 @@ struct worker_space *spaces_find(const struct spaces *s, uint32_t number) {
         return w;
 }
 
-/* ---- unmapping ------------------------------------------------------------------------------------------------- */
+/* ---- unmapping ------------------------------------------------------------------------------- */
 
 static void unmap(void *at, uint64_t bytes) {
         if (at)
@@ -89,9 +90,10 @@ int spaces_forget(struct spaces *s, uint32_t number) {
         return 0;
 }
 
-/* ---- mapping --------------------------------------------------------------------------------------------------- */
+/* ---- mapping --------------------------------------------------------------------------------- */
 
-static int map_file(struct spaces *s, int fd, uint64_t bytes, int prot, const char *what, void *ret) {
+static int map_file(struct spaces *s, int fd, uint64_t bytes, int prot, const char *what,
+                    void *ret) {
         struct stat st;
         void *at;
 
@@ -99,8 +101,8 @@ static int map_file(struct spaces *s, int fd, uint64_t bytes, int prot, const ch
                 return kvd_refuse(&s->why, -EPROTO, "%s is shorter than announced", what);
         at = sys->mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
         if (at == MAP_FAILED)
-                return kvd_refuse(&s->why, -errno, "%s of %llu bytes cannot be mapped: %s", what, (unsigned long long)bytes,
-                            strerror(errno));
+                return kvd_refuse(&s->why, -errno, "%s of %llu bytes cannot be mapped: %s", what,
+                                  (unsigned long long)bytes, strerror(errno));
         memcpy(ret, &at, sizeof at);
         return 0;
 }
@@ -121,10 +123,12 @@ static int map_index(struct spaces *s, struct worker_space *w, int fd) {
 static int map_summaries(struct spaces *s, struct worker_space *w, int fd) {
         if (w->summary_bytes < w->summary.size)
                 return kvd_refuse(&s->why, -EPROTO, "summaries that are shorter than their layout");
-        return map_file(s, fd, w->summary_bytes, PROT_READ | PROT_WRITE, "summaries", &w->summaries);
+        return map_file(s, fd, w->summary_bytes, PROT_READ | PROT_WRITE, "summaries",
+                        &w->summaries);
 }
 
-static int map_copies(struct spaces *s, struct worker_space *w, const struct kvd_slice *sizes, const int *fds) {
+static int map_copies(struct spaces *s, struct worker_space *w, const struct kvd_slice *sizes,
+                      const int *fds) {
         uint64_t bytes[KVD_N_TIERS];
         int r;
 
@@ -132,7 +136,9 @@ static int map_copies(struct spaces *s, struct worker_space *w, const struct kvd
                 return kvd_refuse(&s->why, -EPROTO, "exact copies of other tiers than ours");
         memcpy(bytes, sizes->data, sizeof bytes);
         r = copies_map(w, fds, bytes);
-        return r < 0 ? kvd_refuse(&s->why, r, "memory for exact copies cannot be mapped: %s", strerror(-r)) : 0;
+        return r < 0 ? kvd_refuse(&s->why, r, "memory for exact copies cannot be mapped: %s",
+                                  strerror(-r)) :
+                       0;
 }
 
 static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t bytes) {
@@ -158,7 +164,8 @@ static int reserve(struct spaces *s, struct worker_space *w) {
                 return reserve_on_device(s, w, bytes);
         at = sys->mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED)
-                return kvd_refuse(&s->why, -errno, "no address space for a pool of %llu bytes", (unsigned long long)bytes);
+                return kvd_refuse(&s->why, -errno, "no address space for a pool of %llu bytes",
+                                  (unsigned long long)bytes);
         w->base = at;
         w->reserved = bytes;
         return 0;
@@ -178,7 +185,8 @@ int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const str
         if (!w)
                 return kvd_refuse(&s->why, -ENOMEM, "out of memory");
         if (fds->n != 3 + KVD_N_TIERS)
-                return kvd_refuse(&s->why, -EPROTO, "a space comes with %d descriptors", 3 + KVD_N_TIERS);
+                return kvd_refuse(&s->why, -EPROTO, "a space comes with %d descriptors",
+                                  3 + KVD_N_TIERS);
         spaces_forget(s, msg->space);
         w->number = msg->space;
         w->index_bytes = msg->index_bytes;
@@ -205,7 +213,9 @@ static int map_on_device(struct spaces *s, struct worker_space *w, uint32_t numb
 
         unmap_segment(w, number);
         r = kvd_device_map(&s->device.device, w->device_base + number * bytes, bytes, fd, true);
-        return r < 0 ? kvd_refuse(&s->why, r, "segment %u cannot be mapped: %s", number, s->device.device.why) : 0;
+        return r < 0 ? kvd_refuse(&s->why, r, "segment %u cannot be mapped: %s", number,
+                                  s->device.device.why) :
+                       0;
 }
 
 static int map_on_host(struct spaces *s, struct worker_space *w, uint32_t number, int fd) {
@@ -214,13 +224,15 @@ static int map_on_host(struct spaces *s, struct worker_space *w, uint32_t number
 
         if (fstat(fd, &st) < 0 || (uint64_t)st.st_size < bytes)
                 return kvd_refuse(&s->why, -EPROTO, "segment %u is shorter than announced", number);
-        if (sys->mmap(w->base + number * bytes, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
-            MAP_FAILED)
-                return kvd_refuse(&s->why, -errno, "segment %u cannot be mapped: %s", number, strerror(errno));
+        if (sys->mmap(w->base + number * bytes, bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+                return kvd_refuse(&s->why, -errno, "segment %u cannot be mapped: %s", number,
+                                  strerror(errno));
         return 0;
 }
 
-static int open_handle(struct spaces *s, struct worker_space *w, const struct kvd_msg_work_segments *msg) {
+static int open_handle(struct spaces *s, struct worker_space *w,
+                       const struct kvd_msg_work_segments *msg) {
         struct cu_ipc_handle handle;
         int r;
 
@@ -232,12 +244,14 @@ static int open_handle(struct spaces *s, struct worker_space *w, const struct kv
         w->device_base = 0;
         r = kvd_device_open_handle(&s->device.device, &handle, &w->device_base);
         if (r < 0)
-                return kvd_refuse(&s->why, r, "segment 0 cannot be opened: %s", s->device.device.why);
+                return kvd_refuse(&s->why, r, "segment 0 cannot be opened: %s",
+                                  s->device.device.why);
         w->mapped[0] = 1;
         return 0;
 }
 
-int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *msg, const struct kvd_fds *fds) {
+int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *msg,
+                        const struct kvd_fds *fds) {
         struct worker_space *w = spaces_find(s, msg->space);
         int r = 0;
 
@@ -246,7 +260,8 @@ int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *ms
         if (!w || fds->n != msg->count || (uint64_t)msg->first + fds->n > w->ix->max_segments)
                 return kvd_refuse(&s->why, -EPROTO, "segments of no space, or beyond its end");
         for (uint32_t i = 0, n = msg->first; r == 0 && i < fds->n; i++, n++) {
-                r = w->device_base ? map_on_device(s, w, n, fds->fd[i]) : map_on_host(s, w, n, fds->fd[i]);
+                r = w->device_base ? map_on_device(s, w, n, fds->fd[i]) :
+                                     map_on_host(s, w, n, fds->fd[i]);
                 if (r == 0)
                         w->mapped[n / 64] |= UINT64_C(1) << n % 64;
         }
@@ -262,7 +277,8 @@ int spaces_unmap_segment(struct spaces *s, const struct kvd_msg_work_unmap *msg)
         return 0;
 }
 
-int spaces_clear(struct spaces *s, const struct kvd_msg_work_clear *msg, const struct kvd_fds *fds) {
+int spaces_clear(struct spaces *s, const struct kvd_msg_work_clear *msg,
+                 const struct kvd_fds *fds) {
         int r;
 
         if (msg->device.size != 16 || fds->n != msg->count || !fds->n)
@@ -283,21 +299,28 @@ int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const str
         memcpy(words, msg->words.data, msg->words.size); /* it may lie anywhere */
         r = device_use(&s->device, msg->device.data);
         if (r == 0)
-                r = device_wake(&s->device, fds->fd[0], msg->bytes, words, msg->words.size / (2 * sizeof *words));
+                r = device_wake(&s->device, fds->fd[0], msg->bytes, words,
+                                msg->words.size / (2 * sizeof *words));
         return r < 0 ? kvd_refuse(&s->why, r, "%s", s->device.why.line) : 0;
 }
 
-static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h, uint64_t bytes) {
+static int check_sketch(const struct worker_space *w, const struct kvd_sketch_header *h,
+                        uint64_t bytes) {
         const struct kvd_shape *g = &w->ix->geometry;
         uint64_t floats = (uint64_t)w->summary.layers * g->kv_heads * g->head_dim;
 
-        if (h->cell_floats != floats || h->rows == 0 || h->rows > 8 || h->columns == 0 || h->columns > 1u << 30)
+        if (h->cell_floats != floats || h->rows == 0 || h->rows > 8 || h->columns == 0 ||
+            h->columns > 1u << 30)
                 return -EPROTO;
-        return bytes / sizeof(float) / 2 / h->rows / h->columns >= floats && /* the next line does not overflow */
-                               kvd_sketch_bytes(h->rows, h->columns, h->cell_floats) <= bytes ? 0 : -EPROTO;
+        /* the next line does not overflow */
+        return bytes / sizeof(float) / 2 / h->rows / h->columns >= floats &&
+                               kvd_sketch_bytes(h->rows, h->columns, h->cell_floats) <= bytes ?
+                       0 :
+                       -EPROTO;
 }
 
-int spaces_map_sketch(struct spaces *s, const struct kvd_msg_work_sketch *msg, const struct kvd_fds *fds) {
+int spaces_map_sketch(struct spaces *s, const struct kvd_msg_work_sketch *msg,
+                      const struct kvd_fds *fds) {
         const struct worker_space *w = spaces_find(s, msg->space);
         int r;
 

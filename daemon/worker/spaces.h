@@ -3,8 +3,8 @@
 #define KVD_DAEMON_WORKER_SPACES_H
 
 /*
- * What the owner has sent: mappings of spaces, one sketch, the jobs' arguments. Everything is checked to be as large as
- * announced before it is used.
+ * What the owner has sent: mappings of spaces, one sketch, the jobs' arguments. Everything is
+ * checked to be as large as announced before it is used.
  */
 
 #include "daemon/worker/copies.h"
@@ -24,7 +24,8 @@ struct worker_space {
         uint8_t *summaries;
         uint64_t summary_bytes;
         struct worker_copies copies[KVD_N_TIERS];
-        uint8_t *base;               /* of the pool: block b at base + b * block_bytes; NULL: it is on the GPU */
+        /* of the pool: block b at base + b * block_bytes; NULL: it is on the GPU */
+        uint8_t *base;
         cu_address device_base;      /* ... there; 0: it is not */
         struct worker_device *device;
         uint64_t reserved;
@@ -50,16 +51,21 @@ struct spaces {
 };
 
 /* 0 or a negative errno. Descriptors stay the caller's. */
-int spaces_map(struct spaces *spaces, const struct kvd_msg_work_space *msg, const struct kvd_fds *fds);
-int spaces_map_segments(struct spaces *spaces, const struct kvd_msg_work_segments *msg, const struct kvd_fds *fds);
-int spaces_map_sketch(struct spaces *spaces, const struct kvd_msg_work_sketch *msg, const struct kvd_fds *fds);
+int spaces_map(struct spaces *spaces, const struct kvd_msg_work_space *msg,
+               const struct kvd_fds *fds);
+int spaces_map_segments(struct spaces *spaces, const struct kvd_msg_work_segments *msg,
+                        const struct kvd_fds *fds);
+int spaces_map_sketch(struct spaces *spaces, const struct kvd_msg_work_sketch *msg,
+                      const struct kvd_fds *fds);
 int spaces_unmap_segment(struct spaces *spaces, const struct kvd_msg_work_unmap *msg);
 int spaces_forget(struct spaces *spaces, uint32_t number);
 
-int spaces_wake(struct spaces *spaces, const struct kvd_msg_work_wake *msg, const struct kvd_fds *fds);
+int spaces_wake(struct spaces *spaces, const struct kvd_msg_work_wake *msg,
+                const struct kvd_fds *fds);
 
 /* GPU memory of no space. */
-int spaces_clear(struct spaces *spaces, const struct kvd_msg_work_clear *msg, const struct kvd_fds *fds);
+int spaces_clear(struct spaces *spaces, const struct kvd_msg_work_clear *msg,
+                 const struct kvd_fds *fds);
 
 struct worker_space *spaces_find(const struct spaces *spaces, uint32_t number);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks as the processor sees them. Host memory is mapped: a block is where it is. A GPU's is not: what a job reads is
- * copied to pinned memory before it runs, and what it writes is copied back before it is answered. A family that has a
- * kernel for its work asks for neither (task_address).
+ * Blocks as the processor sees them. Host memory is mapped: a block is where it is. A GPU's is not:
+ * what a job reads is copied to pinned memory before it runs, and what it writes is copied back
+ * before it is answered. A family that has a kernel for its work asks for neither (task_address).
  */
 
 #include <errno.h>
@@ -11,7 +11,8 @@
 
 #include "daemon/worker/task.h"
 
-#define STAGED_MOST (UINT64_C(1) << 30) /* pinned memory for one job; most kinds read 64 MiB at most */
+/* pinned memory for one job; most kinds read 64 MiB at most */
+#define STAGED_MOST (UINT64_C(1) << 30)
 
 /* Offset from the first block; -1: no such block, or in another incarnation. */
 static int64_t place(const struct task *task, kvd_ref ref) {
@@ -19,7 +20,8 @@ static int64_t place(const struct task *task, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref), segment;
 
         if (id >= w->ix->capacity ||
-            kvd_slot_generation(shm_load(&kvd_index_desc(w->ix, id)->slot)) != kvd_ref_generation(ref))
+            kvd_slot_generation(shm_load(&kvd_index_desc(w->ix, id)->slot)) !=
+                    kvd_ref_generation(ref))
                 return -1;
         segment = kvd_segment_of(w->ix, id);
         if (!space_has_segment(w, segment) || id < kvd_segment_first(w->ix, segment) ||
@@ -59,7 +61,9 @@ static enum task_access access_to(const struct task *task, enum task_access acce
                 return access;
         if (item->flags == KVD_JOB_DEST)
                 return TASK_WRITE;
-        return item->flags || !task_summary(task, item->row, kvd_ref_generation(item->ref)) ? TASK_READ : TASK_NONE;
+        return item->flags || !task_summary(task, item->row, kvd_ref_generation(item->ref)) ?
+                       TASK_READ :
+                       TASK_NONE;
 }
 
 static int find_room(struct task *task, enum task_access access, uint8_t **at) {
@@ -69,14 +73,18 @@ static int find_room(struct task *task, enum task_access access, uint8_t **at) {
                 bytes += access_to(task, access, i) == TASK_NONE ? 0 : task->shape.block_bytes;
 
         if (bytes > STAGED_MOST)
-                return task_refuse(task, -ENOMEM, "a job of %llu MiB of GPU memory; %llu can be staged",
-                                  (unsigned long long)(bytes >> 20), (unsigned long long)(STAGED_MOST >> 20));
+                return task_refuse(
+                        task, -ENOMEM, "a job of %llu MiB of GPU memory; %llu can be staged",
+                        (unsigned long long)(bytes >> 20), (unsigned long long)(STAGED_MOST >> 20));
         task->staged = task_room(task, task->job->n_items, sizeof *task->staged);
         *at = task->staged ? device_staging(task->device, bytes) : NULL;
         return *at ? 0 : device_refused(task, -ENOMEM);
 }
 
-/* Room for a block that will be written is cleared: an earlier job, perhaps of another domain, left its bytes there. */
+/*
+ * Room for a block that will be written is cleared: an earlier job, perhaps of another domain, left
+ * its bytes there.
+ */
 int task_stage(struct task *task, enum task_access access) {
         uint64_t bytes = task->shape.block_bytes;
         uint8_t *at;
@@ -101,7 +109,9 @@ int task_stage(struct task *task, enum task_access access) {
         }
         if (task->device->broken || r < 0)
                 return r ?: -EIO;
-        return access != TASK_WRITE && device_finish(task->device) < 0 ? device_refused(task, -EIO) : 0;
+        return access != TASK_WRITE && device_finish(task->device) < 0 ?
+                       device_refused(task, -EIO) :
+                       0;
 }
 
 int task_unstage(struct task *task, enum task_access access) {
@@ -111,7 +121,8 @@ int task_unstage(struct task *task, enum task_access access) {
                 return 0;
         for (uint32_t i = 0; r == 0 && i < task->job->n_items; i++)
                 if (task->staged[i] && access_to(task, access, i) == TASK_WRITE)
-                        r = device_write(task->device, task_address(task, i), task->staged[i], task->shape.block_bytes);
+                        r = device_write(task->device, task_address(task, i), task->staged[i],
+                                         task->shape.block_bytes);
         if (device_finish(task->device) < 0 || r < 0)
                 return device_refused(task, -EIO);
         return 0;

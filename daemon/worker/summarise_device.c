@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * SUMMARISE where the blocks are: as job_summarise.c, and of the same bits, but one launch makes all rows, and these
- * are what comes to the processor. They are put into the summaries here, where the stamps are. Only the first job of a
- * space stages its blocks, to choose channels from. -ENOSYS: not in this way (no kernels in this build or for this
- * device, shapes they do not take, no memory), and no row was touched.
+ * SUMMARISE where the blocks are: as job_summarise.c, and of the same bits, but one launch makes
+ * all rows, and these are what comes to the processor. They are put into the summaries here, where
+ * the stamps are. Only the first job of a space stages its blocks, to choose channels from.
+ * -ENOSYS: not in this way (no kernels in this build or for this device, shapes they do not take,
+ * no memory), and no row was touched.
  */
 
 #include <errno.h>
@@ -24,7 +25,8 @@ struct device_rows {
 };
 
 static uint64_t channels_bytes(const struct task *task) {
-        return (uint64_t)task->shape.layers * task->shape.heads * task->space->summary.channels * sizeof(uint16_t);
+        return (uint64_t)task->shape.layers * task->shape.heads * task->space->summary.channels *
+               sizeof(uint16_t);
 }
 
 static uint64_t labels_bytes(const struct task *task) {
@@ -58,13 +60,15 @@ static int find_blocks(struct device_rows *d) {
         for (uint32_t i = 0; i < d->n; i++) {
                 const struct kvd_job_item *item = &task->items[i];
 
-                d->ids[i] = task_address(task, i) && task_row(task, item->row) ? kvd_ref_id(item->ref) : GPU_NO_BLOCK;
+                d->ids[i] = task_address(task, i) && task_row(task, item->row) ?
+                                    kvd_ref_id(item->ref) :
+                                    GPU_NO_BLOCK;
                 d->tokens[i] = MIN(item->n_tokens, task->shape.tokens);
         }
         return 0;
 }
 
-/* ---- on the GPU -------------------------------------------------------------------------------------------------- */
+/* ---- on the GPU ------------------------------------------------------------------------------ */
 
 static cu_address part(struct device_rows *d, uint64_t bytes) {
         cu_address at = d->next;
@@ -99,18 +103,26 @@ static int upload(struct device_rows *d) {
 
         if (r == 0)
                 r = device_write(device, d->d_tokens, d->tokens, d->n * sizeof *d->tokens);
-        return r == 0 ? device_write(device, d->d_channels, d->task->space->summaries, channels_bytes(d->task)) : r;
+        return r == 0 ? device_write(device, d->d_channels, d->task->space->summaries,
+                                     channels_bytes(d->task)) :
+                        r;
 }
 
 static int launch(struct device_rows *d, struct gpu *gpu) {
         const struct worker_space *w = d->task->space;
         const struct shape *s = &d->task->shape;
         const struct gpu_summarise a = {
-                .blocks = {w->device_base, s->block_bytes, d->d_ids}, .n = d->n,
+                .blocks = {w->device_base, s->block_bytes, d->d_ids},
+                .n = d->n,
                 .shape = {s->layers, s->heads, s->tokens, s->dim, w->ix->geometry.order, s->type},
-                .n_channels = w->summary.channels, .tokens = d->d_tokens, .channels = d->d_channels,
-                .rows = d->d_rows, .row_bytes = w->summary.row_bytes, .norms_off = w->summary.norms_off,
-                .anchors_off = w->summary.anchors_off, .labels_off = w->summary.labels_off};
+                .n_channels = w->summary.channels,
+                .tokens = d->d_tokens,
+                .channels = d->d_channels,
+                .rows = d->d_rows,
+                .row_bytes = w->summary.row_bytes,
+                .norms_off = w->summary.norms_off,
+                .anchors_off = w->summary.anchors_off,
+                .labels_off = w->summary.labels_off};
 
         return gpu_summarise(gpu, d->task->device->stream, &a);
 }
@@ -134,7 +146,7 @@ static int make_rows(struct device_rows *d, struct gpu *gpu) {
         return 0;
 }
 
-/* ---- the job ----------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 static void put_row(void *data, uint32_t i, uint32_t thread) {
         const struct device_rows *d = data;
@@ -145,8 +157,10 @@ static void put_row(void *data, uint32_t i, uint32_t thread) {
         if (d->ids[i] == GPU_NO_BLOCK)
                 return;
         shm_write_begin((shm_u64 *)row, 0);
-        memcpy(row + layout->norms_off, d->rows + i * layout->row_bytes + layout->norms_off, d->bytes);
-        shm_write_end((shm_u64 *)row, (uint64_t)kvd_ref_generation(item->ref) << 32 | KVD_SUMMARY_MADE);
+        memcpy(row + layout->norms_off, d->rows + i * layout->row_bytes + layout->norms_off,
+               d->bytes);
+        shm_write_end((shm_u64 *)row,
+                      (uint64_t)kvd_ref_generation(item->ref) << 32 | KVD_SUMMARY_MADE);
 }
 
 int summarise_on_device(struct task *task) {

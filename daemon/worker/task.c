@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The services of a task: memory until its end, its result, and the rows of summaries that it reads and writes. They
- * know nothing of what kinds of jobs there are.
+ * The services of a task: memory until its end, its result, and the rows of summaries that it reads
+ * and writes. They know nothing of what kinds of jobs there are.
  */
 
 #include "daemon/worker/task.h"
@@ -51,8 +51,10 @@ void *task_results(struct task *task, size_t n, size_t size) {
 int task_needs_numbers(struct task *task) {
         if (task->shape.type)
                 return 0;
-        return task_refuse(task, -EOPNOTSUPP, "numbers of 8 bits without a scale cannot be compared or summed; spilling "
-                          "and reviving exactly is all that can be done with them");
+        return task_refuse(
+                task, -EOPNOTSUPP,
+                "numbers of 8 bits without a scale cannot be compared or summed; spilling "
+                "and reviving exactly is all that can be done with them");
 }
 
 uint8_t *task_row(const struct task *task, uint32_t row) {
@@ -71,7 +73,8 @@ const uint8_t *task_summary(const struct task *task, uint32_t row, uint32_t gene
         return at;
 }
 
-void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to, uint32_t generation) {
+void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to,
+                       uint32_t generation) {
         shm_write_begin((shm_u64 *)to, 0);
         memcpy(to + 8, from + 8, task->space->summary.row_bytes - 8);
         shm_write_end((shm_u64 *)to, (uint64_t)generation << 32 | KVD_SUMMARY_MADE);

@@ -2,7 +2,10 @@
 #ifndef KVD_DAEMON_WORKER_TASK_H
 #define KVD_DAEMON_WORKER_TASK_H
 
-/* A task: a job under way. It has what the job names, found and checked, and what every kind of job needs. */
+/*
+ * A task: a job under way. It has what the job names, found and checked, and what every kind of job
+ * needs.
+ */
 
 #include "client/kvd_methods.h" /* enum kvd_entry_flags */
 #include "daemon/worker/spaces.h"
@@ -33,7 +36,8 @@ struct task {
         struct worker_sketch *sketch; /* NULL: the job has none */
         struct shape shape;
         struct worker_device *device;
-        uint8_t **staged;             /* [item]: its block in host memory; NULL: none, or blocks are where they are */
+        /* [item]: its block in host memory; NULL: none, or blocks are where they are */
+        uint8_t **staged;
         const struct kvd_ops *ops;
         struct threads *threads;
         struct room *rooms;           /* owned: task_room */
@@ -42,7 +46,7 @@ struct task {
         struct kvd_why why;           /* of a refusal */
 };
 
-/* ---- services (task.c) -------------------------------------------------------------------------------------------- */
+/* ---- services (task.c) ----------------------------------------------------------------------- */
 
 #define task_refuse(task, error, ...) kvd_refuse(&(task)->why, error, __VA_ARGS__)
 
@@ -62,12 +66,13 @@ uint8_t *task_row(const struct task *task, uint32_t row);
 const uint8_t *task_summary(const struct task *task, uint32_t row, uint32_t generation);
 
 /* Another row with the same contents, for a block of that generation. */
-void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to, uint32_t generation);
+void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to,
+                       uint32_t generation);
 
 double task_setting(const struct task *task, enum kvd_setting which);
 void task_leave_rooms(struct task *task);
 
-/* ---- blocks (staging.c) ------------------------------------------------------------------------------------------- */
+/* ---- blocks (staging.c) ---------------------------------------------------------------------- */
 
 /* The item's block, for the processor. NULL: no such block, or in another incarnation. */
 uint8_t *task_block(const struct task *task, uint32_t item);
@@ -76,7 +81,9 @@ uint8_t *task_block(const struct task *task, uint32_t item);
 bool task_on_device(const struct task *task);
 cu_address task_address(const struct task *task, uint32_t item);
 
-/* Before and behind a job: brings what it reads within task_block's reach, and what it wrote back. */
+/*
+ * Before and behind a job: brings what it reads within task_block's reach, and what it wrote back.
+ */
 enum task_access {
         TASK_NONE,
         TASK_READ,
@@ -90,7 +97,8 @@ static inline uint8_t *layer_keys(const struct shape *s, const uint8_t *block, u
         return (uint8_t *)block + layer * 2 * s->plane;
 }
 
-static inline uint8_t *head_keys(const struct shape *s, const uint8_t *block, uint32_t layer, uint32_t head) {
+static inline uint8_t *head_keys(const struct shape *s, const uint8_t *block, uint32_t layer,
+                                 uint32_t head) {
         return layer_keys(s, block, layer) + head * s->head_stride * s->element;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies in memory of the host. The memfd is mapped, so a copy is where its place says, and all threads write and
- * read copies at once. A checksum is of what arrived, so that nothing can happen in between.
+ * Exact copies in memory of the host. The memfd is mapped, so a copy is where its place says, and
+ * all threads write and read copies at once. A checksum is of what arrived, so that nothing can
+ * happen in between.
  */
 
 #include <errno.h>
@@ -23,7 +24,8 @@ struct batch {
 
 static int map(struct worker_copies *w, int fd, uint64_t bytes) {
         void *at = NULL;
-        int r = bytes ? shared_file_map(fd, bytes, PROT_READ | PROT_WRITE, &at) : 0; /* no room at all is fine */
+        /* no room at all is fine */
+        int r = bytes ? shared_file_map(fd, bytes, PROT_READ | PROT_WRITE, &at) : 0;
 
         if (r < 0)
                 return r;

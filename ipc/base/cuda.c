@@ -15,7 +15,8 @@
 #include "ipc/base/util.h"
 
 /* cuGetProcAddress as CUDA 12.0 has it: the first that says why there is no function. */
-typedef cu_result (*get_address)(const char *name, void **ret, int version, uint64_t flags, int *status);
+typedef cu_result (*get_address)(const char *name, void **ret, int version, uint64_t flags,
+                                 int *status);
 
 enum { STATUS_FOUND = 0, STATUS_VERSION_TOO_OLD = 2 };
 
@@ -35,8 +36,9 @@ static bool resolve(get_address get, const char *name, int version, void *to) {
                 *(void **)to = at;
                 return true;
         }
-        snprintf(load_why, sizeof load_why, "the CUDA driver has no %s of version %d.%d%s", name, version / 1000,
-                 version % 1000 / 10, status == STATUS_VERSION_TOO_OLD ? ": it is too old" : "");
+        snprintf(load_why, sizeof load_why, "the CUDA driver has no %s of version %d.%d%s", name,
+                 version / 1000, version % 1000 / 10,
+                 status == STATUS_VERSION_TOO_OLD ? ": it is too old" : "");
         return false;
 }
 
@@ -59,7 +61,8 @@ static void load_once(void) {
         }
         get = dlsym(library, "cuGetProcAddress_v2");
         if (!get) {
-                snprintf(load_why, sizeof load_why, "the CUDA driver is older than 12.0: no cuGetProcAddress_v2");
+                snprintf(load_why, sizeof load_why,
+                         "the CUDA driver is older than 12.0: no cuGetProcAddress_v2");
                 return;
         }
         loaded = resolve_all((get_address)get);
@@ -75,8 +78,8 @@ const struct kvd_cuda *kvd_cuda_load(const char **why) {
 const char *kvd_cuda_why(const struct kvd_cuda *cuda, cu_result error, char *to, size_t size) {
         const char *name = NULL, *text = NULL;
 
-        if (cuda && cuda->cuGetErrorName(error, &name) == CU_OK && cuda->cuGetErrorString(error, &text) == CU_OK &&
-            name && text)
+        if (cuda && cuda->cuGetErrorName(error, &name) == CU_OK &&
+            cuda->cuGetErrorString(error, &text) == CU_OK && name && text)
                 snprintf(to, size, "%s: %s", name, text);
         else
                 snprintf(to, size, "CUDA error %d", error);

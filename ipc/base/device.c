@@ -17,7 +17,8 @@ static int check(struct kvd_device *d, cu_result error, const char *what) {
 
         if (error == CU_OK)
                 return 0;
-        snprintf(d->why, sizeof d->why, "%s: %s", what, kvd_cuda_why(d->cuda, error, text, sizeof text));
+        snprintf(d->why, sizeof d->why, "%s: %s", what,
+                 kvd_cuda_why(d->cuda, error, text, sizeof text));
         return kvd_cuda_errno(error);
 }
 
@@ -39,15 +40,18 @@ static int find(struct kvd_device *d, const struct cu_uuid *uuid) {
         }
         if (r < 0)
                 return r;
-        snprintf(d->why, sizeof d->why, "none of the %d devices that this process sees is the daemon's", n);
+        snprintf(d->why, sizeof d->why,
+                 "none of the %d devices that this process sees is the daemon's", n);
         return -ENODEV;
 }
 
 /* A driver without descriptors has none, and is good for legacy handles. */
 static int granularity(struct kvd_device *d) {
-        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                           .handle_types = CU_HANDLE_POSIX_FD,
                                            .location = {CU_LOCATION_DEVICE, d->ordinal}};
-        cu_result r = d->cuda->cuMemGetAllocationGranularity(&d->granularity, &what, CU_GRANULARITY_RECOMMENDED);
+        cu_result r = d->cuda->cuMemGetAllocationGranularity(&d->granularity, &what,
+                                                             CU_GRANULARITY_RECOMMENDED);
 
         if (r != CU_NOT_SUPPORTED)
                 return check(d, r, "cuMemGetAllocationGranularity");
@@ -103,7 +107,8 @@ void kvd_device_unreserve(struct kvd_device *d, cu_address at, uint64_t bytes) {
 }
 
 /* The mapping keeps the memory: the handle is let go in any case. */
-static int map_handle(struct kvd_device *d, cu_address at, uint64_t bytes, cu_memory memory, bool writable) {
+static int map_handle(struct kvd_device *d, cu_address at, uint64_t bytes, cu_memory memory,
+                      bool writable) {
         const struct cu_access access = {.location = {CU_LOCATION_DEVICE, d->ordinal},
                                          .flags = writable ? CU_ACCESS_READ_WRITE : CU_ACCESS_READ};
         int r = CHECK(d, cuMemMap, at, bytes, 0, memory, 0);
@@ -122,7 +127,8 @@ int kvd_device_map(struct kvd_device *d, cu_address at, uint64_t bytes, int fd, 
 
         if (r < 0)
                 return r;
-        r = CHECK(d, cuMemImportFromShareableHandle, &memory, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD);
+        r = CHECK(d, cuMemImportFromShareableHandle, &memory, (void *)(intptr_t)fd,
+                  CU_HANDLE_POSIX_FD);
         if (r == 0) {
                 r = map_handle(d, at, bytes, memory, writable);
                 d->cuda->cuMemRelease(memory);
@@ -141,7 +147,8 @@ int kvd_device_unmap(struct kvd_device *d, cu_address at, uint64_t bytes) {
         return r;
 }
 
-int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle, cu_address *ret) {
+int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle,
+                           cu_address *ret) {
         int r = kvd_device_enter(d);
 
         if (r < 0)

@@ -3,10 +3,11 @@
 #define KVD_BASE_DEVICE_H
 
 /*
- * GPU memory as a pool's user sees it (libkvd and the worker): the device that the daemon names, by UUID, since ordinals
- * differ from process to process (CUDA_VISIBLE_DEVICES), and a range of addresses in which segments are mapped side by
- * side. Uses the device's primary context, the one that PyTorch, JAX and the CUDA runtime use, and leaves the calling
- * thread's current context as it was.
+ * GPU memory as a pool's user sees it (libkvd and the worker): the device that the daemon names, by
+ * UUID, since ordinals differ from process to process (CUDA_VISIBLE_DEVICES), and a range of
+ * addresses in which segments are mapped side by side. Uses the device's primary context, the one
+ * that PyTorch, JAX and the CUDA runtime use, and leaves the calling thread's current context as it
+ * was.
  *
  * Results: 0 or negative errno, with a line in why.
  */
@@ -19,7 +20,8 @@
 enum kvd_backend {
         KVD_BACKEND_HOST = 0,   /* memfds */
         KVD_BACKEND_VMM = 1,    /* cuMemCreate, POSIX descriptors */
-        KVD_BACKEND_LEGACY = 2, /* cuMemAlloc, 64-byte handles: one segment a space, read-only for nobody */
+        /* cuMemAlloc, 64-byte handles: one segment a space, read-only for nobody */
+        KVD_BACKEND_LEGACY = 2,
 };
 
 struct kvd_device {
@@ -31,7 +33,9 @@ struct kvd_device {
         char why[KVD_DEVICE_WHY];
 };
 
-/* -ENODEV: no driver, or no visible device of that UUID (d->why). d is usable for why in any case. */
+/*
+ * -ENODEV: no driver, or no visible device of that UUID (d->why). d is usable for why in any case.
+ */
 int kvd_device_open(struct kvd_device *d, const struct cu_uuid *uuid);
 void kvd_device_close(struct kvd_device *d);
 
@@ -44,8 +48,8 @@ int kvd_device_reserve(struct kvd_device *d, uint64_t bytes, cu_address *ret);
 void kvd_device_unreserve(struct kvd_device *d, cu_address at, uint64_t bytes);
 
 /*
- * Maps a whole segment, given as a POSIX descriptor (stays the caller's), at an address inside a reservation. The
- * memory lives as long as it is mapped, whatever becomes of the daemon.
+ * Maps a whole segment, given as a POSIX descriptor (stays the caller's), at an address inside a
+ * reservation. The memory lives as long as it is mapped, whatever becomes of the daemon.
  */
 int kvd_device_map(struct kvd_device *d, cu_address at, uint64_t bytes, int fd, bool writable);
 
@@ -53,10 +57,14 @@ int kvd_device_map(struct kvd_device *d, cu_address at, uint64_t bytes, int fd, 
 int kvd_device_unmap(struct kvd_device *d, cu_address at, uint64_t bytes);
 
 /* Legacy handles bring their own address. */
-int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle, cu_address *ret);
+int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle,
+                           cu_address *ret);
 void kvd_device_close_handle(struct kvd_device *d, cu_address at);
 
-/* Host memory of ours that streams read and write: registered whole, its address for the device in *ret. */
+/*
+ * Host memory of ours that streams read and write: registered whole, its address for the device in
+ * *ret.
+ */
 int kvd_device_register(struct kvd_device *d, void *at, uint64_t bytes, cu_address *ret);
 void kvd_device_unregister(struct kvd_device *d, void *at);
 

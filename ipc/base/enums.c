@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Numbers and words of the enums, in both directions. The numbers of each enum begin at 1 without holes, so its words
- * are an array by number whose first place stays empty.
+ * Numbers and words of the enums, in both directions. The numbers of each enum begin at 1 without
+ * holes, so its words are an array by number whose first place stays empty.
  */
 
 #include "ipc/base/enums.h"

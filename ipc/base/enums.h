@@ -3,8 +3,9 @@
 #define KVD_BASE_ENUMS_H
 
 /*
- * The choices that a space is made with, once: their numbers on the wire, their words in flags, settings, tables and
- * JSON, and the constants of client/kvd.h that mean the same (client/space.c asserts it).
+ * The choices that a space is made with, once: their numbers on the wire, their words in flags,
+ * settings, tables and JSON, and the constants of client/kvd.h that mean the same (client/space.c
+ * asserts it).
  *
  *      KVD_WORDS_policy(FIRST, NEXT)    FIRST(policy, number, word, constant of kvd.h), then NEXT(...) of each other one
  *      KVD_policy_lru, ...              the numbers, for everything below the library
@@ -48,15 +49,18 @@
 
 #define KVD_ENUMS(ENUM) ENUM(dtype) ENUM(order) ENUM(rope) ENUM(kind) ENUM(keys) ENUM(policy)
 
-/* ---- numbers ---------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 #define KVD_NUMBER_(name, number, word, constant) KVD_##name##_##word = number,
 #define KVD_ENUM_(name) \
-        enum { KVD_WORDS_##name(KVD_NUMBER_, KVD_NUMBER_) KVD_##name##_end, KVD_##name##_max = KVD_##name##_end - 1 };
+        enum { \
+                KVD_WORDS_##name(KVD_NUMBER_, KVD_NUMBER_) KVD_##name##_end, \
+                KVD_##name##_max = KVD_##name##_end - 1 \
+        };
 KVD_ENUMS(KVD_ENUM_)
 #undef KVD_ENUM_
 
-/* ---- literals --------------------------------------------------------------------------------------------------- */
+/* ---- literals -------------------------------------------------------------------------------- */
 
 #define KVD_TEXT_(name, number, word, constant) #word
 #define KVD_COMMA_TEXT_(name, number, word, constant) ", " #word
@@ -64,11 +68,14 @@ KVD_ENUMS(KVD_ENUM_)
 #define KVD_NUMBERED_(name, number, word, constant) #number " " #word
 #define KVD_COMMA_NUMBERED_(name, number, word, constant) ", " #number " " #word
 
-#define KVD_LIST(name) KVD_WORDS_##name(KVD_TEXT_, KVD_COMMA_TEXT_)                 /* "lru, fifo, priority" */
-#define KVD_BARS(name) KVD_WORDS_##name(KVD_TEXT_, KVD_BAR_TEXT_)                   /* "lru|fifo|priority" */
-#define KVD_NUMBERED(name) KVD_WORDS_##name(KVD_NUMBERED_, KVD_COMMA_NUMBERED_)     /* "1 lru, 2 fifo, 3 priority" */
+/* "lru, fifo, priority" */
+#define KVD_LIST(name) KVD_WORDS_##name(KVD_TEXT_, KVD_COMMA_TEXT_)
+/* "lru|fifo|priority" */
+#define KVD_BARS(name) KVD_WORDS_##name(KVD_TEXT_, KVD_BAR_TEXT_)
+/* "1 lru, 2 fifo, 3 priority" */
+#define KVD_NUMBERED(name) KVD_WORDS_##name(KVD_NUMBERED_, KVD_COMMA_NUMBERED_)
 
-/* ---- words ------------------------------------------------------------------------------------------------------ */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 enum kvd_enum {
 #define KVD_ENUM_(name) KVD_ENUM_##name,

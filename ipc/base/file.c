@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory that processes share is a memfd of mode 0600 whose size is sealed: whoever maps it once need not be afraid of
- * SIGBUS, however its other users behave. A file that only its maker may write is sealed against further writable
- * mappings after it was mapped here; its readers get a descriptor that was opened for reading, besides.
+ * Memory that processes share is a memfd of mode 0600 whose size is sealed: whoever maps it once
+ * need not be afraid of SIGBUS, however its other users behave. A file that only its maker may
+ * write is sealed against further writable mappings after it was mapped here; its readers get a
+ * descriptor that was opened for reading, besides.
  */
 
 #include "ipc/base/file.h"
@@ -40,7 +41,8 @@ static int make(struct shared_file *f, const char *name, unsigned flags) {
                         return -errno;
                 f->at = at;
         }
-        if (sys->add_seals(f->fd, flags & SHARED_ONE_WRITER ? seals | F_SEAL_FUTURE_WRITE : seals) < 0)
+        if (sys->add_seals(f->fd, flags & SHARED_ONE_WRITER ? seals | F_SEAL_FUTURE_WRITE : seals) <
+            0)
                 return -errno;
         if (flags & SHARED_TWIN)
                 f->fd_ro = open_twin(f->fd);

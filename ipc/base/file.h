@@ -9,7 +9,8 @@
 
 struct shared_file {
         int fd;         /* owned; -1: there is none */
-        int fd_ro;      /* owned; a second descriptor, which can be mapped for reading only; -1: there is none */
+        /* owned; a second descriptor, which can be mapped for reading only; -1: there is none */
+        int fd_ro;
         void *at;       /* owned mapping, for reading and writing; NULL: not mapped */
         uint64_t bytes;
 };
@@ -19,7 +20,8 @@ struct shared_file {
 enum shared_file_flags {
         SHARED_MAPPED = 1,     /* map it: at */
         SHARED_TWIN = 2,       /* open the second descriptor: fd_ro */
-        SHARED_ONE_WRITER = 4, /* mapped, and nobody maps it for writing any more, not even through fd */
+        /* mapped, and nobody maps it for writing any more, not even through fd */
+        SHARED_ONE_WRITER = 4,
         SHARED_HUGE = 8,       /* of pages of 2 MiB */
 };
 
@@ -27,8 +29,12 @@ enum shared_file_flags {
 int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct shared_file *ret);
 void shared_file_close(struct shared_file *file); /* it is SHARED_FILE_NONE afterwards */
 
-/* A descriptor that somebody sent: is the file as long as he says? Beyond its end, a mapping is SIGBUS. */
+/*
+ * A descriptor that somebody sent: is the file as long as he says? Beyond its end, a mapping is
+ * SIGBUS.
+ */
 bool shared_file_holds(int fd, uint64_t bytes);
-int shared_file_map(int fd, uint64_t bytes, int prot, void **ret); /* -EPROTO: it is shorter, or bytes is 0 */
+/* -EPROTO: it is shorter, or bytes is 0 */
+int shared_file_map(int fd, uint64_t bytes, int prot, void **ret);
 
 #endif

@@ -2,7 +2,10 @@
 #ifndef KVD_BASE_GEOMETRY_H
 #define KVD_BASE_GEOMETRY_H
 
-/* What a block looks like, as an index and the messages say it: struct kvd_geometry of client/kvd.h, below the library. */
+/*
+ * What a block looks like, as an index and the messages say it: struct kvd_geometry of
+ * client/kvd.h, below the library.
+ */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,9 +30,12 @@ struct kvd_shape {
         char layout[32];
 };
 
-int kvd_shape_normalise(struct kvd_shape *shape, const char **why); /* fills in defaults; -EINVAL: *why it cannot be */
-uint64_t kvd_shape_bytes(const struct kvd_shape *shape);            /* of one block; 0: the shape is impossible */
-const char *kvd_shape_difference(const struct kvd_shape *a, const struct kvd_shape *b); /* first such field, or NULL */
+/* fills in defaults; -EINVAL: *why it cannot be */
+int kvd_shape_normalise(struct kvd_shape *shape, const char **why);
+/* of one block; 0: the shape is impossible */
+uint64_t kvd_shape_bytes(const struct kvd_shape *shape);
+/* first such field, or NULL */
+const char *kvd_shape_difference(const struct kvd_shape *a, const struct kvd_shape *b);
 uint32_t kvd_dtype_bytes(uint32_t dtype);
 
 /* Blocks whose contents only their users know. */

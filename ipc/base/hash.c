@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The hash of keys, compiled once for each instruction set. XXH3 chooses its vectors at compile time; we choose among
- * the results at run time (key.c).
+ * The hash of keys, compiled once for each instruction set. XXH3 chooses its vectors at compile
+ * time; we choose among the results at run time (key.c).
  */
 
 #include "ipc/base/hash.h"

@@ -2,7 +2,9 @@
 #ifndef KVD_BASE_HASH_H
 #define KVD_BASE_HASH_H
 
-/* XXH3-128 with a secret of KVD_SECRET_BYTES, for long inputs; the same result from each variant. */
+/*
+ * XXH3-128 with a secret of KVD_SECRET_BYTES, for long inputs; the same result from each variant.
+ */
 
 #include "ipc/base/layout.h"
 

@@ -3,44 +3,59 @@
 #define KVD_BASE_JOB_H
 
 /*
- * What the owner asks of a worker. One job at a time; its arguments lie in a memfd that the owner writes before it
- * sends the work message and the worker reads (it never writes there), its result comes in the answer:
+ * What the owner asks of a worker. One job at a time; its arguments lie in a memfd that the owner
+ * writes before it sends the work message and the worker reads (it never writes there), its result
+ * comes in the answer:
  *
  *      arguments   struct kvd_job | items | steps | tokens            result   n_results x the kind's result
  *
- * A job names blocks that the owner keeps in their places until it has the answer, or until the kernel says that the
- * worker is gone. A worker writes summaries, exact copies, sketches, and blocks named as dest; nothing else. Doing a job
- * twice is the same as doing it once, but for sketches: those are marked while they are written (KVD_SKETCH_BUSY).
+ * A job names blocks that the owner keeps in their places until it has the answer, or until the
+ * kernel says that the worker is gone. A worker writes summaries, exact copies, sketches, and
+ * blocks named as dest; nothing else. Doing a job twice is the same as doing it once, but for
+ * sketches: those are marked while they are written (KVD_SKETCH_BUSY).
  */
 
 #include "ipc/base/tier.h"
 
 #define KVD_JOB_BYTES (UINT64_C(16) << 20) /* room for arguments */
-#define KVD_JOB_ITEMS 3840u                /* blocks of one job: an answer has room for 16 bytes of each */
+/* blocks of one job: an answer has room for 16 bytes of each */
+#define KVD_JOB_ITEMS 3840u
 
 enum kvd_job_kind {
         KVD_JOB_SUMMARISE = 1, /* items: ref -> row. No result */
-        KVD_JOB_SCORE = 2,     /* items: blocks of one sequence or chain, in order. Result: float each, priority 0 to 1 */
-        KVD_JOB_COMPARE = 3,   /* items and steps of a sequence; step 0 is new. Result: struct kvd_match, best per block */
-        KVD_JOB_SPILL = 4,     /* items: ref -> place, into the sketch if ordinal is set. Result: struct kvd_spilled */
-        KVD_JOB_REVIVE = 5,    /* items: dest <- place, or the sketch if approx; the summary of row goes to to_row,
-                                  if there is one. Result: u32 each, 0 or errno */
-        KVD_JOB_FORGET = 6,    /* items: takes their exact copies out of the sketch. Result: u32 each */
-        KVD_JOB_REBUILD = 7,   /* the sketch, anew from the exact copies of all items. Result: u32 each */
-        KVD_JOB_CONFIG = 8,    /* HShare: items: blocks that hold selection bitsets. Result: bytes, see critical */
-        KVD_JOB_COMPACT = 10,  /* KeyDiff: items: what is packed (SOURCE), where to (DEST), and the rest of the sequence,
-                                  for the anchor. Result: one u32, 0 or errno */
-        KVD_JOB_CALIBRATE = 11, /* MemShare: items: pairs. Result: float each, their distance by the space's metric */
-        KVD_JOB_PROFILE = 9,   /* BiCache: items: pairs of blocks, layer group by layer group. Result: 2 floats each layer */
+        /* items: blocks of one sequence or chain, in order. Result: float each, priority 0 to 1 */
+        KVD_JOB_SCORE = 2,
+        /* items and steps of a sequence; step 0 is new. Result: struct kvd_match, best per block */
+        KVD_JOB_COMPARE = 3,
+        /* items: ref -> place, into the sketch if ordinal is set. Result: struct kvd_spilled */
+        KVD_JOB_SPILL = 4,
+        KVD_JOB_REVIVE = 5, /* items: dest <- place, or the sketch if approx; the summary of row
+                               goes to to_row, if there is one. Result: u32 each, 0 or errno */
+        /* items: takes their exact copies out of the sketch. Result: u32 each */
+        KVD_JOB_FORGET = 6,
+        /* the sketch, anew from the exact copies of all items. Result: u32 each */
+        KVD_JOB_REBUILD = 7,
+        /* HShare: items: blocks that hold selection bitsets. Result: bytes, see critical */
+        KVD_JOB_CONFIG = 8,
+        KVD_JOB_COMPACT =
+                10, /* KeyDiff: items: what is packed (SOURCE), where to (DEST), and the rest of the
+                       sequence, for the anchor. Result: one u32, 0 or errno */
+        /* MemShare: items: pairs. Result: float each, their distance by the space's metric */
+        KVD_JOB_CALIBRATE = 11,
+        /*
+         * BiCache: items: pairs of blocks, layer group by layer group. Result: 2 floats each layer
+         */
+        KVD_JOB_PROFILE = 9,
 };
 
 struct kvd_job {
         uint32_t kind, space; /* space: number */
         uint64_t id;
         uint32_t n_items, n_steps, n_tokens, n_results;
-        uint32_t param[8];    /* CONFIG: layers, kv_heads, queries, words of a bitset, selected; PROFILE: tokens;
-                                 COMPARE: threshold, a float's bits; 0: memshare.tau_block;
-                                 COMPACT: sources, dests, tokens that are kept */
+        uint32_t
+                param[8];     /* CONFIG: layers, kv_heads, queries, words of a bitset, selected;
+                                 PROFILE: tokens;    COMPARE: threshold, a float's bits; 0:
+                                 memshare.tau_block;    COMPACT: sources, dests, tokens that are kept */
         uint32_t sketch;      /* number of the sketch that came with work_sketch; 0: none */
         uint32_t pad;
 };
@@ -56,7 +71,8 @@ struct kvd_job_item {
         uint32_t ordinal;    /* of its first token in the sketch; KVD_NO_ORDINAL: not there */
         int32_t position;    /* of its first token when it was written */
         uint32_t n_tokens;
-        uint32_t flags;      /* REVIVE: KVD_ENTRY_APPROX: from the sketch; COMPARE, COMPACT: KVD_JOB_SOURCE and so on */
+        /* REVIVE: KVD_ENTRY_APPROX: from the sketch; COMPARE, COMPACT: KVD_JOB_SOURCE and so on */
+        uint32_t flags;
         uint32_t slot;       /* COMPARE: of its table, echoed */
 };
 
@@ -89,9 +105,11 @@ struct kvd_sketch_header {
         uint64_t salt;
         uint32_t cell_floats;  /* of one plane: layers x kv_heads x head_dim */
         uint32_t has_mean;     /* the mean key behind this header is frozen */
-        uint64_t job;          /* the last one that changed it, or is changing it: if that one was lost, what is in the
-                                  sketch is not known, whatever the state, and only REBUILD makes it known again */
-        uint32_t key_mode, hash; /* what it was begun with: 1 + the values of kvreviver.key_mode and .hash */
+        uint64_t job; /* the last one that changed it, or is changing it: if that one was lost, what
+                         is in the sketch is not known, whatever the state, and only REBUILD makes
+                         it known again */
+        /* what it was begun with: 1 + the values of kvreviver.key_mode and .hash */
+        uint32_t key_mode, hash;
         uint64_t pad[2];
         /* mean key: cell_floats floats, then the cells */
 };

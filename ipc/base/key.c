@@ -17,7 +17,8 @@
 #define KVD_HASH_BITS 128
 #endif
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token ids are hashed as they lie in memory");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+              "token ids are hashed as they lie in memory");
 
 /* What is left of a key in builds that make collisions common. */
 static struct kvd_key cut(struct kvd_key key) {
@@ -40,7 +41,7 @@ static struct kvd_key keyed(const struct kvd_index *ix, const void *data, size_t
         return from_xxh128(XXH3_128bits_withSecret(data, bytes, ix->secret, KVD_SECRET_BYTES));
 }
 
-/* ---- long inputs -------------------------------------------------------------------------------------------- */
+/* ---- long inputs ----------------------------------------------------------------------------- */
 
 #define LONG_BYTES 256u /* from here on vectors are worth a call */
 
@@ -71,7 +72,7 @@ static struct kvd_key keyed_tokens(const struct kvd_index *ix, const uint32_t *t
         return bytes >= LONG_BYTES ? keyed_long(ix, tokens, bytes) : keyed(ix, tokens, bytes);
 }
 
-/* ---- keys --------------------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static bool paper(const struct kvd_index *ix) {
         return ix->keys == KVD_keys_paper;
@@ -89,12 +90,14 @@ struct kvd_key kvd_key_root(const struct kvd_index *ix, uint32_t group, uint64_t
         return keyed(ix, &in, sizeof in);
 }
 
-struct kvd_key kvd_key_prefix(const struct kvd_index *ix, const uint32_t *tokens, uint32_t n_tokens) {
+struct kvd_key kvd_key_prefix(const struct kvd_index *ix, const uint32_t *tokens,
+                              uint32_t n_tokens) {
         return paper(ix) ? from_xxh64(XXH64(tokens, (size_t)n_tokens * sizeof *tokens, 0)) :
                            keyed_tokens(ix, tokens, n_tokens);
 }
 
-struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key prefix, uint32_t group) {
+struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key prefix,
+                                   uint32_t group) {
         struct {
                 char tag[8];
                 uint64_t group;
@@ -104,7 +107,8 @@ struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key pr
         return paper(ix) ? from_xxh64(prefix.lo + group) : keyed(ix, &in, sizeof in);
 }
 
-struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent, const uint32_t *tokens, uint32_t n) {
+struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
+                             const uint32_t *tokens, uint32_t n) {
         struct {
                 struct kvd_key parent;
                 uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
@@ -118,7 +122,8 @@ struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent, 
         return keyed(ix, &in, sizeof in.parent + bytes);
 }
 
-struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before, const uint32_t *tokens, uint32_t n) {
+struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
+                           const uint32_t *tokens, uint32_t n) {
         struct {
                 struct kvd_key before, own;
         } in = {.before = before};

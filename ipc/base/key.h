@@ -3,8 +3,8 @@
 #define KVD_BASE_KEY_H
 
 /*
- * Keys find candidates; tokens decide. The index is hashed by them and nothing else trusts them, so that a collision,
- * made or met, costs a miss (tests run with 8-bit keys).
+ * Keys find candidates; tokens decide. The index is hashed by them and nothing else trusts them, so
+ * that a collision, made or met, costs a miss (tests run with 8-bit keys).
  *
  *      keys = serve    XXH3-128 with the space's 192-byte secret; token ids as little-endian u32
  *        block         H(parent's key, tokens of the block)
@@ -13,18 +13,23 @@
  *      keys = paper    XXH64 as in BiCache (section 4.2 and its code): prefix = XXH64(ids, seed 0);
  *                      block and run: XXH64(tokens, seed = key before)
  *
- * A chain starts from a root: of layer group and salt (causal), or of group and whole prefix (bidirectional). The
- * latter makes blocks of different prefixes strangers to each other even where their tokens are alike, which is right:
- * in a bidirectional model every key and value depends on the whole prefix.
+ * A chain starts from a root: of layer group and salt (causal), or of group and whole prefix
+ * (bidirectional). The latter makes blocks of different prefixes strangers to each other even where
+ * their tokens are alike, which is right: in a bidirectional model every key and value depends on
+ * the whole prefix.
  */
 
 #include "ipc/base/layout.h"
 
 struct kvd_key kvd_key_root(const struct kvd_index *ix, uint32_t group, uint64_t salt);
-struct kvd_key kvd_key_prefix(const struct kvd_index *ix, const uint32_t *tokens, uint32_t n_tokens);
-struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key prefix, uint32_t group);
-struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent, const uint32_t *tokens, uint32_t n);
-struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before, const uint32_t *tokens, uint32_t n);
+struct kvd_key kvd_key_prefix(const struct kvd_index *ix, const uint32_t *tokens,
+                              uint32_t n_tokens);
+struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key prefix,
+                                   uint32_t group);
+struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
+                             const uint32_t *tokens, uint32_t n);
+struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
+                           const uint32_t *tokens, uint32_t n);
 
 static inline bool kvd_key_equal(struct kvd_key a, struct kvd_key b) {
         return a.lo == b.lo && a.hi == b.hi;

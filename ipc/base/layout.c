@@ -28,16 +28,21 @@ void kvd_index_lay_out(struct kvd_index *ix) {
 }
 
 static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
-        return a->header_bytes == b->header_bytes && a->size == b->size && a->desc_off == b->desc_off &&
-               a->table_off == b->table_off && a->run_off == b->run_off && a->run_table_off == b->run_table_off &&
+        return a->header_bytes == b->header_bytes && a->size == b->size &&
+               a->desc_off == b->desc_off && a->table_off == b->table_off &&
+               a->run_off == b->run_off && a->run_table_off == b->run_table_off &&
                a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }
 
-/* Whole blocks in every segment, or, on a GPU, segments of any one size. Nothing here or in layout.h overflows. */
+/*
+ * Whole blocks in every segment, or, on a GPU, segments of any one size. Nothing here or in
+ * layout.h overflows.
+ */
 static bool segments_fit(const struct kvd_index *ix) {
-        if (ix->max_segments > KVD_MAX_SEGMENTS || !ix->segment_blocks || ix->segment_bytes % 4096 != 0 ||
-            ix->segment_bytes > UINT64_C(1) << 48 || ix->segment_blocks != ix->segment_bytes / ix->block_bytes ||
+        if (ix->max_segments > KVD_MAX_SEGMENTS || !ix->segment_blocks ||
+            ix->segment_bytes % 4096 != 0 || ix->segment_bytes > UINT64_C(1) << 48 ||
+            ix->segment_blocks != ix->segment_bytes / ix->block_bytes ||
             (!ix->backend && ix->segment_bytes % ix->block_bytes != 0))
                 return false;
         return ix->max_segments * ix->segment_bytes / ix->block_bytes <= UINT32_MAX / 4 &&
@@ -49,14 +54,16 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
         struct kvd_index own;
         const char *why;
 
-        if (bytes < KVD_INDEX_HEADER_BYTES || ix->magic != KVD_INDEX_MAGIC || ix->version != KVD_LAYOUT_VERSION)
+        if (bytes < KVD_INDEX_HEADER_BYTES || ix->magic != KVD_INDEX_MAGIC ||
+            ix->version != KVD_LAYOUT_VERSION)
                 return -EPROTO;
         g = ix->geometry;
         if (kvd_shape_normalise(&g, &why) < 0 || kvd_shape_difference(&g, &ix->geometry))
                 return -EPROTO;
         if (ix->block_bytes != kvd_shape_bytes(&g) || !segments_fit(ix))
                 return -EPROTO;
-        own = (struct kvd_index){.geometry = g, .capacity = ix->capacity, .run_capacity = ix->run_capacity};
+        own = (struct kvd_index){
+                .geometry = g, .capacity = ix->capacity, .run_capacity = ix->run_capacity};
         kvd_index_lay_out(&own);
         return same_layout(&own, ix) && ix->size <= bytes ? 0 : -EPROTO;
 }

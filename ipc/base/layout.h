@@ -3,8 +3,9 @@
 #define KVD_BASE_LAYOUT_H
 
 /*
- * What daemon and clients share: the index of a space (one memfd, written by the daemon, mapped read-only by
- * clients) and a client's pin page (one memfd per client and space, written by that client only).
+ * What daemon and clients share: the index of a space (one memfd, written by the daemon, mapped
+ * read-only by clients) and a client's pin page (one memfd per client and space, written by that
+ * client only).
  *
  *      index   +--------------------+ 0
  *              | struct kvd_index   |   geometry, offsets, secret, growth, counters
@@ -28,8 +29,8 @@
  *              | use                |   capacity x 4: struct kvd_use, what its attention says of the block
  *              +--------------------+
  *
- * Both are sparse: pages that were never touched take no memory. The size of a layout never changes while it is
- * mapped; a space that must hold more is a new space.
+ * Both are sparse: pages that were never touched take no memory. The size of a layout never changes
+ * while it is mapped; a space that must hold more is a new space.
  */
 
 #include <assert.h>
@@ -48,21 +49,27 @@
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
 #define KVD_SECRET_BYTES 192u
-#define KVD_PROBE_MAX 256u       /* table slots that one search looks at: 32 cache lines; further is a miss */
+/* table slots that one search looks at: 32 cache lines; further is a miss */
+#define KVD_PROBE_MAX 256u
 
-/* ---- slot word: what a block is, and which incarnation of it ------------------------------------------------ */
+/* ---- slot word: what a block is, and which incarnation of it --------------------------------- */
 
 enum kvd_state {
         KVD_ABSENT = 0,   /* its segment has no memory at the moment, or it never had any */
         KVD_FREE = 1,
         KVD_FILLING = 2,  /* owned by one client, who writes it; invisible to others */
         KVD_SEALED = 3,   /* in the index; immutable */
-        KVD_RETIRING = 4, /* the daemon asks whether anybody uses it; goes back to SEALED, or on to FREE */
-        KVD_LIMBO = 5,    /* lost its session, but the process that may still write it is not gone yet */
+        /* the daemon asks whether anybody uses it; goes back to SEALED, or on to FREE */
+        KVD_RETIRING = 4,
+        /* lost its session, but the process that may still write it is not gone yet */
+        KVD_LIMBO = 5,
         KVD_N_STATES
 };
 
-/* A block's incarnation: id in the low, generation in the high half. Generations start at 1, so 0 names nothing. */
+/*
+ * A block's incarnation: id in the low, generation in the high half. Generations start at 1, so 0
+ * names nothing.
+ */
 typedef uint64_t kvd_ref;
 #define KVD_ROOT ((kvd_ref)0) /* parent of a chain's first block */
 
@@ -90,17 +97,19 @@ static inline uint32_t kvd_slot_generation(uint64_t slot) {
         return (uint32_t)(slot >> 32);
 }
 
-/* ---- descriptor and run ------------------------------------------------------------------------------------- */
+/* ---- descriptor and run ---------------------------------------------------------------------- */
 
 struct kvd_key {
         uint64_t lo, hi;
 };
 
 enum kvd_desc_flags {
-        KVD_DESC_PRIVATE = 1, /* belongs to sequences (sequence.h), is in no table; depth: position of its first token */
+        /* belongs to sequences (sequence.h), is in no table; depth: position of its first token */
+        KVD_DESC_PRIVATE = 1,
         KVD_DESC_APPROX = 2,  /* private, and its contents were revived from a sketch */
         KVD_DESC_POISONED = 4, /* its writer died before the data was there; in no table */
-        KVD_DESC_COMPACT = 8, /* private, and each head has its own tokens in it, whose ids nobody knows */
+        /* private, and each head has its own tokens in it, whose ids nobody knows */
+        KVD_DESC_COMPACT = 8,
 };
 
 struct kvd_desc {
@@ -110,7 +119,8 @@ struct kvd_desc {
         uint32_t depth;         /* blocks before it in its chain */
         uint16_t n_tokens;      /* less than block_tokens: a tail, never a parent */
         uint16_t group;         /* layer group */
-        uint64_t root;          /* of its chain. Causal: the salt; bidirectional: tokens of the whole prefix */
+        /* of its chain. Causal: the salt; bidirectional: tokens of the whole prefix */
+        uint64_t root;
         uint32_t flags;         /* enum kvd_desc_flags */
         uint32_t semaphore;     /* device spaces, see semaphore.h; 0: the data is there */
         uint64_t semaphore_value;
@@ -120,9 +130,11 @@ static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens)
               "layout is ABI: bump KVD_LAYOUT_VERSION");
 
 /*
- * 16 consecutive blocks of a chain, found with one probe. leaf is the version word: the last block's incarnation, 0
- * while the run is rewritten. A run is written once per leaf: whoever knows that the leaf is still sealed knows that
- * ids and tokens are still true, because a parent stays as long as its children do.
+ * 16 consecutive blocks of a chain, found with one probe. leaf is the version word: the last
+ *    block's incarnation, 0
+ * while the run is rewritten. A run is written once per leaf: whoever knows that the leaf is still
+ * sealed knows that ids and tokens are still true, because a parent stays as long as its children
+ * do.
  */
 struct kvd_run {
         shm_u64 leaf;
@@ -143,7 +155,7 @@ static inline uint64_t kvd_table_slot(struct kvd_key key, uint32_t id) {
         return (key.hi << 32) | ((uint64_t)id + 1);
 }
 
-/* ---- index header ------------------------------------------------------------------------------------------- */
+/* ---- index header ---------------------------------------------------------------------------- */
 
 enum kvd_space_counter {
 #define KVD_COUNTER(name, unit, text) KVD_SPACE_##name,
@@ -161,7 +173,8 @@ struct kvd_index {
         uint64_t size;        /* bytes of the whole index */
         uint64_t instance[2]; /* random; another one is another cache */
         struct kvd_shape geometry;
-        uint32_t kind, keys, policy, arena; /* KVD_kind_*, KVD_keys_*, KVD_policy_*; arena: 1 if isolated by writer */
+        /* KVD_kind_*, KVD_keys_*, KVD_policy_*; arena: 1 if isolated by writer */
+        uint32_t kind, keys, policy, arena;
         uint64_t block_bytes;
         uint64_t segment_bytes;  /* of address space; all segments are of one size */
         uint32_t segment_blocks; /* of one segment, at most */
@@ -180,30 +193,37 @@ struct kvd_index {
         shm_u32 alive;                  /* 0: the space was deleted */
         shm_u32 clock;                  /* moves with the daemon's allocations; orders last uses */
         shm_u32 lease_epoch;            /* moves whenever a compute lease ends; a futex word */
-        shm_u32 sync_epoch;             /* moves whenever there is news for a sequence or a sample; a futex word */
-        shm_u32 n_pending;              /* sealed blocks whose order the daemon has not yet seen fulfilled */
-        shm_u32 drain_epoch;            /* moves when clients should unmap segments (message drain) */
-        shm_u32 job_epoch;              /* moves whenever a job of the space has ended, however; a futex word */
+        /* moves whenever there is news for a sequence or a sample; a futex word */
+        shm_u32 sync_epoch;
+        /* sealed blocks whose order the daemon has not yet seen fulfilled */
+        shm_u32 n_pending;
+        /* moves when clients should unmap segments (message drain) */
+        shm_u32 drain_epoch;
+        /* moves whenever a job of the space has ended, however; a futex word */
+        shm_u32 job_epoch;
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
 
         /* the methods */
         alignas(64) shm_u64 settings[KVD_SETTINGS_ROOM]; /* by enum kvd_setting */
-        shm_u32 depth_def;      /* BiCache's table: 0 none, 1 + the value of bicache.r_def that it was made with */
+        /* BiCache's table: 0 none, 1 + the value of bicache.r_def that it was made with */
+        shm_u32 depth_def;
         shm_u32 depth[101];     /* layers to reuse at a prefix ratio of so many percent */
         uint32_t label_channels; /* of a key in its label, see summary.h */
-        uint32_t tier_end[KVD_TIERS_ROOM]; /* where each tier's places of exact copies end, see tier.h */
+        /* where each tier's places of exact copies end, see tier.h */
+        uint32_t tier_end[KVD_TIERS_ROOM];
 };
 static_assert(sizeof(struct kvd_index) <= 4096, "the header has one page");
 static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counters");
 
 #define KVD_INDEX_HEADER_BYTES 4096u
 
-/* ---- segments ----------------------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 /*
- * In host spaces a segment is as long as its blocks. On a GPU all segments of the pool are of one size, whatever the
- * blocks of a space: a block that would lie across two of them is never used, its id stays KVD_ABSENT for ever.
+ * In host spaces a segment is as long as its blocks. On a GPU all segments of the pool are of one
+ * size, whatever the blocks of a space: a block that would lie across two of them is never used,
+ * its id stays KVD_ABSENT for ever.
  */
 static inline uint32_t kvd_segment_of(const struct kvd_index *ix, uint32_t id) {
         if (ix->backend == 0)
@@ -225,7 +245,7 @@ static inline uint32_t kvd_segments_ids(const struct kvd_index *ix, uint32_t n) 
         return (uint32_t)(n * ix->segment_bytes / ix->block_bytes);
 }
 
-/* ---- pin page ----------------------------------------------------------------------------------------------- */
+/* ---- pin page -------------------------------------------------------------------------------- */
 
 enum kvd_client_counter {
         KVD_CLIENT_LOOKUPS,
@@ -241,13 +261,15 @@ struct kvd_pinpage {
         uint32_t version;
         uint32_t capacity;
         alignas(64) shm_u64 counters[16]; /* enum kvd_client_counter; for show only */
-        alignas(64) shm_u64 held; /* blocks of the chains of this client's pins, once for each pin */
+        /* blocks of the chains of this client's pins, once for each pin */
+        alignas(64) shm_u64 held;
 
         /* written by the daemon: what the client may expect of it, see store/cache/available.c */
         alignas(64) shm_u64 held_seen; /* held, when pins were last looked at */
         shm_u32 held_alone;            /* blocks that only this client held then */
         shm_u32 available;             /* blocks that it would be given now */
-        shm_u32 may_fill;              /* blocks that client_quota would let it fill besides those that it fills */
+        /* blocks that client_quota would let it fill besides those that it fills */
+        shm_u32 may_fill;
 };
 static_assert(sizeof(struct kvd_pinpage) <= 4096, "the pins begin in the next page");
 
@@ -257,7 +279,10 @@ static inline uint64_t kvd_touch_off(uint32_t capacity) {
         return KVD_PINS_OFF + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
 }
 
-/* What a client's attention says of a block: a moving average each, 0 if it says nothing. For the order of relief. */
+/*
+ * What a client's attention says of a block: a moving average each, 0 if it says nothing. For the
+ * order of relief.
+ */
 struct kvd_use {
         uint16_t mass; /* attention mass per token, 256 is the average of its sequence; saturates */
         uint16_t hits; /* selections by HShare, decayed, 256 is one per step and token; saturates */
@@ -271,7 +296,7 @@ static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
         return kvd_use_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(struct kvd_use), 4096);
 }
 
-/* ---- reading an index --------------------------------------------------------------------------------------- */
+/* ---- reading an index ------------------------------------------------------------------------ */
 
 static inline struct kvd_desc *kvd_index_desc(const struct kvd_index *ix, uint32_t id) {
         return (struct kvd_desc *)((uint8_t *)ix + ix->desc_off + (uint64_t)id * ix->desc_stride);

@@ -3,8 +3,9 @@
 #define KVD_BASE_LIST_H
 
 /*
- * A doubly linked list of what has a node in it. Zeroed memory is an empty list, and a node in none; a node knows its
- * list, so that it can be taken out by whoever finds it, and can be asked whether it is in one.
+ * A doubly linked list of what has a node in it. Zeroed memory is an empty list, and a node in
+ * none; a node knows its list, so that it can be taken out by whoever finds it, and can be asked
+ * whether it is in one.
  *
  *      struct timer { struct kvd_list_node node; ... };
  *      struct timer *first = kvd_list_first(&timers, struct timer, node);     NULL: the list is empty
@@ -25,7 +26,8 @@ struct kvd_list_node {
 };
 
 /* Before that node; NULL: behind all. */
-static inline void kvd_list_insert(struct kvd_list *list, struct kvd_list_node *before, struct kvd_list_node *node) {
+static inline void kvd_list_insert(struct kvd_list *list, struct kvd_list_node *before,
+                                   struct kvd_list_node *node) {
         node->in = list;
         node->next = before;
         node->prev = before ? before->prev : list->last;

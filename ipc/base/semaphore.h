@@ -3,9 +3,10 @@
 #define KVD_BASE_SEMAPHORE_H
 
 /*
- * The order of work on a GPU: who waits for whom, without a processor that waits for the GPU. A device space has one
- * semaphore page, a memfd that the daemon makes, every client of the space maps writable and registers with the
- * driver, and the daemon reads with plain loads: it needs no CUDA context to know how far a stream has come.
+ * The order of work on a GPU: who waits for whom, without a processor that waits for the GPU. A
+ * device space has one semaphore page, a memfd that the daemon makes, every client of the space
+ * maps writable and registers with the driver, and the daemon reads with plain loads: it needs no
+ * CUDA context to know how far a stream has come.
  *
  *      semaphore page   +---------------------+ 0
  *                       | u64 [SEMAPHORES]    |  row 0: written by the streams of the attachment that has this row
@@ -13,24 +14,26 @@
  *                       | u64 [SEMAPHORES]    |  row 1
  *                       +---------------------+ ...  ix->semaphore_rows of them
  *
- * Every client of the space can write every semaphore: clients of one domain trust each other's streams, also under
- * isolation = arena.
+ * Every client of the space can write every semaphore: clients of one domain trust each other's
+ * streams, also under isolation = arena.
  *
- * A semaphore's value only grows, over all attachments that had its row. The writer's stream writes the next value
- * after the data (cuStreamWriteValue64: whoever sees the value sees everything before it on the stream); a reader's
- * stream waits until the semaphore has at least that value (cuStreamWaitValue64, GEQ).
+ * A semaphore's value only grows, over all attachments that had its row. The writer's stream writes
+ * the next value after the data (cuStreamWriteValue64: whoever sees the value sees everything
+ * before it on the stream); a reader's stream waits until the semaphore has at least that value
+ * (cuStreamWaitValue64, GEQ).
  *
  *      desc.semaphore         row * SEMAPHORES + its place in the row + 1; 0: the block's data is there
  *      desc.semaphore_value   the value that it must reach
  *
- * Both are written at the seal, before the slot word. They change once more at most: the daemon sets desc.semaphore to
- * 0 when it has seen the value. Readers load the semaphore first and take 0 for "it is there".
+ * Both are written at the seal, before the slot word. They change once more at most: the daemon
+ * sets desc.semaphore to 0 when it has seen the value. Readers load the semaphore first and take 0
+ * for "it is there".
  *
- * If a producer dies before its write, the daemon waits until its GPU work cannot run any more (quarantine). Then it
- * compares what was reached with what was promised, marks the blocks that were not reached KVD_DESC_POISONED, takes
- * them out of the index, and only then writes the highest promised value into the semaphore itself, so that every
- * stream goes on. A reader asks after each step whether a block of its chain was poisoned (kvd_check_pin), and throws
- * the step away if so.
+ * If a producer dies before its write, the daemon waits until its GPU work cannot run any more
+ * (quarantine). Then it compares what was reached with what was promised, marks the blocks that
+ * were not reached KVD_DESC_POISONED, takes them out of the index, and only then writes the highest
+ * promised value into the semaphore itself, so that every stream goes on. A reader asks after each
+ * step whether a block of its chain was poisoned (kvd_check_pin), and throws the step away if so.
  */
 
 #include <stdint.h>

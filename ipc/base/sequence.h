@@ -3,10 +3,10 @@
 #define KVD_BASE_SEQUENCE_H
 
 /*
- * A sequence is a request's own block table, which its client uses and the daemon knows: the blocks that it filled
- * for itself (private: sealed, in no index) between those that it borrows from the prefix cache. The methods work on
- * sequences. The daemon never changes a table under its client: it proposes changes, the client takes them at a safe
- * point (message sync) and says which it took.
+ * A sequence is a request's own block table, which its client uses and the daemon knows: the blocks
+ * that it filled for itself (private: sealed, in no index) between those that it borrows from the
+ * prefix cache. The methods work on sequences. The daemon never changes a table under its client:
+ * it proposes changes, the client takes them at a safe point (message sync) and says which it took.
  */
 
 #include <stdint.h>
@@ -17,11 +17,14 @@
 #define KVD_SYNC_CHANGES 1024u  /* in one answer */
 
 enum kvd_change_kind {
-        KVD_CHANGE_REMAP = 1,  /* MemShare: use ref instead, its keys rotated by delta */
-        KVD_CHANGE_LEAVE = 2,  /* let go: a copy was made, or none is wanted; flags say what the entry is then */
-        KVD_CHANGE_ARRIVE = 3, /* ref has the entry's contents again; flags: KVD_ENTRY_APPROX or exact */
-        KVD_CHANGE_COMPACT = 4, /* ref has n_tokens of the range's tokens; 0: the entry goes. All of a range or none:
-                                   delta says how many more of its changes follow, in the same answer */
+        KVD_CHANGE_REMAP = 1, /* MemShare: use ref instead, its keys rotated by delta */
+        /* let go: a copy was made, or none is wanted; flags say what the entry is then */
+        KVD_CHANGE_LEAVE = 2,
+        /* ref has the entry's contents again; flags: KVD_ENTRY_APPROX or exact */
+        KVD_CHANGE_ARRIVE = 3,
+        KVD_CHANGE_COMPACT =
+                4, /* ref has n_tokens of the range's tokens; 0: the entry goes. All of a range or
+                      none: delta says how many more of its changes follow, in the same answer */
 };
 
 /* Little endian, as the sync message carries it. */
@@ -29,7 +32,11 @@ struct kvd_change {
         uint32_t slot; /* of the table */
         uint32_t kind; /* enum kvd_change_kind */
         kvd_ref ref;
-        int32_t delta; /* positions from the block's first token at writing to the slot's: rotate queries by minus that */
+        /*
+         * positions from the block's first token at writing to the slot's: rotate queries by minus
+         * that
+         */
+        int32_t delta;
         uint32_t flags; /* enum kvd_entry_flags that the entry has after it */
         uint32_t row;  /* of the summaries */
         union {

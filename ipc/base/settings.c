@@ -19,7 +19,8 @@ static_assert(KVD_N_SETTINGS <= KVD_SETTINGS_ROOM, "room for settings");
 static const struct kvd_setting_info settings_info[] = {
 #define KVD_NUMBER(method, name, paper, serve, least, most, text) \
         {#method, #name, paper, serve, least, most, NULL, text},
-#define KVD_CHOICE(method, name, paper, serve, words, text) {#method, #name, paper, serve, 0, 0, words, text},
+#define KVD_CHOICE(method, name, paper, serve, words, text) \
+        {#method, #name, paper, serve, 0, 0, words, text},
 #include "ipc/base/settings.def"
 };
 
@@ -32,7 +33,8 @@ static bool is_called(const struct kvd_setting_info *info, const char *name) {
 
         if (strncmp(name, info->method, n) != 0)
                 return false;
-        return name[n] == '.' ? strcmp(name + n + 1, info->name) == 0 : !name[n] && strcmp(info->name, "on") == 0;
+        return name[n] == '.' ? strcmp(name + n + 1, info->name) == 0 :
+                                !name[n] && strcmp(info->name, "on") == 0;
 }
 
 int kvd_setting_by_name(const char *name) {
@@ -42,7 +44,7 @@ int kvd_setting_by_name(const char *name) {
         return -1;
 }
 
-/* ---- values as text ------------------------------------------------------------------------------------------- */
+/* ---- values as text -------------------------------------------------------------------------- */
 
 int kvd_setting_parse(enum kvd_setting which, const char *text, double *ret) {
         const struct kvd_setting_info *info = &settings_info[which];
@@ -75,7 +77,7 @@ char *kvd_setting_format(enum kvd_setting which, double value, char *to, size_t 
         return to;
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
 static void store(shm_u64 *settings, enum kvd_setting which, double value) {
         uint64_t bits;
@@ -97,8 +99,10 @@ void kvd_setting_put(shm_u64 *settings, enum kvd_setting which, double value) {
         if (!is_profile(which))
                 return;
         for (unsigned i = 0; i < KVD_N_SETTINGS; i++)
-                if (strcmp(settings_info[i].method, settings_info[which].method) == 0 && !is_profile(i) && !is_on(i))
-                        store(settings, i, value == KVD_PAPER ? settings_info[i].paper : settings_info[i].serve);
+                if (strcmp(settings_info[i].method, settings_info[which].method) == 0 &&
+                    !is_profile(i) && !is_on(i))
+                        store(settings, i,
+                              value == KVD_PAPER ? settings_info[i].paper : settings_info[i].serve);
 }
 
 void kvd_settings_init(shm_u64 *settings) {

@@ -3,8 +3,9 @@
 #define KVD_BASE_SETTINGS_H
 
 /*
- * The methods' settings of a space, as settings.def lists them. The daemon writes them into the index header, where
- * clients and workers read them; each is one atomic word, and none depends on another.
+ * The methods' settings of a space, as settings.def lists them. The daemon writes them into the
+ * index header, where clients and workers read them; each is one atomic word, and none depends on
+ * another.
  */
 
 #include <stdbool.h>
@@ -54,7 +55,10 @@ static inline bool kvd_setting_on(const shm_u64 *settings, enum kvd_setting whic
         return kvd_setting_get(settings, which) != 0;
 }
 
-/* The daemon's: one setting; all of them from a profile. A changed ..._profile changes the rest of its method. */
+/*
+ * The daemon's: one setting; all of them from a profile. A changed ..._profile changes the rest of
+ * its method.
+ */
 void kvd_setting_put(shm_u64 *settings, enum kvd_setting which, double value);
 void kvd_settings_init(shm_u64 *settings);
 

@@ -5,11 +5,12 @@
 /*
  * Access to memory that another process may be writing.
  *
- * Index pages are written by the daemon while clients read them. Readers take plain data speculatively and then
- * look at a version word again (a slot word or a run's leaf word); data that raced is thrown away. In C11 terms
- * such data must be read and written atomically, and that is what the ThreadSanitizer build does, word by word.
- * Other builds read with memcpy and memcmp, which compilers may vectorise: on every machine that we run on, a
- * torn word is a stale word, and the version word decides.
+ * Index pages are written by the daemon while clients read them. Readers take plain data
+ * speculatively and then look at a version word again (a slot word or a run's leaf word); data that
+ * raced is thrown away. In C11 terms such data must be read and written atomically, and that is
+ * what the ThreadSanitizer build does, word by word. Other builds read with memcpy and memcmp,
+ * which compilers may vectorise: on every machine that we run on, a torn word is a stale word, and
+ * the version word decides.
  *
  * Order of a write:  version = invalid; fence; data; fence; version = valid       shm_write_begin, shm_write_end
  * Order of a read:   version (acquire); data; fence; version again (relaxed)      shm_load, shm_recheck

@@ -3,9 +3,10 @@
 #define KVD_BASE_SUMMARY_H
 
 /*
- * What is known of a block without reading it, made by the worker when it is sealed and kept when it leaves the pool:
- * the block's labels (HShare), the sum of its normalised keys (KeyDiff), the norms of its planes (MemShare). One memfd
- * per space, written by the worker only, mapped read-only by clients; row = block id, or kvd_copy_row of a place.
+ * What is known of a block without reading it, made by the worker when it is sealed and kept when
+ * it leaves the pool: the block's labels (HShare), the sum of its normalised keys (KeyDiff), the
+ * norms of its planes (MemShare). One memfd per space, written by the worker only, mapped read-only
+ * by clients; row = block id, or kvd_copy_row of a place.
  *
  *      +---------------------+ 0
  *      | channels            |   layers x kv_heads x label_channels x u16: ascending
@@ -37,7 +38,8 @@ struct kvd_summary {
 
 static inline struct kvd_summary kvd_summary_of(const struct kvd_index *ix) {
         const struct kvd_shape *g = &ix->geometry;
-        struct kvd_summary s = {.layers = g->layers / g->layer_groups, .channels = ix->label_channels};
+        struct kvd_summary s = {.layers = g->layers / g->layer_groups,
+                                .channels = ix->label_channels};
         uint64_t heads = (uint64_t)s.layers * g->kv_heads;
 
         s.label_bytes = (s.channels + 1) / 2 + 4;
@@ -46,7 +48,8 @@ static inline struct kvd_summary kvd_summary_of(const struct kvd_index *ix) {
         s.labels_off = s.anchors_off + (uint32_t)(heads * g->head_dim * sizeof(float));
         s.row_bytes = ALIGN_UP(s.labels_off + heads * g->block_tokens * s.label_bytes, 64);
         s.rows_off = ALIGN_UP(heads * s.channels * sizeof(uint16_t), 4096);
-        s.size = ALIGN_UP(s.rows_off + ((uint64_t)ix->capacity + kvd_places(ix)) * s.row_bytes, 4096);
+        s.size = ALIGN_UP(s.rows_off + ((uint64_t)ix->capacity + kvd_places(ix)) * s.row_bytes,
+                          4096);
         return s;
 }
 

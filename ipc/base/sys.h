@@ -3,15 +3,16 @@
 #define KVD_BASE_SYS_H
 
 /*
- * The system underneath, as one table: memory, descriptors, sockets, clock, randomness. Code of the daemon, the store
- * and the client calls sys->name(...), so that a test can fail the n-th call (tests/lib/fault.h), count calls, or
- * replay a clock. The functions behave as the system calls they are named after: -1 and errno, or MAP_FAILED, or NULL.
+ * The system underneath, as one table: memory, descriptors, sockets, clock, randomness. Code of the
+ * daemon, the store and the client calls sys->name(...), so that a test can fail the n-th call
+ * (tests/lib/fault.h), count calls, or replay a clock. The functions behave as the system calls
+ * they are named after: -1 and errno, or MAP_FAILED, or NULL.
  *
- * Not in the table: freeing (munmap, close, free), which cannot fail in a way that anyone could act on, and the
- * client's lookups, which call nothing.
+ * Not in the table: freeing (munmap, close, free), which cannot fail in a way that anyone could act
+ * on, and the client's lookups, which call nothing.
  *
- * spawn starts a program that has fd as its descriptor SYS_SPAWN_FD, our standard ones, and no other, with no signal
- * blocked or ignored. Returns its number.
+ * spawn starts a program that has fd as its descriptor SYS_SPAWN_FD, our standard ones, and no
+ * other, with no signal blocked or ignored. Returns its number.
  */
 
 #include <stddef.h>
@@ -25,7 +26,8 @@ struct pollfd;
 
 #define KVD_SYS_CALLS(CALL) \
         CALL(void *, calloc, (size_t n, size_t size), (n, size)) \
-        CALL(void *, mmap, (void *at, size_t n, int prot, int flags, int fd, off_t off), (at, n, prot, flags, fd, off)) \
+        CALL(void *, mmap, (void *at, size_t n, int prot, int flags, int fd, off_t off), \
+             (at, n, prot, flags, fd, off)) \
         CALL(int, madvise, (void *at, size_t n, int advice), (at, n, advice)) \
         CALL(int, memfd_create, (const char *name, unsigned flags), (name, flags)) \
         CALL(int, ftruncate, (int fd, off_t size), (fd, size)) \
@@ -34,26 +36,33 @@ struct pollfd;
         CALL(int, add_seals, (int fd, int seals), (fd, seals)) \
         CALL(int, open, (const char *path, int flags), (path, flags)) \
         CALL(ssize_t, getrandom, (void *to, size_t n, unsigned flags), (to, n, flags)) \
-        CALL(int, clock_ns, (uint64_t *ret), (ret)) \
+        CALL(int, clock_ns, (uint64_t * ret), (ret)) \
         CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol)) \
-        CALL(int, socketpair, (int domain, int type, int protocol, int *ends), (domain, type, protocol, ends)) \
+        CALL(int, socketpair, (int domain, int type, int protocol, int *ends), \
+             (domain, type, protocol, ends)) \
         CALL(int, connect, (int fd, const struct sockaddr *to, unsigned n), (fd, to, n)) \
         CALL(int, bind, (int fd, const struct sockaddr *to, unsigned n), (fd, to, n)) \
         CALL(int, listen, (int fd, int backlog), (fd, backlog)) \
         CALL(int, accept, (int fd, int flags), (fd, flags)) \
-        CALL(int, getsockopt, (int fd, int level, int name, void *to, unsigned *n), (fd, level, name, to, n)) \
-        CALL(int, setsockopt, (int fd, int level, int name, const void *from, unsigned n), (fd, level, name, from, n)) \
+        CALL(int, getsockopt, (int fd, int level, int name, void *to, unsigned *n), \
+             (fd, level, name, to, n)) \
+        CALL(int, setsockopt, (int fd, int level, int name, const void *from, unsigned n), \
+             (fd, level, name, from, n)) \
         CALL(int, pidfd_open, (pid_t pid), (pid)) \
-        CALL(pid_t, spawn, (const char *path, char *const *arguments, int fd), (path, arguments, fd)) \
+        CALL(pid_t, spawn, (const char *path, char *const *arguments, int fd), \
+             (path, arguments, fd)) \
         CALL(ssize_t, sendmsg, (int fd, const struct msghdr *msg, int flags), (fd, msg, flags)) \
         CALL(ssize_t, recvmsg, (int fd, struct msghdr *msg, int flags), (fd, msg, flags)) \
-        CALL(int, poll, (struct pollfd *fds, unsigned long n, int timeout_ms), (fds, n, timeout_ms)) \
+        CALL(int, poll, (struct pollfd * fds, unsigned long n, int timeout_ms), \
+             (fds, n, timeout_ms)) \
         CALL(int, lchown, (const char *path, uid_t uid, gid_t gid), (path, uid, gid)) \
         CALL(int, eventfd, (unsigned value, int flags), (value, flags)) \
         CALL(int, signalfd, (const void *sigset, int flags), (sigset, flags)) \
         CALL(int, epoll_create, (void), ()) \
-        CALL(int, epoll_ctl, (int epfd, int op, int fd, struct epoll_event *event), (epfd, op, fd, event)) \
-        CALL(int, epoll_wait, (int epfd, struct epoll_event *events, int n, int timeout_ms), (epfd, events, n, timeout_ms))
+        CALL(int, epoll_ctl, (int epfd, int op, int fd, struct epoll_event *event), \
+             (epfd, op, fd, event)) \
+        CALL(int, epoll_wait, (int epfd, struct epoll_event *events, int n, int timeout_ms), \
+             (epfd, events, n, timeout_ms))
 
 #define SYS_SPAWN_FD 3
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Text that peers, files and users hand in is taken only as UTF-8 in its shortest form, and names only of letters that
- * mean nothing to a shell, a path or a terminal. Everything here looks at bytes, and depends on no locale.
+ * Text that peers, files and users hand in is taken only as UTF-8 in its shortest form, and names
+ * only of letters that mean nothing to a shell, a path or a terminal. Everything here looks at
+ * bytes, and depends on no locale.
  */
 
 #include "ipc/base/text.h"
@@ -10,10 +11,15 @@
 #include <stdint.h>
 #include <string.h>
 
-/* ---- characters ------------------------------------------------------------------------------------------------- */
+/* ---- characters ------------------------------------------------------------------------------ */
 
 static size_t length_by_lead(uint8_t lead) {
-        return lead < 0x80 ? 1 : lead < 0xc0 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf8 ? 4 : 0;
+        return lead < 0x80 ? 1 :
+               lead < 0xc0 ? 0 :
+               lead < 0xe0 ? 2 :
+               lead < 0xf0 ? 3 :
+               lead < 0xf8 ? 4 :
+                             0;
 }
 
 size_t kvd_utf8(const char *text, size_t n) {
@@ -32,7 +38,9 @@ size_t kvd_utf8(const char *text, size_t n) {
                         return 0;
                 code = code << 6 | (p[i] & 0x3fu);
         }
-        return code < least[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ? 0 : length;
+        return code < least[length] || code > 0x10ffff || (code >= 0xd800 && code < 0xe000) ?
+                       0 :
+                       length;
 }
 
 bool kvd_is_control(const char *character, size_t bytes) {
@@ -52,11 +60,11 @@ bool kvd_is_plain(const char *text, size_t n) {
         return true;
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------------ */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 bool kvd_is_name_letter(char c) {
-        return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-               c == '-';
+        return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+               c == '.' || c == '_' || c == '-';
 }
 
 bool kvd_is_name(const char *text, size_t most) {
@@ -67,7 +75,7 @@ bool kvd_is_name(const char *text, size_t most) {
         return n > 0 && n <= most && text[n] == '\0';
 }
 
-/* ---- words ------------------------------------------------------------------------------------------------------ */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 const char *kvd_word_at(const char *words, int index, size_t *bytes) {
         for (; *words; words += *bytes + (words[*bytes] == ' ')) {

@@ -7,14 +7,19 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* ---- characters ------------------------------------------------------------------------------------------------- */
+/* ---- characters ------------------------------------------------------------------------------ */
 
-/* Bytes of the UTF-8 character at text[0..n); 0: there is none, or it is overlong, a surrogate, or beyond U+10FFFF. */
+/*
+ * Bytes of the UTF-8 character at text[0..n); 0: there is none, or it is overlong, a surrogate, or
+ * beyond U+10FFFF.
+ */
 size_t kvd_utf8(const char *text, size_t n);
-bool kvd_is_control(const char *character, size_t bytes); /* C0, DEL or C1: what a terminal might obey */
-bool kvd_is_plain(const char *text, size_t n);            /* all of it UTF-8, without control characters */
+/* C0, DEL or C1: what a terminal might obey */
+bool kvd_is_control(const char *character, size_t bytes);
+/* all of it UTF-8, without control characters */
+bool kvd_is_plain(const char *text, size_t n);
 
-/* ---- names ------------------------------------------------------------------------------------------------------ */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /* Spaces, domains and layouts are called by these letters; a message says so in the words below. */
 #define KVD_NAME_MAX 63
@@ -23,9 +28,11 @@ bool kvd_is_plain(const char *text, size_t n);            /* all of it UTF-8, wi
 bool kvd_is_name_letter(char c);
 bool kvd_is_name(const char *text, size_t most); /* of 1 to most letters */
 
-/* ---- words, separated by blanks --------------------------------------------------------------------------------- */
+/* ---- words, separated by blanks -------------------------------------------------------------- */
 
-int kvd_word_index(const char *words, const char *word);                       /* -1: it is not in the list */
-const char *kvd_word_at(const char *words, int index, size_t *bytes); /* NULL: there are fewer; not terminated */
+/* -1: it is not in the list */
+int kvd_word_index(const char *words, const char *word);
+/* NULL: there are fewer; not terminated */
+const char *kvd_word_at(const char *words, int index, size_t *bytes);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A barrier begins each round and ends it: what the caller writes before the first is there for all behind it, and what
- * they write is there for the caller behind the second. Pieces are taken by a counter, so that a thread which is late
- * takes fewer.
+ * A barrier begins each round and ends it: what the caller writes before the first is there for all
+ * behind it, and what they write is there for the caller behind the second. Pieces are taken by a
+ * counter, so that a thread which is late takes fewer.
  */
 
 #include "ipc/base/threads.h"
@@ -27,7 +27,10 @@ struct threads {
         uint32_t n;
         struct member *members; /* owned */
 
-        /* written by the caller before the barrier that begins a round, read by the others behind it */
+        /*
+         * written by the caller before the barrier that begins a round, read by the others behind
+         * it
+         */
         threads_work *work;     /* NULL: go home */
         void *data;
 };
@@ -59,7 +62,7 @@ void threads_all(struct threads *t, threads_work *work, void *data) {
         threads_meet(t);
 }
 
-/* ---- pieces ------------------------------------------------------------------------------------ */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 struct pieces {
         atomic_uint next;
@@ -85,7 +88,7 @@ void threads_share(struct threads *t, uint32_t n, threads_piece *piece, void *da
                 take_pieces(&pieces, 0);
 }
 
-/* ---- beginning and end --------------------------------------------------------------------------- */
+/* ---- beginning and end ----------------------------------------------------------------------- */
 
 static void start(struct threads *t, uint32_t wanted) {
         pthread_mutex_lock(&t->gate);

@@ -3,9 +3,9 @@
 #define KVD_BASE_TIER_H
 
 /*
- * The place of an exact copy: a number that its tier understands, and nobody else looks into. The places of a space are
- * numbered through all tiers: those of tier t end before ix->tier_end[t]. A copy's row in the summaries follows from its
- * place (kvd_copy_row), whichever tier that is in.
+ * The place of an exact copy: a number that its tier understands, and nobody else looks into. The
+ * places of a space are numbered through all tiers: those of tier t end before ix->tier_end[t]. A
+ * copy's row in the summaries follows from its place (kvd_copy_row), whichever tier that is in.
  */
 
 #include "ipc/base/layout.h"

@@ -3,8 +3,9 @@
 #define KVD_BASE_WHY_H
 
 /*
- * A failure is a negative errno that travels up, and one line for people that waits where it was said: what is wrong,
- * and what to do. Whatever can be refused has a struct kvd_why, or is handed one.
+ * A failure is a negative errno that travels up, and one line for people that waits where it was
+ * said: what is wrong, and what to do. Whatever can be refused has a struct kvd_why, or is handed
+ * one.
  *
  *      return kvd_refuse(&store->why, -ENOENT, "there is no space '%s'", name);
  */

@@ -20,7 +20,8 @@ GPU_USES(attend_prefill);
 
 enum {
         SPLIT = 256,          /* columns of a split at least, unless the caller says otherwise */
-        BLOCKS_EACH = 32,     /* of threads for a multiprocessor: the last ones to run are then few of many */
+        /* of threads for a multiprocessor: the last ones to run are then few of many */
+        BLOCKS_EACH = 32,
         MOST_COLUMNS = 1 << 30,
         MOST_ROWS = 65535,    /* of a grid */
         MOST_GROUP = 128,
@@ -55,18 +56,21 @@ static bool is_number(uint32_t number) {
 }
 
 static int check_cache(struct gpu *gpu, const struct gpu_attend *a) {
-        uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset | a->head_stride |
-                          a->token_stride;
+        uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset |
+                          a->head_stride | a->token_stride;
 
         if (!is_number(a->number) || !is_number(a->q_number) || !is_number(a->out_number))
-                return refuse(gpu, "attention: no such types: %u, %u, %u", a->number, a->q_number, a->out_number);
-        if (a->dim == 0 || a->dim > MOST_DIM || a->group == 0 || a->group > MOST_GROUP || a->kv_heads == 0)
-                return refuse(gpu, "attention: %u dimensions, %u KV heads of %u query heads", a->dim, a->kv_heads,
-                              a->group);
+                return refuse(gpu, "attention: no such types: %u, %u, %u", a->number, a->q_number,
+                              a->out_number);
+        if (a->dim == 0 || a->dim > MOST_DIM || a->group == 0 || a->group > MOST_GROUP ||
+            a->kv_heads == 0)
+                return refuse(gpu, "attention: %u dimensions, %u KV heads of %u query heads",
+                              a->dim, a->kv_heads, a->group);
         if (places % size_of(a->number))
-                return refuse(gpu, "attention: places in a block are multiples of an element's size");
-        if (a->block_tokens == 0 || a->block_tokens > MOST_COLUMNS || a->max_length > MOST_COLUMNS ||
-            a->ld_blocks * a->block_tokens < a->max_length)
+                return refuse(gpu,
+                              "attention: places in a block are multiples of an element's size");
+        if (a->block_tokens == 0 || a->block_tokens > MOST_COLUMNS ||
+            a->max_length > MOST_COLUMNS || a->ld_blocks * a->block_tokens < a->max_length)
                 return refuse(gpu, "attention: %u positions, but %llu blocks of %u", a->max_length,
                               (unsigned long long)a->ld_blocks, a->block_tokens);
         return 0;
@@ -77,16 +81,19 @@ static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
                 return refuse(gpu, "attention: an address is missing");
         if (!(a->scale > 0.0f))
                 return refuse(gpu, "attention: a scale is above 0");
-        if (a->chosen && (!a->n_chosen || a->ld_chosen < a->max_chosen || a->max_chosen > MOST_COLUMNS))
-                return refuse(gpu, "attention: lists of chosen positions without their lengths, or too long");
+        if (a->chosen &&
+            (!a->n_chosen || a->ld_chosen < a->max_chosen || a->max_chosen > MOST_COLUMNS))
+                return refuse(
+                        gpu,
+                        "attention: lists of chosen positions without their lengths, or too long");
         if (a->rotation && (!a->rotations || a->dim % 2))
                 return refuse(gpu, "attention: rotations of %u dimensions", a->dim);
         if ((a->block_mass && a->ld_block_mass * a->block_tokens < a->max_length) ||
             (a->token_mass && a->ld_token_mass < a->max_length))
                 return refuse(gpu, "attention: no room for masses of %u positions", a->max_length);
         if (a->split % GPU_ATTEND_TILE)
-                return refuse(gpu, "attention: splits of %u columns, not of multiples of %d", a->split,
-                              GPU_ATTEND_TILE);
+                return refuse(gpu, "attention: splits of %u columns, not of multiples of %d",
+                              a->split, GPU_ATTEND_TILE);
         return 0;
 }
 
@@ -99,12 +106,13 @@ static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
 static const enum gpu_kernel narrow[2][3] = {FORMS(attend, f16, _8), FORMS(attend, bf16, _8)},
                              wide[2][3] = {FORMS(attend, f16, _16), FORMS(attend, bf16, _16)},
                              many[2][3] = {FORMS(attend_many, f16, ), FORMS(attend_many, bf16, )},
-                             many_plain[2][3] = {FORMS(attend_many, f16, _plain), FORMS(attend_many, bf16, _plain)};
+                             many_plain[2][3] = {FORMS(attend_many, f16, _plain),
+                                                 FORMS(attend_many, bf16, _plain)};
 
 /* The matrix units take 16-bit numbers, and rows are fetched 16 bytes at a time. */
 static bool suits_matrix_units(const struct gpu_attend *a) {
-        uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset | a->head_stride |
-                          a->token_stride | a->dim * 2;
+        uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset |
+                          a->head_stride | a->token_stride | a->dim * 2;
 
         return a->number != KVD_NUMBER_F32 && places % 16 == 0;
 }
@@ -115,7 +123,9 @@ static uint32_t dim_of(const struct gpu_attend *a) {
 
 /* As many warps as shared memory allows; common: bytes besides those of each warp. 0: not one. */
 static uint32_t warps_in(const struct gpu *gpu, size_t each, size_t common) {
-        return gpu->shared_bytes < common ? 0 : (uint32_t)MIN((gpu->shared_bytes - common) / each, GPU_ATTEND_WARPS);
+        return gpu->shared_bytes < common ?
+                       0 :
+                       (uint32_t)MIN((gpu->shared_bytes - common) / each, GPU_ATTEND_WARPS);
 }
 
 static bool plan_decode(struct gpu *gpu, struct plan *p) {
@@ -123,12 +133,15 @@ static bool plan_decode(struct gpu *gpu, struct plan *p) {
         enum gpu_attend_form form = a->group <= 8 ? GPU_ATTEND_NARROW : GPU_ATTEND_WIDE;
         uint32_t dim = dim_of(a), rows = form == GPU_ATTEND_NARROW ? 8 : 16, warps;
         size_t tiles = (size_t)GPU_ATTEND_STAGES(dim) * GPU_ATTEND_STAGE_BYTES(dim);
-        size_t queries = GPU_ATTEND_QUERY_BYTES(dim, form), ends = GPU_ATTEND_WARPS * (size_t)rows * 8;
+        size_t queries = GPU_ATTEND_QUERY_BYTES(dim, form),
+               ends = GPU_ATTEND_WARPS * (size_t)rows * 8;
 
-        warps = a->rotation ? warps_in(gpu, tiles + queries, ends) : warps_in(gpu, tiles, queries + ends);
+        warps = a->rotation ? warps_in(gpu, tiles + queries, ends) :
+                              warps_in(gpu, tiles, queries + ends);
         if (!suits_matrix_units(a) || warps == 0)
                 return false;
-        p->kernel = (form == GPU_ATTEND_NARROW ? narrow : wide)[a->number - KVD_NUMBER_F16][dim / 128];
+        p->kernel = (form == GPU_ATTEND_NARROW ? narrow :
+                                                 wide)[a->number - KVD_NUMBER_F16][dim / 128];
         p->launch.head_tiles = DIV_UP(a->group, rows);
         p->grid.threads = warps * 32;
         p->grid.shared = warps * tiles + (a->rotation ? warps : 1) * queries + ends;
@@ -146,15 +159,17 @@ static bool plan_prefill(struct gpu *gpu, struct plan *p) {
         if (!suits_matrix_units(a) || warps == 0)
                 return false;
         p->kernel = (plain ? many_plain : many)[a->number - KVD_NUMBER_F16][dim / 128];
-        p->launch.row_tiles = (uint32_t)DIV_UP((uint64_t)a->max_tokens * a->group, warps * GPU_ATTEND_TILE);
-        p->grid = (struct gpu_grid){a->n_sequences * p->launch.row_tiles * p->launch.n_splits, a->kv_heads, 1, warps * 32,
-                                    warps * each};
+        p->launch.row_tiles = (uint32_t)DIV_UP((uint64_t)a->max_tokens * a->group,
+                                               warps * GPU_ATTEND_TILE);
+        p->grid = (struct gpu_grid){a->n_sequences * p->launch.row_tiles * p->launch.n_splits,
+                                    a->kv_heads, 1, warps * 32, warps * each};
         return true;
 }
 
 static void plan_any(struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
-        uint32_t dim = MAX(dim_of(a), 128), heads = dim > 128 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128;
+        uint32_t dim = MAX(dim_of(a), 128),
+                 heads = dim > 128 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128;
 
         p->kernel = dim > 128 ? GPU_KERNEL_attend_any_256 : GPU_KERNEL_attend_any_128;
         p->launch.head_tiles = DIV_UP(a->group, heads);
@@ -170,11 +185,13 @@ static uint32_t columns_of(const struct gpu_attend *a) {
 
 static void plan_splits(struct gpu *gpu, struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
-        uint64_t columns = columns_of(a), heads = (uint64_t)a->n_sequences * a->kv_heads * p->launch.head_tiles;
+        uint64_t columns = columns_of(a),
+                 heads = (uint64_t)a->n_sequences * a->kv_heads * p->launch.head_tiles;
         uint64_t blocks = (uint64_t)MAX(gpu->multiprocessors, 1) * BLOCKS_EACH;
         uint64_t split = a->split ? a->split : MAX(DIV_UP(columns * heads, blocks), SPLIT);
 
-        p->launch.split = (uint32_t)ALIGN_UP(split, a->split ? GPU_ATTEND_TILE : GPU_ATTEND_TILE * GPU_ATTEND_WARPS);
+        p->launch.split = (uint32_t)ALIGN_UP(split, a->split ? GPU_ATTEND_TILE :
+                                                               GPU_ATTEND_TILE * GPU_ATTEND_WARPS);
         p->launch.n_splits = (uint32_t)MAX(DIV_UP(columns, p->launch.split), 1);
         p->grid.x = a->n_sequences * p->launch.n_splits;
         p->grid.y = a->kv_heads * p->launch.head_tiles;
@@ -190,7 +207,8 @@ static cu_address take(struct plan *p, uint64_t bytes) {
 
 static void lay_out(struct plan *p) {
         struct gpu_attend_launch *r = &p->launch;
-        uint64_t heads = (uint64_t)r->a.n_sequences * r->a.kv_heads, rows = heads * r->a.group * r->tokens;
+        uint64_t heads = (uint64_t)r->a.n_sequences * r->a.kv_heads,
+                 rows = heads * r->a.group * r->tokens;
 
         r->ld_scores = ALIGN_UP((uint64_t)columns_of(&r->a), 32);
         if (r->n_splits > 1) {
@@ -206,7 +224,8 @@ static void lay_out(struct plan *p) {
 }
 
 static struct plan plan_for(struct gpu *gpu, const struct gpu_attend *a) {
-        struct plan p = {.launch = {.a = *a, .n_splits = 1, .tokens = a->starts ? a->max_tokens : 1}};
+        struct plan p = {
+                .launch = {.a = *a, .n_splits = 1, .tokens = a->starts ? a->max_tokens : 1}};
 
         p.launch.exponent = a->scale * (float)M_LOG2E;
         if (a->starts) {
@@ -240,16 +259,22 @@ uint64_t gpu_attend_workspace(struct gpu *gpu, const struct gpu_attend *a) {
 
 static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
-        uint32_t columns = columns_of(a), threads = GPU_ATTEND_MASS_THREADS, each = threads / 32 * 4;
-        struct gpu_grid over = {DIV_UP(columns, threads), a->n_sequences * a->kv_heads, 1, threads, 0};
-        uint32_t shared = threads / 32 * (a->dim > 128 ? GPU_ATTEND_HEADS_256 * 256 : GPU_ATTEND_HEADS_128 * 128) * 4;
+        uint32_t columns = columns_of(a), threads = GPU_ATTEND_MASS_THREADS,
+                 each = threads / 32 * 4;
+        struct gpu_grid over = {DIV_UP(columns, threads), a->n_sequences * a->kv_heads, 1, threads,
+                                0};
+        uint32_t shared = threads / 32 *
+                          (a->dim > 128 ? GPU_ATTEND_HEADS_256 * 256 : GPU_ATTEND_HEADS_128 * 128) *
+                          4;
         struct gpu_grid over_tiles = {DIV_UP(columns, each), over.y, 1, threads, shared};
         int r;
 
         if (!p->launch.totals || columns == 0)
                 return 0;
         if (a->starts)
-                r = gpu_launch(gpu, a->dim > 128 ? GPU_KERNEL_attend_weigh_256 : GPU_KERNEL_attend_weigh_128,
+                r = gpu_launch(gpu,
+                               a->dim > 128 ? GPU_KERNEL_attend_weigh_256 :
+                                              GPU_KERNEL_attend_weigh_128,
                                over_tiles, stream, &p->launch);
         else
                 r = gpu_launch(gpu, GPU_KERNEL_attend_weigh, over, stream, &p->launch);
@@ -258,13 +283,16 @@ static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p
 
 static int launch(struct gpu *gpu, cu_stream stream, const struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
-        struct gpu_grid rows = {a->n_sequences * p->launch.tokens * a->kv_heads * a->group, 1, 1, 128, 0};
+        struct gpu_grid rows = {a->n_sequences * p->launch.tokens * a->kv_heads * a->group, 1, 1,
+                                128, 0};
         int r;
 
-        if (p->grid.y > MOST_ROWS || (p->launch.totals && (uint64_t)a->n_sequences * a->kv_heads > MOST_ROWS))
-                return refuse(gpu, "attention: too many heads for one call: %u of %u sequences", a->kv_heads,
-                              a->n_sequences);
-        if (p->workspace > a->workspace_bytes || (p->workspace && (!a->workspace || a->workspace % ALIGNMENT))) {
+        if (p->grid.y > MOST_ROWS ||
+            (p->launch.totals && (uint64_t)a->n_sequences * a->kv_heads > MOST_ROWS))
+                return refuse(gpu, "attention: too many heads for one call: %u of %u sequences",
+                              a->kv_heads, a->n_sequences);
+        if (p->workspace > a->workspace_bytes ||
+            (p->workspace && (!a->workspace || a->workspace % ALIGNMENT))) {
                 refuse(gpu, "attention: a workspace of %llu bytes is wanted, aligned to %d",
                        (unsigned long long)p->workspace, ALIGNMENT);
                 return -ENOBUFS;

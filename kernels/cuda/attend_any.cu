@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention of any type, dimension and alignment, without matrix units: one token and a few query heads to a block of
- * threads. A warp does four columns at a time. Lane i holds the elements i, i + 32, ... of queries, keys and values;
- * the scores of four columns and the heads are summed crosswise, so that each lane ends up with one of them: of 8 heads
- * lane 8 c + g has column c and head g; of 4 heads, lanes 4 c + g and 16 + 4 c + g.
+ * Attention of any type, dimension and alignment, without matrix units: one token and a few query
+ * heads to a block of threads. A warp does four columns at a time. Lane i holds the elements i, i +
+ * 32, ... of queries, keys and values; the scores of four columns and the heads are summed
+ * crosswise, so that each lane ends up with one of them: of 8 heads lane 8 c + g has column c and
+ * head g; of 4 heads, lanes 4 c + g and 16 + 4 c + g.
  *
  * Here, too, are the kernels that make masses of scores and totals.
  */
@@ -12,7 +13,8 @@
 #include "kernels/cuda/attend_join.cuh"
 
 #define COLUMNS 4
-#define HEADS (N > 4 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128) /* of N numbers of a row to a lane */
+/* of N numbers of a row to a lane */
+#define HEADS (N > 4 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128)
 
 template <int N> struct any_state {
         float q[HEADS][N], sums[HEADS][N];
@@ -27,26 +29,29 @@ struct any_columns {
 };
 
 template <int N>
-ATTEND struct any_columns columns_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t from, uint32_t to) {
+ATTEND struct any_columns columns_at(const struct gpu_attend_launch &r, const struct head &h,
+                                     uint32_t from, uint32_t to) {
         struct place mine = place_of(r, h, from + lane_id() / HEADS % COLUMNS, to);
         struct any_columns c;
 
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++)
-                c.at[i] = reinterpret_cast<const uint8_t *>(warp_from(reinterpret_cast<uint64_t>(mine.at), i * HEADS));
+                c.at[i] = reinterpret_cast<const uint8_t *>(
+                        warp_from(reinterpret_cast<uint64_t>(mine.at), i * HEADS));
         c.position = mine.position;
         c.rotation = mine.rotation;
         return c;
 }
 
 template <int NUMBER, int N>
-ATTEND void load_typed(const struct gpu_attend_launch &r, const struct any_columns &c, uint64_t plane,
-                       float to[COLUMNS][N]) {
+ATTEND void load_typed(const struct gpu_attend_launch &r, const struct any_columns &c,
+                       uint64_t plane, float to[COLUMNS][N]) {
         typedef element<NUMBER> number;
 
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) {
-                const typename number::type *from = reinterpret_cast<const typename number::type *>(c.at[i] + plane);
+                const typename number::type *from = reinterpret_cast<const typename number::type *>(
+                        c.at[i] + plane);
 
 #pragma unroll
                 for (uint32_t j = 0; j < N; j++) {
@@ -58,8 +63,8 @@ ATTEND void load_typed(const struct gpu_attend_launch &r, const struct any_colum
 }
 
 template <int N>
-ATTEND void load_rows(const struct gpu_attend_launch &r, const struct any_columns &c, uint64_t plane,
-                      float to[COLUMNS][N]) {
+ATTEND void load_rows(const struct gpu_attend_launch &r, const struct any_columns &c,
+                      uint64_t plane, float to[COLUMNS][N]) {
         if (r.a.number == NUMBER_F32)
                 load_typed<NUMBER_F32>(r, c, plane, to);
         else if (r.a.number == NUMBER_F16)
@@ -68,16 +73,20 @@ ATTEND void load_rows(const struct gpu_attend_launch &r, const struct any_column
                 load_typed<NUMBER_BF16>(r, c, plane, to);
 }
 
-/* By way of the warp's own shared memory, HEADS rows of N * 32: of this loop, one copy is enough. */
+/*
+ * By way of the warp's own shared memory, HEADS rows of N * 32: of this loop, one copy is enough.
+ */
 template <int N>
-ATTEND void load_heads(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
-                       uint32_t rotation, float *shared, float q[HEADS][N]) {
+ATTEND void load_heads(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                       uint32_t first_head, uint32_t rotation, float *shared, float q[HEADS][N]) {
         __syncwarp();
 #pragma unroll 1
         for (uint32_t i = lane_id(); i < HEADS * N * 32; i += 32) {
                 uint32_t g = first_head + i / (N * 32);
 
-                shared[i] = g < r.a.group ? load_query(r, query_at(r, h, token, g), i % (N * 32), rotation) : 0.0f;
+                shared[i] = g < r.a.group ? load_query(r, query_at(r, h, token, g), i % (N * 32),
+                                                       rotation) :
+                                            0.0f;
         }
         __syncwarp();
 #pragma unroll
@@ -120,11 +129,14 @@ template <int N> ATTEND float products(const float q[HEADS][N], const float k[CO
         return COLUMNS * HEADS == 32 ? x[0] : x[0] + warp_xor(x[0], 16);
 }
 
-/* The lane's score, as an exponent of two; the columns are done once for each rotation that they have. */
+/*
+ * The lane's score, as an exponent of two; the columns are done once for each rotation that they
+ * have.
+ */
 template <int N>
-ATTEND float score(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
-                   uint32_t limit, struct any_state<N> &w, const struct any_columns &c, const float k[COLUMNS][N],
-                   float *shared) {
+ATTEND float score(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                   uint32_t first_head, uint32_t limit, struct any_state<N> &w,
+                   const struct any_columns &c, const float k[COLUMNS][N], float *shared) {
         uint32_t todo = warp_ballot(c.position < limit);
         float x = -INFINITY, part;
 
@@ -182,8 +194,8 @@ template <int N> ATTEND void mix(struct any_state<N> &w, float x, const float v[
 }
 
 template <int N>
-ATTEND void keep_score(const struct gpu_attend_launch &r, const struct head &h, uint32_t first_head, uint32_t column,
-                       uint32_t to, float x) {
+ATTEND void keep_score(const struct gpu_attend_launch &r, const struct head &h, uint32_t first_head,
+                       uint32_t column, uint32_t to, float x) {
         uint32_t g = first_head + lane_id() % HEADS, c = column + lane_id() / HEADS % COLUMNS;
 
         if (r.scores && g < r.a.group && c < to)
@@ -191,8 +203,9 @@ ATTEND void keep_score(const struct gpu_attend_launch &r, const struct head &h, 
 }
 
 template <int N>
-ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
-                 struct any_state<N> &w, uint32_t from, uint32_t to, float *shared) {
+ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                 uint32_t first_head, struct any_state<N> &w, uint32_t from, uint32_t to,
+                 float *shared) {
         uint32_t limit = limit_of(r, h, token), step = COLUMNS * (blockDim.x / 32);
         float k[COLUMNS][N], v[COLUMNS][N], x;
 
@@ -272,30 +285,35 @@ KVD_KERNEL_ROOMY(attend_any_256, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32
 KVD_KERNEL(attend_weigh, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         struct head h = head_of(a, blockIdx.y / a.a.kv_heads, blockIdx.y % a.a.kv_heads);
         const float *totals = reinterpret_cast<const float *>(a.totals) + 2 * row_of(a, h, 0, 0);
-        const float *scores = reinterpret_cast<const float *>(a.scores) + row_of(a, h, 0, 0) * a.ld_scores;
+        const float *scores = reinterpret_cast<const float *>(a.scores) +
+                              row_of(a, h, 0, 0) * a.ld_scores;
         float *weights = reinterpret_cast<float *>(a.weights) + blockIdx.y * a.ld_scores;
 
-        for (uint32_t c = blockIdx.x * blockDim.x + threadIdx.x; c < h.columns; c += gridDim.x * blockDim.x) {
+        for (uint32_t c = blockIdx.x * blockDim.x + threadIdx.x; c < h.columns;
+             c += gridDim.x * blockDim.x) {
                 float sum = 0.0f;
 
                 for (uint32_t g = 0; g < a.a.group; g++)
                         if (totals[2 * g + 1] != 0.0f)
-                                sum += shrink(scores[g * a.ld_scores + c], totals[2 * g]) / totals[2 * g + 1];
+                                sum += shrink(scores[g * a.ld_scores + c], totals[2 * g]) /
+                                       totals[2 * g + 1];
                 weights[c] = sum;
         }
 }
 
 /* Of many tokens: their scores are made again, four columns to a warp. */
 template <int N>
-ATTEND float weigh_rows(const struct gpu_attend_launch &r, const struct head &h, const struct any_columns &c,
-                        const float k[COLUMNS][N], uint32_t first_head, float *shared) {
+ATTEND float weigh_rows(const struct gpu_attend_launch &r, const struct head &h,
+                        const struct any_columns &c, const float k[COLUMNS][N], uint32_t first_head,
+                        float *shared) {
         uint32_t g = first_head + lane_id() % HEADS;
         struct any_state<N> w;
         float sum = 0.0f;
 
 #pragma unroll 1
         for (uint32_t token = 0; token < h.tokens; token++) {
-                const float *total = reinterpret_cast<const float *>(r.totals) + 2 * row_of(r, h, token, g);
+                const float *total = reinterpret_cast<const float *>(r.totals) +
+                                     2 * row_of(r, h, token, g);
                 float x;
 
                 w.rotation = NOWHERE;
@@ -308,7 +326,8 @@ ATTEND float weigh_rows(const struct gpu_attend_launch &r, const struct head &h,
 
 template <int N> ATTEND void weigh_many(const struct gpu_attend_launch &r, float *shared) {
         struct head h = head_of(r, blockIdx.y / r.a.kv_heads, blockIdx.y % r.a.kv_heads);
-        uint32_t column = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * COLUMNS, lane = lane_id();
+        uint32_t column = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * COLUMNS,
+                 lane = lane_id();
         float k[COLUMNS][N], sum = 0.0f;
         struct any_columns c;
 
@@ -342,7 +361,8 @@ KVD_KERNEL(attend_weigh_256, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) 
 /* ---- masses: to blocks and positions ---- */
 
 /* The first column whose position is not below. */
-ATTEND uint32_t column_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t position) {
+ATTEND uint32_t column_of(const struct gpu_attend_launch &r, const struct head &h,
+                          uint32_t position) {
         uint32_t low = 0, high = h.columns;
 
         if (!r.a.chosen)
@@ -360,7 +380,8 @@ ATTEND uint32_t column_of(const struct gpu_attend_launch &r, const struct head &
 
 KVD_KERNEL(attend_spread, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         struct head h = head_of(a, blockIdx.y / a.a.kv_heads, blockIdx.y % a.a.kv_heads);
-        const float *weights = reinterpret_cast<const float *>(a.weights) + blockIdx.y * a.ld_scores;
+        const float *weights = reinterpret_cast<const float *>(a.weights) +
+                               blockIdx.y * a.ld_scores;
         float *blocks = reinterpret_cast<float *>(a.a.block_mass) + blockIdx.y * a.a.ld_block_mass;
         float *tokens = reinterpret_cast<float *>(a.a.token_mass) + blockIdx.y * a.a.ld_token_mass;
         uint32_t first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;

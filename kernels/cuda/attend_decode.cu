@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One token a sequence, keys and values of 16 bits. A block of threads has a split of a sequence's columns; of those,
- * each warp takes every n-th tile, with a few tiles under way to its own shared memory. Nobody waits for another warp
- * before the end, where their sums are put together; splits are by attend_sum.
+ * One token a sequence, keys and values of 16 bits. A block of threads has a split of a sequence's
+ * columns; of those, each warp takes every n-th tile, with a few tiles under way to its own shared
+ * memory. Nobody waits for another warp before the end, where their sums are put together; splits
+ * are by attend_sum.
  *
- * The memory is what this waits for: 32 products of 16 x 8 x 16 for 8 KiB of keys and values (dim 128, 8 heads) take a
- * quarter of the matrix units' time on an H200.
+ * The memory is what this waits for: 32 products of 16 x 8 x 16 for 8 KiB of keys and values (dim
+ * 128, 8 heads) take a quarter of the matrix units' time on an H200.
  */
 
 #include "kernels/cuda/attend_join.cuh"
@@ -16,12 +17,13 @@
 
 /* Scores that the masses are made of later. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void keep_scores(const struct gpu_attend_launch &r, const struct head &h, uint32_t first_head, uint32_t column,
-                        uint32_t to, const float x[2][4]) {
+ATTEND void keep_scores(const struct gpu_attend_launch &r, const struct head &h,
+                        uint32_t first_head, uint32_t column, uint32_t to, const float x[2][4]) {
         uint32_t g = first_head + lane_id() / 4, t = lane_id() % 4;
 
         for (uint32_t row = 0; row < (FORM == GPU_ATTEND_NARROW ? 1 : 2); row++, g += 8) {
-                float *scores = reinterpret_cast<float *>(r.scores) + row_of(r, h, 0, g) * r.ld_scores;
+                float *scores = reinterpret_cast<float *>(r.scores) +
+                                row_of(r, h, 0, g) * r.ld_scores;
 
                 for (uint32_t i = 0; i < 4; i++) {
                         uint32_t c = column + i / 2 * 8 + 2 * t + i % 2;
@@ -33,13 +35,15 @@ ATTEND void keep_scores(const struct gpu_attend_launch &r, const struct head &h,
 }
 
 /*
- * Columns [from, to). The place of the row that is copied next is looked up a tile ahead: a table's entry is as far
- * away as a key.
+ * Columns [from, to). The place of the row that is copied next is looked up a tile ahead: a table's
+ * entry is as far away as a key.
  */
 template <int NUMBER, int DIM, int FORM, int STAGES>
-ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
-                 uint8_t *shared, uint32_t first_head, uint32_t from, uint32_t to) {
-        uint32_t step = GPU_ATTEND_TILE * (blockDim.x / 32), row = lane_id() % GPU_ATTEND_TILE, ahead;
+ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h,
+                 struct warp_state<NUMBER, DIM, FORM> &w, uint8_t *shared, uint32_t first_head,
+                 uint32_t from, uint32_t to) {
+        uint32_t step = GPU_ATTEND_TILE * (blockDim.x / 32), row = lane_id() % GPU_ATTEND_TILE,
+                 ahead;
         struct stage<DIM> tile;
         struct place next;
         float x[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
@@ -101,9 +105,11 @@ ATTEND void leave(const struct warp_state<NUMBER, DIM, FORM> &w, float *sums, fl
 template <int NUMBER, int DIM, int FORM>
 ATTEND void decode(const struct gpu_attend_launch &r, uint8_t *shared) {
         const int STAGES = GPU_ATTEND_STAGES(DIM), ROWS = FORM == GPU_ATTEND_NARROW ? 8 : 16;
-        const uint32_t stages = STAGES * stage<DIM>::BYTES, warps = blockDim.x / 32, warp = threadIdx.x / 32;
+        const uint32_t stages = STAGES * stage<DIM>::BYTES, warps = blockDim.x / 32,
+                       warp = threadIdx.x / 32;
         const uint32_t queries = GPU_ATTEND_QUERY_BYTES(DIM, FORM);
-        uint32_t split = blockIdx.x % r.n_splits, g = lane_id() / 4, first_head = blockIdx.y % r.head_tiles * ROWS;
+        uint32_t split = blockIdx.x % r.n_splits, g = lane_id() / 4,
+                 first_head = blockIdx.y % r.head_tiles * ROWS;
         struct head h = head_of(r, blockIdx.x / r.n_splits, blockIdx.y / r.head_tiles);
         uint32_t from = split * r.split, to = min(h.columns, from + r.split);
         struct warp_state<NUMBER, DIM, FORM> w;
@@ -111,7 +117,8 @@ ATTEND void decode(const struct gpu_attend_launch &r, uint8_t *shared) {
         if (split > 0 && from >= h.columns)
                 return;
         clear_state(w);
-        w.q = reinterpret_cast<uint4 *>(shared + warps * stages + (r.a.rotation ? warp * queries : 0));
+        w.q = reinterpret_cast<uint4 *>(shared + warps * stages +
+                                        (r.a.rotation ? warp * queries : 0));
         for (int row = 0; row < w.ROWS; row++) {
                 w.rows[row].there = first_head + 8 * row + g < r.a.group;
                 w.rows[row].at = query_at(r, h, 0, first_head + 8 * row + g);
@@ -122,14 +129,16 @@ ATTEND void decode(const struct gpu_attend_launch &r, uint8_t *shared) {
         __syncthreads();
         walk<NUMBER, DIM, FORM, STAGES>(r, h, w, shared + warp * stages, first_head, from, to);
         __syncthreads();
-        leave(w, reinterpret_cast<float *>(shared), reinterpret_cast<float *>(shared + warps * stages));
+        leave(w, reinterpret_cast<float *>(shared),
+              reinterpret_cast<float *>(shared + warps * stages));
         __syncthreads();
         join<DIM, ROWS>(r, h, 0, first_head, split, reinterpret_cast<const float *>(shared),
                         reinterpret_cast<const float *>(shared + warps * stages));
 }
 
 #define DECODE(type, dim, heads, number, form) \
-        KVD_KERNEL_ROOMY(attend_##type##_##dim##_##heads, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) { \
+        KVD_KERNEL_ROOMY(attend_##type##_##dim##_##heads, struct gpu_attend_launch, \
+                         GPU_ATTEND_WARPS * 32) { \
                 KVD_SHARED(uint8_t, shared); \
 \
                 decode<number, dim, form>(a, shared); \
@@ -147,7 +156,10 @@ DECODES(bf16, NUMBER_BF16)
 
 /* ---- splits ---- */
 
-/* A block of threads for each row, of prefills, too. What a row does not see of a split is summed as nothing. */
+/*
+ * A block of threads for each row, of prefills, too. What a row does not see of a split is summed
+ * as nothing.
+ */
 KVD_KERNEL(attend_sum, struct gpu_attend_launch, 128) {
         uint32_t heads = a.a.kv_heads * a.a.group, head = blockIdx.x % heads, g = head % a.a.group;
         uint32_t token = blockIdx.x / heads % a.tokens;

@@ -7,8 +7,9 @@
 #include "kernels/cuda/attend_rows.cuh"
 
 /* A row's result, or, of one split of several, its sum. */
-ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g, uint32_t split,
-                    uint32_t d, float sum, float largest, float weights) {
+ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                    uint32_t g, uint32_t split, uint32_t d, float sum, float largest,
+                    float weights) {
         uint64_t row = row_of(r, h, token, g), part = row * r.n_splits + split;
 
         if (r.n_splits == 1) {
@@ -27,8 +28,8 @@ ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, uin
 
 /* sums[warp][ROWS][DIM], and ends[warp][ROWS]: largest score and weights. */
 template <int DIM, int ROWS>
-ATTEND void join(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t first_head,
-                 uint32_t split, const float *sums, const float *ends) {
+ATTEND void join(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                 uint32_t first_head, uint32_t split, const float *sums, const float *ends) {
         uint32_t warps = blockDim.x / 32;
 
         for (uint32_t i = threadIdx.x; i < ROWS * DIM; i += blockDim.x) {

@@ -3,23 +3,25 @@
 #define KVD_KERNELS_CUDA_ATTEND_LAUNCH_H
 
 /*
- * What the kernels of attention are given: the caller's arguments, and what attend.c made of them. A column is a
- * position, or with chosen ones a place in that list; a row is a token and a query head. Scores are kept as
- * exponents of two: scale * log2(e) * (q . k).
+ * What the kernels of attention are given: the caller's arguments, and what attend.c made of them.
+ * A column is a position, or with chosen ones a place in that list; a row is a token and a query
+ * head. Scores are kept as exponents of two: scale * log2(e) * (q . k).
  */
 
 #include "kernels/cuda/attend.h"
 
 /* How a warp's 16 rows of queries and weights are made of numbers of 16 bits. */
 enum gpu_attend_form {
-        GPU_ATTEND_NARROW, /* 8 rows: what is rounded, and below them what rounding left: one product does both */
+        /* 8 rows: what is rounded, and below them what rounding left: one product does both */
+        GPU_ATTEND_NARROW,
         GPU_ATTEND_WIDE,   /* 16 rows, two products */
         GPU_ATTEND_PLAIN,  /* 16 rows, rounded: where queries and results have 16 bits themselves */
 };
 
 enum {
         GPU_ATTEND_TILE = 16,        /* columns that a warp does at a time */
-        GPU_ATTEND_HEADS_128 = 8,    /* query heads at a time, without matrix units, of up to 128 dimensions, ... */
+        /* query heads at a time, without matrix units, of up to 128 dimensions, ... */
+        GPU_ATTEND_HEADS_128 = 8,
         GPU_ATTEND_HEADS_256 = 4,    /* ... and more */
         GPU_ATTEND_WARPS = 4,        /* at most; fewer where there is little shared memory */
         GPU_ATTEND_PREFILL_STAGES = 2,
@@ -43,11 +45,14 @@ struct gpu_attend_launch {
         uint64_t ld_scores;
 };
 
-/* Tiles that a warp has in shared memory, bytes of one (keys, values, positions and rotations), ... */
+/*
+ * Tiles that a warp has in shared memory, bytes of one (keys, values, positions and rotations), ...
+ */
 #define GPU_ATTEND_STAGES(dim) ((dim) <= 64 ? 6 : (dim) <= 128 ? 3 : 2)
 #define GPU_ATTEND_STAGE_BYTES(dim) (GPU_ATTEND_TILE * ((dim) * 4 + 8))
 
 /* ... and of its queries, which warps have in common if none are rotated. */
-#define GPU_ATTEND_QUERY_BYTES(dim, form) (GPU_ATTEND_TILE * (dim) * 2 * ((form) == GPU_ATTEND_WIDE ? 2 : 1))
+#define GPU_ATTEND_QUERY_BYTES(dim, form) \
+        (GPU_ATTEND_TILE * (dim)*2 * ((form) == GPU_ATTEND_WIDE ? 2 : 1))
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Many tokens, keys and values of 16 bits. The tokens of a sequence and the query heads of a KV head are rows, head by
- * head of token by token; each warp has 16 of them. The warps of a block of threads fetch keys and values together, a
- * tile each, and all go over all of it, while the next are on their way. What no row of the block may see is not
- * fetched; what no row of a warp may see it passes over.
+ * Many tokens, keys and values of 16 bits. The tokens of a sequence and the query heads of a KV
+ * head are rows, head by head of token by token; each warp has 16 of them. The warps of a block of
+ * threads fetch keys and values together, a tile each, and all go over all of it, while the next
+ * are on their way. What no row of the block may see is not fetched; what no row of a warp may see
+ * it passes over.
  */
 
 #include "kernels/cuda/attend_warp.cuh"
@@ -15,8 +16,8 @@ struct warp_rows {
 };
 
 template <int NUMBER, int DIM, int FORM>
-ATTEND struct warp_rows name_rows(const struct gpu_attend_launch &r, const struct head &h, uint32_t first,
-                                  struct warp_state<NUMBER, DIM, FORM> &w) {
+ATTEND struct warp_rows name_rows(const struct gpu_attend_launch &r, const struct head &h,
+                                  uint32_t first, struct warp_state<NUMBER, DIM, FORM> &w) {
         uint32_t n = h.tokens * r.a.group, last = min(first + GPU_ATTEND_TILE, n);
         struct warp_rows rows = {first, first < n ? limit_of(r, h, (last - 1) / r.a.group) : 0};
 
@@ -32,8 +33,9 @@ ATTEND struct warp_rows name_rows(const struct gpu_attend_launch &r, const struc
 
 /* Columns [from, to). at: two stages of a tile for each warp. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, struct warp_state<NUMBER, DIM, FORM> &w,
-                 const struct warp_rows &rows, uint8_t *at, uint32_t from, uint32_t to) {
+ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h,
+                 struct warp_state<NUMBER, DIM, FORM> &w, const struct warp_rows &rows, uint8_t *at,
+                 uint32_t from, uint32_t to) {
         uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, column = warp * GPU_ATTEND_TILE;
         uint32_t step = warps * GPU_ATTEND_TILE, row = lane_id() % GPU_ATTEND_TILE;
         struct stage<DIM> tile;
@@ -63,7 +65,8 @@ ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h, struct
 }
 
 /* A row's ends: of a split, or of all. */
-ATTEND void store_ends(const struct gpu_attend_launch &r, uint64_t row, uint32_t split, float largest, float weights) {
+ATTEND void store_ends(const struct gpu_attend_launch &r, uint64_t row, uint32_t split,
+                       float largest, float weights) {
         float *to = reinterpret_cast<float *>(r.stats) + (row * r.n_splits + split) * 2;
 
         if (r.n_splits == 1) {
@@ -76,8 +79,9 @@ ATTEND void store_ends(const struct gpu_attend_launch &r, uint64_t row, uint32_t
 
 /* By way of shared memory, 16 rows of DIM, so that a row is written as it lies. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, const struct warp_state<NUMBER, DIM, FORM> &w,
-                    const struct warp_rows &rows, uint32_t split, float *shared) {
+ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h,
+                    const struct warp_state<NUMBER, DIM, FORM> &w, const struct warp_rows &rows,
+                    uint32_t split, float *shared) {
         uint32_t n = h.tokens * r.a.group, lane = lane_id();
 
 #pragma unroll
@@ -85,29 +89,38 @@ ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, con
                 uint32_t place = 8 * i + lane / 4, row = rows.first + place;
                 float weights = sum_quad(w.weights[i]);
 
-                put_sums(w, i, r.n_splits > 1 ? 1.0f : weights == 0.0f ? 0.0f : 1.0f / weights, shared + place * DIM);
+                put_sums(w, i,
+                         r.n_splits > 1  ? 1.0f :
+                         weights == 0.0f ? 0.0f :
+                                           1.0f / weights,
+                         shared + place * DIM);
                 if (w.rows[i].there && lane % 4 == 0)
-                        store_ends(r, row_of(r, h, row / r.a.group, row % r.a.group), split, w.largest[i], weights);
+                        store_ends(r, row_of(r, h, row / r.a.group, row % r.a.group), split,
+                                   w.largest[i], weights);
         }
         __syncwarp();
 #pragma unroll 1
         for (uint32_t i = lane; i < GPU_ATTEND_TILE * DIM; i += 32) {
-                uint32_t row = rows.first + i / DIM, d = i % DIM, token = row / r.a.group, g = row % r.a.group;
+                uint32_t row = rows.first + i / DIM, d = i % DIM, token = row / r.a.group,
+                         g = row % r.a.group;
 
                 if (row >= n || d >= r.a.dim)
                         continue;
                 if (r.n_splits > 1)
-                        reinterpret_cast<float *>(r.sums)[(row_of(r, h, token, g) * r.n_splits + split) * r.a.dim + d] =
-                                shared[i];
+                        reinterpret_cast<float *>(
+                                r.sums)[(row_of(r, h, token, g) * r.n_splits + split) * r.a.dim +
+                                        d] = shared[i];
                 else
-                        store_number(r.a.out, result_at(r, h, token, g) + d, r.a.out_number, shared[i]);
+                        store_number(r.a.out, result_at(r, h, token, g) + d, r.a.out_number,
+                                     shared[i]);
         }
 }
 
 /* The last rows, which see most, come first. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void prefill(const struct gpu_attend_launch &r, uint8_t *shared) {
-        const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, rows = warps * GPU_ATTEND_TILE;
+        const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32,
+                       rows = warps * GPU_ATTEND_TILE;
         const uint32_t stages = GPU_ATTEND_PREFILL_STAGES * warps * stage<DIM>::BYTES;
         uint32_t split = blockIdx.x % r.n_splits, tile = blockIdx.x / r.n_splits % r.row_tiles;
         struct head h = head_of(r, blockIdx.x / r.n_splits / r.row_tiles, blockIdx.y);
@@ -127,11 +140,13 @@ ATTEND void prefill(const struct gpu_attend_launch &r, uint8_t *shared) {
                 load_queries(r, w, 0);
         walk(r, h, w, mine, shared, from, to);
         __syncthreads();
-        deliver(r, h, w, mine, split, reinterpret_cast<float *>(shared) + warp * GPU_ATTEND_TILE * DIM);
+        deliver(r, h, w, mine, split,
+                reinterpret_cast<float *>(shared) + warp * GPU_ATTEND_TILE * DIM);
 }
 
 #define PREFILL(type, dim, name, number, form) \
-        KVD_KERNEL_ROOMY(attend_many_##type##_##dim##name, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32) { \
+        KVD_KERNEL_ROOMY(attend_many_##type##_##dim##name, struct gpu_attend_launch, \
+                         GPU_ATTEND_WARPS * 32) { \
                 KVD_SHARED(uint8_t, shared); \
 \
                 prefill<number, dim, form>(a, shared); \

@@ -12,7 +12,8 @@
 
 /* A key and its value. */
 struct place {
-        const uint8_t *at; /* of the block, at the head's slot, without the planes' offsets; nullptr: masked */
+        /* of the block, at the head's slot, without the planes' offsets; nullptr: masked */
+        const uint8_t *at;
         uint32_t position, rotation;
 };
 
@@ -48,15 +49,19 @@ ATTEND uint32_t limit_of(const struct gpu_attend_launch &r, const struct head &h
         return r.a.bidirectional ? h.length : h.length > later ? h.length - later : 0;
 }
 
-ATTEND uint32_t position_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t column) {
+ATTEND uint32_t position_of(const struct gpu_attend_launch &r, const struct head &h,
+                            uint32_t column) {
         if (!r.a.chosen)
                 return column;
-        return reinterpret_cast<const uint32_t *>(r.a.chosen)[(h.s * r.a.kv_heads + h.h) * r.a.ld_chosen + column];
+        return reinterpret_cast<const uint32_t *>(
+                r.a.chosen)[(h.s * r.a.kv_heads + h.h) * r.a.ld_chosen + column];
 }
 
 /* Columns from to on are nowhere. */
-ATTEND struct place place_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t column, uint32_t to) {
-        const uint32_t *ids = reinterpret_cast<const uint32_t *>(r.a.blocks.ids) + h.s * r.a.ld_blocks;
+ATTEND struct place place_of(const struct gpu_attend_launch &r, const struct head &h,
+                             uint32_t column, uint32_t to) {
+        const uint32_t *ids = reinterpret_cast<const uint32_t *>(r.a.blocks.ids) +
+                              h.s * r.a.ld_blocks;
         struct place p = {nullptr, NOWHERE, 0};
         uint32_t position, block, id;
 
@@ -69,12 +74,13 @@ ATTEND struct place place_of(const struct gpu_attend_launch &r, const struct hea
         id = ids[block];
         if (id == GPU_NO_BLOCK)
                 return p;
-        p.at = reinterpret_cast<const uint8_t *>(r.a.blocks.base + id * r.a.blocks.block_bytes +
-                                                 h.h * r.a.head_stride +
-                                                 (position - block * r.a.block_tokens) * r.a.token_stride);
+        p.at = reinterpret_cast<const uint8_t *>(
+                r.a.blocks.base + id * r.a.blocks.block_bytes + h.h * r.a.head_stride +
+                (position - block * r.a.block_tokens) * r.a.token_stride);
         p.position = position;
         if (r.a.rotation)
-                p.rotation = reinterpret_cast<const uint32_t *>(r.a.rotation)[h.s * r.a.ld_blocks + block];
+                p.rotation = reinterpret_cast<const uint32_t *>(
+                        r.a.rotation)[h.s * r.a.ld_blocks + block];
         return p;
 }
 
@@ -98,39 +104,50 @@ ATTEND void store_number(cu_address at, uint64_t i, uint32_t number, float x) {
 }
 
 /* Element d of the query at, rotated. */
-ATTEND float load_query(const struct gpu_attend_launch &r, uint64_t at, uint32_t d, uint32_t rotation) {
+ATTEND float load_query(const struct gpu_attend_launch &r, uint64_t at, uint32_t d,
+                        uint32_t rotation) {
         uint32_t half = r.a.dim / 2, first = d < half ? d : d - half;
         float x = d < r.a.dim ? load_number(r.a.q, at + d, r.a.q_number) : 0.0f, other;
         const float *angles;
 
         if (rotation == 0 || d >= r.a.dim)
                 return x;
-        angles = reinterpret_cast<const float *>(r.a.rotations) + (uint64_t)(rotation - 1) * r.a.dim + first;
+        angles = reinterpret_cast<const float *>(r.a.rotations) +
+                 (uint64_t)(rotation - 1) * r.a.dim + first;
         other = load_number(r.a.q, at + (d < half ? d + half : first), r.a.q_number);
         return x * angles[0] + (d < half ? -other : other) * angles[half];
 }
 
-ATTEND uint64_t query_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g) {
+ATTEND uint64_t query_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                         uint32_t g) {
         return (h.start + token) * r.a.q_token + (h.h * r.a.group + g) * r.a.q_head;
 }
 
-ATTEND uint64_t result_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g) {
+ATTEND uint64_t result_at(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                          uint32_t g) {
         return (h.start + token) * r.a.out_token + (h.h * r.a.group + g) * r.a.out_head;
 }
 
 /* The number of a row in sums, stats and totals. */
-ATTEND uint64_t row_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t token, uint32_t g) {
+ATTEND uint64_t row_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
+                       uint32_t g) {
         return ((uint64_t)h.s * r.tokens + token) * r.a.kv_heads * r.a.group + h.h * r.a.group + g;
 }
 
 /* ---- softmax in parts ---- */
 
-/* What weights of a part must be multiplied with: both are largest scores, -inf if nothing was seen. */
+/*
+ * What weights of a part must be multiplied with: both are largest scores, -inf if nothing was
+ * seen.
+ */
 ATTEND float shrink(float from, float to) {
         return from == -INFINITY ? 0.0f : exp2f(from - to);
 }
 
-/* A row that is whole: its result was summed, its largest score and sum of weights are kept for the masses. */
+/*
+ * A row that is whole: its result was summed, its largest score and sum of weights are kept for the
+ * masses.
+ */
 ATTEND void store_total(const struct gpu_attend_launch &r, uint64_t row, float largest, float sum) {
         float *to = reinterpret_cast<float *>(r.totals) + 2 * row;
 

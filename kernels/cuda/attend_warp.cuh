@@ -3,20 +3,22 @@
 #define KVD_KERNELS_CUDA_ATTEND_WARP_CUH
 
 /*
- * A warp, up to 16 rows of queries and tiles of 16 columns that lie in shared memory: scores, softmax as far as it is
- * known, and the weighted sum of values, on the matrix units. With g = lane / 4 and t = lane % 4, a lane holds rows g
- * and (not NARROW) g + 8.
+ * A warp, up to 16 rows of queries and tiles of 16 columns that lie in shared memory: scores,
+ * softmax as far as it is known, and the weighted sum of values, on the matrix units. With g = lane
+ * / 4 and t = lane % 4, a lane holds rows g and (not NARROW) g + 8.
  *
- * Order within a product is ours to choose, so that every load from shared memory is one of 16 bytes: in a step of 32
- * dimensions lane t takes the eight from 8 t; of 64 dimensions of a value, column g of eight products is the eight from
- * 8 g. Rows of keys and values are rotated by exclusive or against bank conflicts.
+ * Order within a product is ours to choose, so that every load from shared memory is one of 16
+ * bytes: in a step of 32 dimensions lane t takes the eight from 8 t; of 64 dimensions of a value,
+ * column g of eight products is the eight from 8 g. Rows of keys and values are rotated by
+ * exclusive or against bank conflicts.
  */
 
 #include "kernels/cuda/attend_rows.cuh"
 
 /* A stage of a warp in shared memory. */
 template <int DIM> struct stage {
-        static const int ROW = DIM * 2, PLANE = GPU_ATTEND_TILE * ROW, BYTES = GPU_ATTEND_STAGE_BYTES(DIM);
+        static const int ROW = DIM * 2, PLANE = GPU_ATTEND_TILE * ROW,
+                         BYTES = GPU_ATTEND_STAGE_BYTES(DIM);
         uint8_t *at;
 
         __device__ __forceinline__ uint8_t *key(uint32_t row, uint32_t chunk) const {
@@ -33,8 +35,13 @@ template <int DIM> struct stage {
         }
 };
 
-/* Starts to copy a tile; lanes r and r + 16 know its row r. What is masked, or no dimension, becomes 0: not NaN. */
-template <int DIM> ATTEND void copy_tile(const struct gpu_attend_launch &r, const struct stage<DIM> &to, struct place p) {
+/*
+ * Starts to copy a tile; lanes r and r + 16 know its row r. What is masked, or no dimension,
+ * becomes 0: not NaN.
+ */
+template <int DIM>
+ATTEND void copy_tile(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
+                      struct place p) {
         const uint32_t chunks = DIM / 8, lane = lane_id();
         uint64_t mine = reinterpret_cast<uint64_t>(p.at);
 
@@ -48,7 +55,8 @@ template <int DIM> ATTEND void copy_tile(const struct gpu_attend_launch &r, cons
                 uint32_t row = (i * 32 + lane) / chunks, chunk = (i * 32 + lane) % chunks;
                 uint64_t from = warp_from(mine, (int)row);
                 bool there = from && chunk * 8 < r.a.dim;
-                const uint8_t *at = reinterpret_cast<const uint8_t *>(there ? from + chunk * 16 : r.a.blocks.base);
+                const uint8_t *at = reinterpret_cast<const uint8_t *>(there ? from + chunk * 16 :
+                                                                              r.a.blocks.base);
 
                 copy_16_or_zeros(to.key(row, chunk), at + (there ? r.a.k_offset : 0), there);
                 copy_16_or_zeros(to.value(row, chunk), at + (there ? r.a.v_offset : 0), there);
@@ -91,12 +99,15 @@ struct lane_row {
 /* ---- the warp ---- */
 
 template <int NUMBER, int DIM, int FORM> struct warp_state {
-        static const int ROWS = FORM == GPU_ATTEND_NARROW ? 1 : 2, PARTS = FORM == GPU_ATTEND_WIDE ? 2 : 1;
+        static const int ROWS = FORM == GPU_ATTEND_NARROW ? 1 : 2,
+                         PARTS = FORM == GPU_ATTEND_WIDE ? 2 : 1;
 
         struct lane_row rows[ROWS];
-        uint4 *q;                    /* [PARTS][DIM / 16][32], in shared memory: what each lane multiplies with */
+        /* [PARTS][DIM / 16][32], in shared memory: what each lane multiplies with */
+        uint4 *q;
         uint32_t rotation;               /* that they have; q is then the warp's own */
-        float sums[DIM / 8][4];      /* of values; [8 j + i]: product i of dimensions from 64 j on */
+        /* of values; [8 j + i]: product i of dimensions from 64 j on */
+        float sums[DIM / 8][4];
         float largest[ROWS];         /* of the scores that were seen */
         float weights[ROWS];         /* their sum, of this lane's columns */
 };
@@ -115,12 +126,15 @@ ATTEND void clear_state(struct warp_state<NUMBER, DIM, FORM> &w) {
 }
 
 /*
- * Two numbers of a row at a time go to the word of this lane where a product wants them: word 2 p + row of step's 16
- * bytes has pair p of the row, in the first part rounded and in the second what rounding left.
+ * Two numbers of a row at a time go to the word of this lane where a product wants them: word 2 p +
+ * row of step's 16 bytes has pair p of the row, in the first part rounded and in the second what
+ * rounding left.
  */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void load_queries(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w, uint32_t rotation) {
-        uint32_t *to = reinterpret_cast<uint32_t *>(w.q) + lane_id() * 4, t = lane_id() % 4, high, low;
+ATTEND void load_queries(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w,
+                         uint32_t rotation) {
+        uint32_t *to = reinterpret_cast<uint32_t *>(w.q) + lane_id() * 4, t = lane_id() % 4, high,
+                 low;
 
         __syncwarp();
 #pragma unroll 1
@@ -146,7 +160,8 @@ ATTEND void load_queries(const struct gpu_attend_launch &r, struct warp_state<NU
 
 /* Both halves of a tile: columns 0 to 7 with b, 8 to 15 with c. */
 template <int NUMBER>
-ATTEND void multiply_step(float d[2][4], uint4 q, uint32_t b0, uint32_t b1, uint32_t c0, uint32_t c1) {
+ATTEND void multiply_step(float d[2][4], uint4 q, uint32_t b0, uint32_t b1, uint32_t c0,
+                          uint32_t c1) {
         const uint32_t a[4] = {q.x, q.y, q.z, q.w}, b[2] = {b0, b1}, c[2] = {c0, c1};
 
         multiply<NUMBER>(d[0], a, b);
@@ -155,8 +170,8 @@ ATTEND void multiply_step(float d[2][4], uint4 q, uint32_t b0, uint32_t b1, uint
 
 /* to[row][2 * half + i]: of column 8 * half + 2 t + i. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w, const struct stage<DIM> &from,
-                          float to[2][4]) {
+ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w,
+                          const struct stage<DIM> &from, float to[2][4]) {
         uint32_t lane = lane_id(), g = lane / 4, t = lane % 4;
         float d[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 
@@ -165,7 +180,8 @@ ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w, const s
                 uint4 k[2];
 
                 for (int half = 0; half < 2; half++)
-                        k[half] = *reinterpret_cast<const uint4 *>(from.key(8 * half + g, 2 * step + t));
+                        k[half] = *reinterpret_cast<const uint4 *>(
+                                from.key(8 * half + g, 2 * step + t));
 #pragma unroll
                 for (int part = 0; part < w.PARTS; part++) {
                         const uint4 *q = w.q + (part * DIM / 16 + step) * 32 + lane;
@@ -184,7 +200,10 @@ ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w, const s
                         }
 }
 
-/* As exponents of two; -inf for what a row does not see. With rotations a tile is done once for each that it has. */
+/*
+ * As exponents of two; -inf for what a row does not see. With rotations a tile is done once for
+ * each that it has.
+ */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void score_tile(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w,
                        const struct stage<DIM> &from, float to[2][4]) {
@@ -193,7 +212,8 @@ ATTEND void score_tile(const struct gpu_attend_launch &r, struct warp_state<NUMB
 
         if (r.a.rotation) {
                 mine = from.rotations()[lane % GPU_ATTEND_TILE];
-                todo = warp_ballot(lane < GPU_ATTEND_TILE && from.positions()[lane % GPU_ATTEND_TILE] != NOWHERE);
+                todo = warp_ballot(lane < GPU_ATTEND_TILE &&
+                                   from.positions()[lane % GPU_ATTEND_TILE] != NOWHERE);
         }
         for (int i = 0; i < 4; i++)
                 to[0][i] = to[1][i] = -INFINITY;
@@ -205,7 +225,8 @@ ATTEND void score_tile(const struct gpu_attend_launch &r, struct warp_state<NUMB
                         load_queries(r, w, rotation);
                 multiply_keys(w, from, part);
                 for (int i = 0; i < 4; i++) {
-                        uint32_t column = i / 2 * 8 + 2 * t + i % 2, position = from.positions()[column];
+                        uint32_t column = i / 2 * 8 + 2 * t + i % 2,
+                                 position = from.positions()[column];
                         bool same = !r.a.rotation || from.rotations()[column] == rotation;
 
                         for (int row = 0; row < w.ROWS; row++)
@@ -262,7 +283,8 @@ ATTEND void multiply_values(float sums[8][4], const struct stage<DIM> &from, uin
 
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-                uint4 v = *reinterpret_cast<const uint4 *>(from.value(i / 2 * 8 + 2 * t + i % 2, 8 * part + g));
+                uint4 v = *reinterpret_cast<const uint4 *>(
+                        from.value(i / 2 * 8 + 2 * t + i % 2, 8 * part + g));
 
                 word[i][0] = v.x;
                 word[i][1] = v.y;
@@ -281,7 +303,8 @@ ATTEND void multiply_values(float sums[8][4], const struct stage<DIM> &from, uin
 
 /* The weights of a tile are in the place where the next product wants its first factor. */
 template <int NUMBER, int DIM, int FORM>
-ATTEND void mix_tile(struct warp_state<NUMBER, DIM, FORM> &w, const struct stage<DIM> &from, const float x[2][4]) {
+ATTEND void mix_tile(struct warp_state<NUMBER, DIM, FORM> &w, const struct stage<DIM> &from,
+                     const float x[2][4]) {
         uint32_t a[2][4], low[4];
 
 #pragma unroll
@@ -297,7 +320,8 @@ ATTEND void mix_tile(struct warp_state<NUMBER, DIM, FORM> &w, const struct stage
                 a[1][i] = low[i];
 #pragma unroll
         for (int part = 0; part < DIM / 64; part++)
-                multiply_values<NUMBER, DIM, FORM == GPU_ATTEND_WIDE ? 2 : 1>(w.sums + 8 * part, from, part, a);
+                multiply_values<NUMBER, DIM, FORM == GPU_ATTEND_WIDE ? 2 : 1>(w.sums + 8 * part,
+                                                                              from, part, a);
 }
 
 /* ---- what comes out ---- */
@@ -321,7 +345,8 @@ ATTEND void put_sums(const struct warp_state<NUMBER, DIM, FORM> &w, int row, flo
                         for (int j = 0; j < 4; j++) {
                                 const float *d = w.sums[8 * part + (i + j) % 8];
 
-                                x[j] = FORM == GPU_ATTEND_NARROW ? d[i / 8] + d[i / 8 + 2] : d[2 * row + i / 8];
+                                x[j] = FORM == GPU_ATTEND_NARROW ? d[i / 8] + d[i / 8 + 2] :
+                                                                   d[2 * row + i / 8];
                         }
                         *reinterpret_cast<float4 *>(to + 64 * part + i) = make_float4(x[0] * by, x[1] * by, x[2] * by,
                                                                                       x[3] * by);

@@ -15,7 +15,10 @@
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
 
-/* What NVIDIA recommends for the newest devices, and more than older ones take: one size everywhere. */
+/*
+ * What NVIDIA recommends for the newest devices, and more than older ones take: one size
+ * everywhere.
+ */
 enum { WORKSPACE_BYTES = 32 << 20 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -91,16 +94,22 @@ static int open_handle(struct gpu_blas *b, cu_stream stream) {
         int r = check(b->gpu, b->calls->create(&b->handle), "cublasCreate");
 
         if (r == 0)
-                r = gpu_check(b->gpu, b->gpu->cuda->cuMemAlloc(&b->workspace, WORKSPACE_BYTES), "cuBLAS workspace");
+                r = gpu_check(b->gpu, b->gpu->cuda->cuMemAlloc(&b->workspace, WORKSPACE_BYTES),
+                              "cuBLAS workspace");
         if (r == 0)
-                r = check(b->gpu, b->calls->get_version(b->handle, &b->version), "cublasGetVersion");
+                r = check(b->gpu, b->calls->get_version(b->handle, &b->version),
+                          "cublasGetVersion");
         if (r == 0)
                 r = check(b->gpu, b->calls->set_stream(b->handle, stream), "cublasSetStream");
         if (r == 0) /* cublasSetStream has just taken it away */
-                r = check(b->gpu, b->calls->set_workspace(b->handle, pointer(b->workspace), WORKSPACE_BYTES),
-                          "cublasSetWorkspace");
+                r = check(
+                        b->gpu,
+                        b->calls->set_workspace(b->handle, pointer(b->workspace), WORKSPACE_BYTES),
+                        "cublasSetWorkspace");
         if (r == 0)
-                r = check(b->gpu, b->calls->set_math_mode(b->handle, CUBLAS_MATH_DEFAULT | CUBLAS_MATH_NO_REDUCED_SUMS),
+                r = check(b->gpu,
+                          b->calls->set_math_mode(b->handle, CUBLAS_MATH_DEFAULT |
+                                                                     CUBLAS_MATH_NO_REDUCED_SUMS),
                           "cublasSetMathMode");
         return r;
 }
@@ -130,18 +139,22 @@ void gpu_blas_close(struct gpu_blas *b) {
 }
 
 static int type_of(uint32_t number) {
-        return number == KVD_NUMBER_F32 ? CUBLAS_F32 : number == KVD_NUMBER_F16 ? CUBLAS_F16 : CUBLAS_BF16;
+        return number == KVD_NUMBER_F32 ? CUBLAS_F32 :
+               number == KVD_NUMBER_F16 ? CUBLAS_F16 :
+                                          CUBLAS_BF16;
 }
 
 /* cuBLAS thinks in columns: our rows are its columns, so it multiplies the other way round. */
 int gpu_multiply(struct gpu_blas *b, const struct gpu_product *p) {
         const float one = 1.0f, zero = 0.0f;
-        int type = type_of(p->number), sum = p->tf32 && type == CUBLAS_F32 ? CUBLAS_SUM_TF32 : CUBLAS_SUM_F32;
+        int type = type_of(p->number),
+            sum = p->tf32 && type == CUBLAS_F32 ? CUBLAS_SUM_TF32 : CUBLAS_SUM_F32;
 
         return check(b->gpu,
-                     b->calls->gemm_ex(b->handle, CUBLAS_TRANSPOSED, CUBLAS_PLAIN, (int)p->n_out, (int)p->rows,
-                                       (int)p->n_in, &one, pointer(p->matrix), type, (int)p->n_in, pointer(p->from),
-                                       type, (int)p->ld_from, &zero, pointer(p->to), CUBLAS_F32, (int)p->ld_to, sum,
+                     b->calls->gemm_ex(b->handle, CUBLAS_TRANSPOSED, CUBLAS_PLAIN, (int)p->n_out,
+                                       (int)p->rows, (int)p->n_in, &one, pointer(p->matrix), type,
+                                       (int)p->n_in, pointer(p->from), type, (int)p->ld_from, &zero,
+                                       pointer(p->to), CUBLAS_F32, (int)p->ld_to, sum,
                                        CUBLAS_ALGORITHM_DEFAULT),
                      "cublasGemmEx");
 }

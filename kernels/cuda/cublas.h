@@ -3,13 +3,13 @@
 #define KVD_KERNELS_CUDA_CUBLAS_H
 
 /*
- * cuBLAS, found at run time (libcublas.so.13, then .so.12), for products of matrices. Declarations are our own of what
- * is ABI (tests/ipc/base compares them with cublas_v2.h where there is one).
+ * cuBLAS, found at run time (libcublas.so.13, then .so.12), for products of matrices. Declarations
+ * are our own of what is ABI (tests/ipc/base compares them with cublas_v2.h where there is one).
  *
- * Sums are in fp32. TF32 is used only where a product asks for it. With the same library on the same device, a product
- * of the same shape, types and alignments gives the same bits every time: no atomics are allowed, and the workspace is
- * ours, of one size. Another number of rows may be another algorithm and so other bits: who needs equal bits asks for
- * equal shapes.
+ * Sums are in fp32. TF32 is used only where a product asks for it. With the same library on the
+ * same device, a product of the same shape, types and alignments gives the same bits every time: no
+ * atomics are allowed, and the workspace is ours, of one size. Another number of rows may be
+ * another algorithm and so other bits: who needs equal bits asks for equal shapes.
  *
  * Results: 0 or negative errno, the reason in gpu->why.
  */
@@ -38,9 +38,10 @@ enum { /* cublasMath_t */
         CALL(set_stream, cublasSetStream_v2, (void *handle, void *stream)) \
         CALL(set_workspace, cublasSetWorkspace_v2, (void *handle, void *at, size_t bytes)) \
         CALL(set_math_mode, cublasSetMathMode, (void *handle, int mode)) \
-        CALL(gemm_ex, cublasGemmEx, (void *handle, int transa, int transb, int m, int n, int k, const void *alpha, \
-                                     const void *a, int a_type, int lda, const void *b, int b_type, int ldb, \
-                                     const void *beta, void *c, int c_type, int ldc, int compute, int algorithm))
+        CALL(gemm_ex, cublasGemmEx, \
+             (void *handle, int transa, int transb, int m, int n, int k, const void *alpha, \
+              const void *a, int a_type, int lda, const void *b, int b_type, int ldb, \
+              const void *beta, void *c, int c_type, int ldc, int compute, int algorithm))
 
 struct cublas {
 #define KVD_CUBLAS_MEMBER(name, symbol, parameters) int(*name) parameters;
@@ -48,7 +49,10 @@ struct cublas {
 #undef KVD_CUBLAS_MEMBER
 };
 
-/* The library's functions, the same table at every call; thread-safe. NULL: *why says in one line what is missing. */
+/*
+ * The library's functions, the same table at every call; thread-safe. NULL: *why says in one line
+ * what is missing.
+ */
 const struct cublas *cublas_load(const char **why);
 
 struct gpu_blas {
@@ -63,7 +67,10 @@ struct gpu_blas {
 int gpu_blas_open(struct gpu_blas *, struct gpu *, cu_stream stream);
 void gpu_blas_close(struct gpu_blas *);
 
-/* to[r][o] = sum over i < n_in of from[r][i] * matrix[o][i], r < rows, o < n_out; to is fp32. Does not wait. */
+/*
+ * to[r][o] = sum over i < n_in of from[r][i] * matrix[o][i], r < rows, o < n_out; to is fp32. Does
+ * not wait.
+ */
 struct gpu_product {
         cu_address to, from, matrix;
         uint32_t rows, n_in, n_out;

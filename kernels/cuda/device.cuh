@@ -3,19 +3,19 @@
 #define KVD_KERNELS_CUDA_DEVICE_CUH
 
 /*
- * What kernels are written in: CUDA C, and below that only what this file offers, so that the same source also runs on
- * a processor: where KVD_EMULATE is defined, the names below, and CUDA's own, are there already. The everyday suite
- * compares every kernel with its scalar reference that way.
+ * What kernels are written in: CUDA C, and below that only what this file offers, so that the same
+ * source also runs on a processor: where KVD_EMULATE is defined, the names below, and CUDA's own,
+ * are there already. The everyday suite compares every kernel with its scalar reference that way.
  *
  *      KVD_KERNEL(name, struct arguments, threads) { ... a.member ... }      threads: the largest block
  *      KVD_KERNEL_ROOMY(...)                       the same, for whom registers matter more than neighbours
  *      KVD_SHARED(type, name)                      dynamic shared memory
  *      __shared__ type name[n];                    static shared memory: of fixed size, at the top of a function
  *
- * Rules that keep both worlds equal: every thread of a block reaches every __syncthreads(), every lane of a warp every
- * warp_*() and __syncwarp(); no early return before one; no inline assembly outside this file; no warp primitives but
- * those named here; no recursion; sums in fp32 unless the reference says fp64. Blocks of a launch may run in any order,
- * none waits for another.
+ * Rules that keep both worlds equal: every thread of a block reaches every __syncthreads(), every
+ * lane of a warp every warp_*() and __syncwarp(); no early return before one; no inline assembly
+ * outside this file; no warp primitives but those named here; no recursion; sums in fp32 unless the
+ * reference says fp64. Blocks of a launch may run in any order, none waits for another.
  */
 
 #include <stdint.h>
@@ -26,14 +26,16 @@
 #include <cuda_fp16.h>
 
 #define KVD_KERNEL(name, arguments, threads) \
-        extern "C" __global__ void __launch_bounds__(threads) kvd_##name(const __grid_constant__ arguments a)
+        extern "C" __global__ void __launch_bounds__(threads) \
+                kvd_##name(const __grid_constant__ arguments a)
 #define KVD_KERNEL_ROOMY(name, arguments, threads) \
-        extern "C" __global__ void __launch_bounds__(threads, 1) kvd_##name(const __grid_constant__ arguments a)
+        extern "C" __global__ void __launch_bounds__(threads, 1) \
+                kvd_##name(const __grid_constant__ arguments a)
 #define KVD_SHARED(type, name) \
         extern __shared__ __align__(16) uint8_t kvd_shared_memory[]; \
         type *const name = reinterpret_cast<type *>(kvd_shared_memory)
 
-/* ---- warps ----------------------------------------------------------------------------------------------------- */
+/* ---- warps ----------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t lane_id() {
         return threadIdx.x & 31;
@@ -55,7 +57,7 @@ static __device__ __forceinline__ uint32_t warp_ballot(bool x) {
         return __ballot_sync(0xffffffffu, x);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* 16 bytes, as loaded from pool memory: read once, past L1. at is aligned to 16. */
 static __device__ __forceinline__ uint4 load_16(const void *at) {
@@ -66,18 +68,26 @@ static __device__ __forceinline__ uint4 load_16(const void *at) {
         return v;
 }
 
-/* 16 bytes from global to shared memory, without a register; there after copy_wait and a barrier. */
+/*
+ * 16 bytes from global to shared memory, without a register; there after copy_wait and a barrier.
+ */
 static __device__ __forceinline__ void copy_16(void *shared, const void *global) {
         uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
 
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-/* The same, or zeros if it is not there: then nothing is read, but global is an address of the device. */
-static __device__ __forceinline__ void copy_16_or_zeros(void *shared, const void *global, bool there) {
+/*
+ * The same, or zeros if it is not there: then nothing is read, but global is an address of the
+ * device.
+ */
+static __device__ __forceinline__ void copy_16_or_zeros(void *shared, const void *global,
+                                                        bool there) {
         uint32_t to = (uint32_t)__cvta_generic_to_shared(shared), bytes = there ? 16 : 0;
 
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(global), "r"(bytes) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                     "r"(bytes)
+                     : "memory");
 }
 
 static __device__ __forceinline__ void copy_commit() {
@@ -89,28 +99,33 @@ template <int PENDING> static __device__ __forceinline__ void copy_wait() {
         asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
-/* ---- matrix units ------------------------------------------------------------------------------------------------ */
+/* ---- matrix units ---------------------------------------------------------------------------- */
 
 /*
- * D (16 x 8, fp32) += A (16 x 16, row) B (16 x 8, column), spread over a warp as PTX's mma.m16n8k16 defines: with
- * g = lane / 4 and t = lane % 4, a[0..3] are the pairs at (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), b[0..1]
- * the pairs at rows (2t, 2t + 8) of column g, d[0..3] the numbers at (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+ * D (16 x 8, fp32) += A (16 x 16, row) B (16 x 8, column), spread over a warp as PTX's mma.m16n8k16
+ * defines: with g = lane / 4 and t = lane % 4, a[0..3] are the pairs at (g, 2t), (g + 8, 2t), (g,
+ * 2t + 8), (g + 8, 2t + 8), b[0..1] the pairs at rows (2t, 2t + 8) of column g, d[0..3] the numbers
+ * at (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
  */
-static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+static __device__ __forceinline__ void mma_bf16(float d[4], const uint32_t a[4],
+                                                const uint32_t b[2]) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, "
                      "{%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+static __device__ __forceinline__ void mma_f16(float d[4], const uint32_t a[4],
+                                               const uint32_t b[2]) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
+                     "{%4,%5,%6,%7}, {%8,%9}, "
                      "{%0,%1,%2,%3};"
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ float f16_to_float(uint16_t x) {
         return __half2float(__ushort_as_half(x));
@@ -130,7 +145,7 @@ static __device__ __forceinline__ uint16_t float_to_bf16(float x) { /* nearest e
 
 #endif
 
-/* ---- the same on both -------------------------------------------------------------------------------------------- */
+/* ---- the same on both ------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ float warp_sum(float x) {
         for (int mask = 16; mask; mask /= 2)

@@ -16,7 +16,8 @@ enum { THREADS = 256, MOST_BLOCKS = 65535 };
 
 /* Each thread one number after the other, over the whole of it. */
 static struct gpu_grid over(uint64_t numbers) {
-        return (struct gpu_grid){(uint32_t)MIN(DIV_UP(numbers, THREADS), MOST_BLOCKS), 1, 1, THREADS, 0};
+        return (struct gpu_grid){(uint32_t)MIN(DIV_UP(numbers, THREADS), MOST_BLOCKS), 1, 1,
+                                 THREADS, 0};
 }
 
 static struct gpu_grid over_rows(uint32_t rows) {
@@ -24,7 +25,9 @@ static struct gpu_grid over_rows(uint32_t rows) {
 }
 
 int gpu_embed(struct gpu *gpu, cu_stream stream, const struct gpu_embed *a) {
-        return a->n == 0 ? 0 : gpu_launch(gpu, GPU_KERNEL_embed, over((uint64_t)a->n * a->width), stream, a);
+        return a->n == 0 ? 0 :
+                           gpu_launch(gpu, GPU_KERNEL_embed, over((uint64_t)a->n * a->width),
+                                      stream, a);
 }
 
 int gpu_norm(struct gpu *gpu, cu_stream stream, const struct gpu_norm *a) {
@@ -36,5 +39,7 @@ int gpu_rotate(struct gpu *gpu, cu_stream stream, const struct gpu_rotate *a) {
 }
 
 int gpu_swiglu(struct gpu *gpu, cu_stream stream, const struct gpu_swiglu *a) {
-        return a->n == 0 ? 0 : gpu_launch(gpu, GPU_KERNEL_swiglu, over((uint64_t)a->n * a->width), stream, a);
+        return a->n == 0 ? 0 :
+                           gpu_launch(gpu, GPU_KERNEL_swiglu, over((uint64_t)a->n * a->width),
+                                      stream, a);
 }

@@ -7,10 +7,12 @@
 #define WARPS (THREADS / 32)
 
 template <int NUMBER> static __device__ __forceinline__ float load(cu_address from, uint64_t i) {
-        return element<NUMBER>::wide(reinterpret_cast<const typename element<NUMBER>::type *>(from)[i]);
+        return element<NUMBER>::wide(
+                reinterpret_cast<const typename element<NUMBER>::type *>(from)[i]);
 }
 
-template <int NUMBER> static __device__ __forceinline__ void store(cu_address to, uint64_t i, float x) {
+template <int NUMBER>
+static __device__ __forceinline__ void store(cu_address to, uint64_t i, float x) {
         reinterpret_cast<typename element<NUMBER>::type *>(to)[i] = element<NUMBER>::narrow(x);
 }
 
@@ -20,7 +22,8 @@ static __device__ __forceinline__ float load_number(cu_address from, uint64_t i,
                                       : load<NUMBER_BF16>(from, i);
 }
 
-static __device__ __forceinline__ void store_number(cu_address to, uint64_t i, float x, uint32_t number) {
+static __device__ __forceinline__ void store_number(cu_address to, uint64_t i, float x,
+                                                    uint32_t number) {
         if (number == NUMBER_F32)
                 store<NUMBER_F32>(to, i, x);
         else if (number == NUMBER_F16)
@@ -29,7 +32,7 @@ static __device__ __forceinline__ void store_number(cu_address to, uint64_t i, f
                 store<NUMBER_BF16>(to, i, x);
 }
 
-/* ---- embedding --------------------------------------------------------------------------------------------------- */
+/* ---- embedding ------------------------------------------------------------------------------- */
 
 KVD_KERNEL(embed, struct gpu_embed, THREADS) {
         const uint32_t *tokens = reinterpret_cast<const uint32_t *>(a.tokens);
@@ -37,10 +40,11 @@ KVD_KERNEL(embed, struct gpu_embed, THREADS) {
 
         for (uint64_t i = blockIdx.x * (uint64_t)THREADS + threadIdx.x; i < (uint64_t)a.n * a.width;
              i += (uint64_t)gridDim.x * THREADS)
-                to[i] = load_number(a.table, tokens[i / a.width] * (uint64_t)a.width + i % a.width, a.number);
+                to[i] = load_number(a.table, tokens[i / a.width] * (uint64_t)a.width + i % a.width,
+                                    a.number);
 }
 
-/* ---- norm -------------------------------------------------------------------------------------------------------- */
+/* ---- norm ------------------------------------------------------------------------------------ */
 
 /* The sum of all threads' x, in every thread. */
 static __device__ float block_sum(float x, float *partial) {
@@ -81,7 +85,7 @@ KVD_KERNEL(norm, struct gpu_norm, THREADS) {
         }
 }
 
-/* ---- queries, keys and values ------------------------------------------------------------------------------------ */
+/* ---- queries, keys and values ---------------------------------------------------------------- */
 
 /* A row's place in the blocks; 0: it has none, or is stored already. */
 static __device__ cu_address slot_of(const struct gpu_rotate &a, uint32_t row) {
@@ -90,7 +94,8 @@ static __device__ cu_address slot_of(const struct gpu_rotate &a, uint32_t row) {
 
         if (position < a.stored || id == GPU_NO_BLOCK)
                 return 0;
-        return a.blocks.base + id * a.blocks.block_bytes + position % a.block_tokens * a.slot_stride;
+        return a.blocks.base + id * a.blocks.block_bytes +
+               position % a.block_tokens * a.slot_stride;
 }
 
 template <int NUMBER> static __device__ void rotate_row(const struct gpu_rotate &a, uint32_t row) {
@@ -137,7 +142,7 @@ KVD_KERNEL(rotate, struct gpu_rotate, THREADS) {
         }
 }
 
-/* ---- feed-forward ------------------------------------------------------------------------------------------------ */
+/* ---- feed-forward ---------------------------------------------------------------------------- */
 
 /* e^x, step by step as kernels/variants.h has it. */
 static __device__ __forceinline__ float exp_of(float x) {
@@ -153,7 +158,8 @@ static __device__ __forceinline__ float exp_of(float x) {
         p = fmaf(p, r, EXP_C1);
         p = fmaf(p, r, EXP_C0);
         p = fmaf(p, r * r, r + 1.0f);
-        return clamped < EXP_LOW ? 0.0f : p * __uint_as_float((__float_as_uint(shifted) << 23) + EXP_ONE);
+        return clamped < EXP_LOW ? 0.0f :
+                                   p * __uint_as_float((__float_as_uint(shifted) << 23) + EXP_ONE);
 }
 
 KVD_KERNEL(swiglu, struct gpu_swiglu, THREADS) {

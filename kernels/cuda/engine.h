@@ -3,9 +3,9 @@
 #define KVD_KERNELS_CUDA_ENGINE_H
 
 /*
- * What a transformer needs besides products of matrices (cublas.h) and attention (attend.h). Rows are tokens, and lie
- * one behind the other; numbers are fp32 unless a member says which. Embedding, rotation, storing and SwiGLU give the
- * bits of kernels/ops.h; norms sum in another order.
+ * What a transformer needs besides products of matrices (cublas.h) and attention (attend.h). Rows
+ * are tokens, and lie one behind the other; numbers are fp32 unless a member says which. Embedding,
+ * rotation, storing and SwiGLU give the bits of kernels/ops.h; norms sum in another order.
  *
  * Members number, to_number: 1 fp32, 2 fp16, 3 bf16 (enum kvd_number).
  */
@@ -29,9 +29,10 @@ struct gpu_norm {
 };
 
 /*
- * Rotates queries where they are, and keys on their way into the blocks, where values follow them. Pairs are
- * (i, i + half), as in ops.h. Row r has position first + r, and that is slot position % block_tokens of block
- * ids[position / block_tokens]; positions below stored are not written, nor are those whose block is GPU_NO_BLOCK.
+ * Rotates queries where they are, and keys on their way into the blocks, where values follow them.
+ * Pairs are (i, i + half), as in ops.h. Row r has position first + r, and that is slot position %
+ * block_tokens of block ids[position / block_tokens]; positions below stored are not written, nor
+ * are those whose block is GPU_NO_BLOCK.
  */
 struct gpu_rotate {
         cu_address qkv;           /* [n][heads + 2 kv_heads][2 half] */

@@ -62,7 +62,7 @@ int gpu_check(struct gpu *gpu, cu_result error, const char *what) {
                        kvd_cuda_why(gpu->cuda, error, words, sizeof words));
 }
 
-/* ---- device ------------------------------------------------------------------------------------------------------ */
+/* ---- device ---------------------------------------------------------------------------------- */
 
 static int attribute(struct gpu *gpu, int which) {
         int value = 0;
@@ -96,7 +96,8 @@ int gpu_open(struct gpu *gpu, cu_device ordinal) {
         r = find_device(gpu, ordinal);
         if (r < 0)
                 return r;
-        r = gpu_check(gpu, gpu->cuda->cuDevicePrimaryCtxRetain(&context, gpu->ordinal), "cuDevicePrimaryCtxRetain");
+        r = gpu_check(gpu, gpu->cuda->cuDevicePrimaryCtxRetain(&context, gpu->ordinal),
+                      "cuDevicePrimaryCtxRetain");
         if (r < 0)
                 return r;
         gpu->context = context;
@@ -131,7 +132,7 @@ void gpu_close(struct gpu *gpu) {
         *gpu = (struct gpu){0};
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 static int load_image(struct gpu *gpu, enum gpu_image image) {
         cu_library library;
@@ -141,16 +142,19 @@ static int load_image(struct gpu *gpu, enum gpu_image image) {
         if (gpu->images[image])
                 return 0;
         if (!images[image].data)
-                return because(gpu, -ENOSYS, "this program has no kernels of %s", images[image].name);
-        error = gpu->cuda->cuLibraryLoadData(&library, images[image].data, NULL, NULL, 0, NULL, NULL, 0);
+                return because(gpu, -ENOSYS, "this program has no kernels of %s",
+                               images[image].name);
+        error = gpu->cuda->cuLibraryLoadData(&library, images[image].data, NULL, NULL, 0, NULL,
+                                             NULL, 0);
         if (error == CU_OK) {
                 gpu->images[image] = library;
                 return 0;
         }
-        if (memcmp(images[image].data, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) == 0 && error != CU_OUT_OF_MEMORY)
+        if (memcmp(images[image].data, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) == 0 &&
+            error != CU_OUT_OF_MEMORY)
                 return because(gpu, -ENOSYS, "this build has no CUDA kernels: nvcc was not found");
-        snprintf(what, sizeof what, "kernels of %s for capability %u.%u", images[image].name, gpu->capability / 10,
-                 gpu->capability % 10);
+        snprintf(what, sizeof what, "kernels of %s for capability %u.%u", images[image].name,
+                 gpu->capability / 10, gpu->capability % 10);
         return gpu_check(gpu, error, what);
 }
 
@@ -164,8 +168,10 @@ static int find_kernel(struct gpu *gpu, enum gpu_kernel kernel) {
         r = load_image(gpu, kernels[kernel].image);
         if (r < 0)
                 return r;
-        r = gpu_check(gpu, gpu->cuda->cuLibraryGetKernel(&found, gpu->images[kernels[kernel].image],
-                                                         kernels[kernel].name), kernels[kernel].name);
+        r = gpu_check(gpu,
+                      gpu->cuda->cuLibraryGetKernel(&found, gpu->images[kernels[kernel].image],
+                                                    kernels[kernel].name),
+                      kernels[kernel].name);
         if (r < 0)
                 return r;
         r = gpu_check(gpu, gpu->cuda->cuKernelGetFunction(&function, found), kernels[kernel].name);
@@ -183,10 +189,13 @@ static int prepare(struct gpu *gpu, enum gpu_kernel kernel, size_t shared) {
         if (r < 0 || shared <= gpu->shared[kernel])
                 return r;
         if (shared > gpu->shared_bytes)
-                return because(gpu, -EINVAL, "%s: %zu bytes of shared memory, and a block may have %zu", name, shared,
-                               gpu->shared_bytes);
-        r = gpu_check(gpu, gpu->cuda->cuFuncSetAttribute(gpu->kernels[kernel], CU_FUNC_DYNAMIC_SHARED_BYTES,
-                                                         (int)shared), name);
+                return because(gpu, -EINVAL,
+                               "%s: %zu bytes of shared memory, and a block may have %zu", name,
+                               shared, gpu->shared_bytes);
+        r = gpu_check(gpu,
+                      gpu->cuda->cuFuncSetAttribute(gpu->kernels[kernel],
+                                                    CU_FUNC_DYNAMIC_SHARED_BYTES, (int)shared),
+                      name);
         if (r == 0)
                 gpu->shared[kernel] = shared;
         return r;
@@ -209,18 +218,22 @@ int gpu_launch(struct gpu *gpu, enum gpu_kernel kernel, struct gpu_grid grid, cu
 
         if (r < 0)
                 return r;
-        return gpu_check(gpu, gpu->cuda->cuLaunchKernel(gpu->kernels[kernel], grid.x, grid.y, grid.z, grid.threads, 1,
-                                                        1, (unsigned)grid.shared, stream, parameters, NULL),
+        return gpu_check(gpu,
+                         gpu->cuda->cuLaunchKernel(gpu->kernels[kernel], grid.x, grid.y, grid.z,
+                                                   grid.threads, 1, 1, (unsigned)grid.shared,
+                                                   stream, parameters, NULL),
                          kernels[kernel].name);
 }
 
-uint32_t gpu_resident_blocks(struct gpu *gpu, enum gpu_kernel kernel, uint32_t threads, size_t shared) {
+uint32_t gpu_resident_blocks(struct gpu *gpu, enum gpu_kernel kernel, uint32_t threads,
+                             size_t shared) {
         int blocks = 0;
 
         if (prepare(gpu, kernel, shared) < 0)
                 return 0;
-        if (gpu_check(gpu, gpu->cuda->cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, gpu->kernels[kernel],
-                                                                                  (int)threads, shared),
+        if (gpu_check(gpu,
+                      gpu->cuda->cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                              &blocks, gpu->kernels[kernel], (int)threads, shared),
                       kernels[kernel].name) < 0)
                 return 0;
         return (uint32_t)blocks * gpu->multiprocessors;

@@ -18,7 +18,10 @@ GPU_USES(keydiff);
 
 enum { THREADS = 256, WARPS = THREADS / 32, SUM_THREADS = 512 };
 
-/* Slices of enough tokens that adding them up costs little, and so few that a short sequence keeps a device busy. */
+/*
+ * Slices of enough tokens that adding them up costs little, and so few that a short sequence keeps
+ * a device busy.
+ */
 enum { SLICE_LEAST = 64, SLICE_MOST = 1024, WARPS_WANTED = 8192 };
 
 static int refuse(struct gpu *gpu, const char *why) {
@@ -33,7 +36,8 @@ static uint32_t element_bytes(uint32_t number) {
 static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
         uint64_t misfit = k->blocks.base | k->blocks.block_bytes | k->offset | k->layer_stride;
 
-        if (k->number != KVD_NUMBER_F32 && k->number != KVD_NUMBER_F16 && k->number != KVD_NUMBER_BF16)
+        if (k->number != KVD_NUMBER_F32 && k->number != KVD_NUMBER_F16 &&
+            k->number != KVD_NUMBER_BF16)
                 return refuse(gpu, "numbers of an unknown type");
         if (k->dim == 0 || k->dim > GPU_KEYDIFF_DIM)
                 return refuse(gpu, "no such head dimension");
@@ -47,7 +51,9 @@ static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
 static uint32_t slice_of(const struct gpu_keydiff *a) {
         uint64_t rows = (uint64_t)(a->to - a->from) * a->keys.heads * a->keys.layers;
 
-        return (uint32_t)MIN(MAX(DIV_UP(rows, WARPS_WANTED * SLICE_LEAST) * SLICE_LEAST, SLICE_LEAST), SLICE_MOST);
+        return (uint32_t)MIN(
+                MAX(DIV_UP(rows, WARPS_WANTED * SLICE_LEAST) * SLICE_LEAST, SLICE_LEAST),
+                SLICE_MOST);
 }
 
 static uint32_t slices_of(const struct gpu_keydiff *a) {
@@ -81,7 +87,8 @@ static struct gpu_grid grid_of_parts(const struct gpu_keydiff *a) {
 }
 
 static int launch_anchor(struct gpu *gpu, cu_stream stream, struct gpu_keydiff *a, bool add) {
-        struct gpu_grid sum = {a->keys.layers * a->keys.heads * DIV_UP(a->keys.dim, 32u), 1, 1, SUM_THREADS, 0};
+        struct gpu_grid sum = {a->keys.layers * a->keys.heads * DIV_UP(a->keys.dim, 32u), 1, 1,
+                               SUM_THREADS, 0};
         int r;
 
         if (!a->counts || !a->scratch || a->scratch % 16)
@@ -94,7 +101,8 @@ static int launch_anchor(struct gpu *gpu, cu_stream stream, struct gpu_keydiff *
 static int launch_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
         if (!a->scores || a->stride < a->to - a->from)
                 return refuse(gpu, "no scores, or too short a stride");
-        return a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_score, grid_of_parts(a), stream, a) : 0;
+        return a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_score, grid_of_parts(a), stream, a) :
+                           0;
 }
 
 int gpu_keydiff_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {

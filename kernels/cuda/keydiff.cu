@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A warp takes one head of one layer, and of it a slice of the tokens. LANES lanes have a row between them, 16 bytes
- * each (CHUNKS times), so that a warp loads 32 / LANES rows at once, and UNROLL times as many before it looks at the
- * first. Neighbouring warps have neighbouring heads of the same tokens: one piece of memory in either order of a block.
+ * A warp takes one head of one layer, and of it a slice of the tokens. LANES lanes have a row
+ * between them, 16 bytes each (CHUNKS times), so that a warp loads 32 / LANES rows at once, and
+ * UNROLL times as many before it looks at the first. Neighbouring warps have neighbouring heads of
+ * the same tokens: one piece of memory in either order of a block.
  */
 
 #include "kernels/cuda/keydiff_keys.cuh"
@@ -58,20 +59,23 @@ static __device__ __forceinline__ bool is_wide(const struct gpu_key_rows &k) {
 
 /* The rows slot, slot + 1, ... of this lane's part of the warp, as far as end. */
 template <typename FORM>
-static __device__ __forceinline__ void load_rows(uint4 v[FORM::UNROLL][FORM::CHUNKS], const struct gpu_key_rows &k,
-                                                 cu_address head, uint32_t slot, uint32_t end) {
+static __device__ __forceinline__ void load_rows(uint4 v[FORM::UNROLL][FORM::CHUNKS],
+                                                 const struct gpu_key_rows &k, cu_address head,
+                                                 uint32_t slot, uint32_t end) {
         const uint32_t within = lane_id() % FORM::LANES;
 
         slot += lane_id() / FORM::LANES;
 #pragma unroll
         for (int u = 0; u < FORM::UNROLL; u++) {
-                uint64_t row = head + bytes_of<FORM::NUMBER>((slot + u * FORM::ROWS) * k.token_stride);
+                uint64_t row = head +
+                               bytes_of<FORM::NUMBER>((slot + u * FORM::ROWS) * k.token_stride);
                 uint32_t dim = head && slot + u * FORM::ROWS < end ? k.dim : 0;
 
 #pragma unroll
                 for (int c = 0; c < FORM::CHUNKS; c++)
-                        v[u][c] = load_vector<FORM::NUMBER, FORM::WIDE>(reinterpret_cast<const uint8_t *>(row),
-                                                                        (c * FORM::LANES + within) * FORM::N, dim);
+                        v[u][c] = load_vector<FORM::NUMBER, FORM::WIDE>(
+                                reinterpret_cast<const uint8_t *>(row),
+                                (c * FORM::LANES + within) * FORM::N, dim);
         }
 }
 
@@ -80,7 +84,10 @@ template <typename FORM> struct holders {
         static const int N = FORM::LANES / FORM::UNROLL;
 };
 
-/* Sums of all rows over the lanes that share each; half of what is left changes lanes in every step. */
+/*
+ * Sums of all rows over the lanes that share each; half of what is left changes lanes in every
+ * step.
+ */
 template <typename FORM> static __device__ __forceinline__ float row_sums(float x[FORM::UNROLL]) {
         int mask = FORM::LANES / 2;
 
@@ -105,7 +112,8 @@ struct slice {
         uint32_t layer, head, number, from, to;
 };
 
-static __device__ __forceinline__ bool slice_of(const struct gpu_keydiff &a, uint64_t warp, struct slice *s) {
+static __device__ __forceinline__ bool slice_of(const struct gpu_keydiff &a, uint64_t warp,
+                                                struct slice *s) {
         uint64_t of_layer = (uint64_t)a.slices * a.keys.heads;
 
         s->layer = (uint32_t)(warp / of_layer);
@@ -121,8 +129,10 @@ struct range {
         uint32_t t, id, from, to; /* token, and slots of it and of the end */
 };
 
-static __device__ __forceinline__ struct range range_at(const struct gpu_keydiff &a, const struct slice &s, uint32_t t,
-                                                    uint32_t block, uint32_t slot, uint32_t *id) {
+static __device__ __forceinline__ struct range range_at(const struct gpu_keydiff &a,
+                                                        const struct slice &s, uint32_t t,
+                                                        uint32_t block, uint32_t slot,
+                                                        uint32_t *id) {
         const uint32_t *ids = reinterpret_cast<const uint32_t *>(a.keys.blocks.ids);
         uint32_t left = s.to > t ? s.to - t : 0, room = a.keys.per_block - slot;
         struct range r = {t, *id, slot, slot + (left < room ? left : room)};
@@ -131,32 +141,37 @@ static __device__ __forceinline__ struct range range_at(const struct gpu_keydiff
         return r;
 }
 
-static __device__ __forceinline__ struct range first_range(const struct gpu_keydiff &a, const struct slice &s,
-                                                       uint32_t *id) {
+static __device__ __forceinline__ struct range first_range(const struct gpu_keydiff &a,
+                                                           const struct slice &s, uint32_t *id) {
         uint32_t block = s.from / a.keys.per_block;
 
         *id = s.from < s.to ? reinterpret_cast<const uint32_t *>(a.keys.blocks.ids)[block] : GPU_NO_BLOCK;
         return range_at(a, s, s.from, block, s.from - block * a.keys.per_block, id);
 }
 
-static __device__ __forceinline__ struct range next_range(const struct gpu_keydiff &a, const struct slice &s,
-                                                      const struct range &r, uint32_t *id) {
+static __device__ __forceinline__ struct range next_range(const struct gpu_keydiff &a,
+                                                          const struct slice &s,
+                                                          const struct range &r, uint32_t *id) {
         uint32_t t = r.t + r.to - r.from;
 
         return range_at(a, s, t, t / a.keys.per_block, 0, id);
 }
 
-static __device__ __forceinline__ float *part_at(const struct gpu_keydiff &a, const struct slice &s) {
+static __device__ __forceinline__ float *part_at(const struct gpu_keydiff &a,
+                                                 const struct slice &s) {
         uint64_t row = ((uint64_t)s.layer * a.keys.heads + s.head) * a.slices + s.number;
 
         return reinterpret_cast<float *>(a.scratch) + row * a.keys.dim;
 }
 
 static __device__ __forceinline__ uint32_t *part_counts(const struct gpu_keydiff &a) {
-        return reinterpret_cast<uint32_t *>(a.scratch) + (uint64_t)a.keys.layers * a.keys.heads * a.slices * a.keys.dim;
+        return reinterpret_cast<uint32_t *>(a.scratch) +
+               (uint64_t)a.keys.layers * a.keys.heads * a.slices * a.keys.dim;
 }
 
-/* UNROLL rows of each part of the warp, and how many of them count, in every lane that holds one. */
+/*
+ * UNROLL rows of each part of the warp, and how many of them count, in every lane that holds one.
+ */
 template <typename FORM>
 static __device__ __forceinline__ bool add_rows(float sum[FORM::CHUNKS][FORM::N],
                                                 const uint4 v[FORM::UNROLL][FORM::CHUNKS]) {
@@ -175,7 +190,8 @@ static __device__ __forceinline__ bool add_rows(float sum[FORM::CHUNKS][FORM::N]
         inverse = is_valid(square) ? 1.0f / fmaxf(sqrtf(square), 1e-12f) : 0.0f;
 #pragma unroll
         for (int u = 0; u < FORM::UNROLL; u++) {
-                float scale = warp_from(inverse, lane_id() / FORM::LANES * FORM::LANES + u * holders<FORM>::N);
+                float scale = warp_from(inverse, lane_id() / FORM::LANES * FORM::LANES +
+                                                         u * holders<FORM>::N);
 
 #pragma unroll
                 for (int c = 0; c < FORM::CHUNKS; c++) {
@@ -189,7 +205,8 @@ static __device__ __forceinline__ bool add_rows(float sum[FORM::CHUNKS][FORM::N]
 }
 
 template <typename FORM>
-static __device__ __forceinline__ void store_part(float *to, float sum[FORM::CHUNKS][FORM::N], uint32_t dim) {
+static __device__ __forceinline__ void store_part(float *to, float sum[FORM::CHUNKS][FORM::N],
+                                                  uint32_t dim) {
         uint32_t within = lane_id() % FORM::LANES;
 
 #pragma unroll
@@ -206,14 +223,16 @@ static __device__ __forceinline__ void store_part(float *to, float sum[FORM::CHU
                 }
 }
 
-template <typename FORM> static __device__ void sum_slice(const struct gpu_keydiff &a, const struct slice &s) {
+template <typename FORM>
+static __device__ void sum_slice(const struct gpu_keydiff &a, const struct slice &s) {
         float sum[FORM::CHUNKS][FORM::N] = {};
         uint32_t count = 0, id = GPU_NO_BLOCK;
 
         for (struct range r = first_range(a, s, &id); r.t < s.to; r = next_range(a, s, r, &id)) {
                 cu_address head = head_at<FORM::NUMBER>(a.keys, s.layer, s.head, r.id);
 
-                for (uint32_t slot = r.from; slot < r.to && head; slot += FORM::ROWS * FORM::UNROLL) {
+                for (uint32_t slot = r.from; slot < r.to && head;
+                     slot += FORM::ROWS * FORM::UNROLL) {
                         uint4 v[FORM::UNROLL][FORM::CHUNKS];
 
                         load_rows<FORM>(v, a.keys, head, slot, r.to);
@@ -225,7 +244,8 @@ template <typename FORM> static __device__ void sum_slice(const struct gpu_keydi
         for (int mask = 16; mask; mask /= 2)
                 count += warp_xor(count, mask);
         if (lane_id() == 0)
-                part_counts(a)[((uint64_t)s.layer * a.keys.heads + s.head) * a.slices + s.number] = count;
+                part_counts(a)[((uint64_t)s.layer * a.keys.heads + s.head) * a.slices + s.number] =
+                        count;
 }
 
 KVD_KERNEL(keydiff_parts, struct gpu_keydiff, THREADS) {
@@ -235,13 +255,18 @@ KVD_KERNEL(keydiff_parts, struct gpu_keydiff, THREADS) {
                 EACH_FORM(a.keys, is_wide(a.keys), sum_slice, a, s);
 }
 
-/* Block x: 32 dimensions of a head; each warp adds up every 16th slice, and the first adds up the warps. */
+/*
+ * Block x: 32 dimensions of a head; each warp adds up every 16th slice, and the first adds up the
+ * warps.
+ */
 KVD_KERNEL(keydiff_sum, struct gpu_keydiff, SUM_THREADS) {
         __shared__ float sums[SUM_WARPS][32];
         __shared__ uint32_t counts[SUM_WARPS][32];
-        uint32_t per_head = (a.keys.dim + 31) / 32, head = blockIdx.x / per_head, warp = threadIdx.x / 32;
+        uint32_t per_head = (a.keys.dim + 31) / 32, head = blockIdx.x / per_head,
+                 warp = threadIdx.x / 32;
         uint32_t d = blockIdx.x % per_head * 32 + lane_id(), count = 0;
-        const float *parts = reinterpret_cast<const float *>(a.scratch) + (uint64_t)head * a.slices * a.keys.dim;
+        const float *parts = reinterpret_cast<const float *>(a.scratch) +
+                             (uint64_t)head * a.slices * a.keys.dim;
         float sum = 0.0f;
 
 #pragma unroll 4
@@ -272,7 +297,8 @@ KVD_KERNEL(keydiff_sum, struct gpu_keydiff, SUM_THREADS) {
 /* ---- scores ---- */
 
 template <typename FORM>
-static __device__ __forceinline__ float score_rows(const float m[FORM::CHUNKS][FORM::N], float length,
+static __device__ __forceinline__ float score_rows(const float m[FORM::CHUNKS][FORM::N],
+                                                   float length,
                                                    const uint4 v[FORM::UNROLL][FORM::CHUNKS]) {
         float squares[FORM::UNROLL] = {}, dots[FORM::UNROLL] = {}, square, dot;
 
@@ -295,7 +321,8 @@ static __device__ __forceinline__ float score_rows(const float m[FORM::CHUNKS][F
 }
 
 template <typename FORM>
-static __device__ __forceinline__ float load_anchor(float m[FORM::CHUNKS][FORM::N], const float *from, uint32_t dim) {
+static __device__ __forceinline__ float load_anchor(float m[FORM::CHUNKS][FORM::N],
+                                                    const float *from, uint32_t dim) {
         float squares = 0.0f;
 
 #pragma unroll
@@ -312,10 +339,13 @@ static __device__ __forceinline__ float load_anchor(float m[FORM::CHUNKS][FORM::
         return sqrtf(squares);
 }
 
-template <typename FORM> static __device__ void score_slice(const struct gpu_keydiff &a, const struct slice &s) {
+template <typename FORM>
+static __device__ void score_slice(const struct gpu_keydiff &a, const struct slice &s) {
         uint64_t row = (uint64_t)s.layer * a.keys.heads + s.head;
-        float *scores = reinterpret_cast<float *>(a.scores) + row * a.stride, m[FORM::CHUNKS][FORM::N];
-        float length = load_anchor<FORM>(m, reinterpret_cast<const float *>(a.sums) + row * a.keys.dim, a.keys.dim);
+        float *scores = reinterpret_cast<float *>(a.scores) + row * a.stride,
+              m[FORM::CHUNKS][FORM::N];
+        float length = load_anchor<FORM>(
+                m, reinterpret_cast<const float *>(a.sums) + row * a.keys.dim, a.keys.dim);
         uint32_t within = lane_id() % FORM::LANES, id = GPU_NO_BLOCK;
         uint32_t mine = within / holders<FORM>::N * FORM::ROWS + lane_id() / FORM::LANES;
 

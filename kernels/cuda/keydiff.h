@@ -3,14 +3,15 @@
 #define KVD_KERNELS_CUDA_KEYDIFF_H
 
 /*
- * KeyDiff on a GPU: the operations of kernels/keydiff.h over blocks of a pool, for any number of layers at once. What
- * is valid, and what a score is, is said there; sums run in another order here, one that depends on the shape alone:
- * the same call gives the same bits on every device. Scores are within 2e-6 of the reference, anchors within 1e-5 of
- * their length.
+ * KeyDiff on a GPU: the operations of kernels/keydiff.h over blocks of a pool, for any number of
+ * layers at once. What is valid, and what a score is, is said there; sums run in another order
+ * here, one that depends on the shape alone: the same call gives the same bits on every device.
+ * Scores are within 2e-6 of the reference, anchors within 1e-5 of their length.
  *
- * Anchors need all keys before the first score can be known: both read the keys. Scores are
- * made from the last token to the first, so that what the anchors' pass left in the L2 is still there. With anchors of
- * summaries (ipc/base/summary.h), 1/8 of the keys at 16 bits and 16 tokens a block, score alone is enough.
+ * Anchors need all keys before the first score can be known: both read the keys. Scores are made
+ * from the last token to the first, so that what the anchors' pass left in the L2 is still there.
+ * With anchors of summaries (ipc/base/summary.h), 1/8 of the keys at 16 bits and 16 tokens a block,
+ * score alone is enough.
  *
  * -EINVAL: a number of a type that is none, a size of 0, dim above GPU_KEYDIFF_DIM.
  */
@@ -51,7 +52,10 @@ int gpu_keydiff(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
 
 size_t gpu_keydiff_scratch(const struct gpu_keydiff *a);
 
-/* The best of each head and block, and their mean over the heads of all layers: bits as the reference's. */
+/*
+ * The best of each head and block, and their mean over the heads of all layers: bits as the
+ * reference's.
+ */
 struct gpu_keydiff_blocks {
         cu_address mean;   /* float [blocks], blocks being n / per_block rounded up */
         cu_address best;   /* float [head][blocks] */

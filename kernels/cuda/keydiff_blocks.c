@@ -17,8 +17,10 @@ enum { THREADS = 256, WARPS = THREADS / 32 };
 int gpu_keydiff_blocks(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_blocks *a) {
         struct gpu_grid grid = {.y = 1, .z = 1, .threads = THREADS};
 
-        if (a->heads == 0 || a->per_block == 0 || !a->mean || !a->best || !a->scores || a->stride < a->n) {
-                snprintf(gpu->why, sizeof gpu->why, "KeyDiff: no heads, tokens, addresses, or too short a stride");
+        if (a->heads == 0 || a->per_block == 0 || !a->mean || !a->best || !a->scores ||
+            a->stride < a->n) {
+                snprintf(gpu->why, sizeof gpu->why,
+                         "KeyDiff: no heads, tokens, addresses, or too short a stride");
                 return -EINVAL;
         }
         grid.x = DIV_UP(DIV_UP(a->n, a->per_block), (uint32_t)WARPS);

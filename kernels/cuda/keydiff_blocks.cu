@@ -7,9 +7,13 @@
 #define THREADS 256
 #define WARPS (THREADS / 32)
 
-/* A warp a block: width lanes look through a head's tokens there, and 32 / width heads are looked through at once. */
+/*
+ * A warp a block: width lanes look through a head's tokens there, and 32 / width heads are looked
+ * through at once.
+ */
 KVD_KERNEL(keydiff_blocks, struct gpu_keydiff_blocks, THREADS) {
-        uint32_t blocks = (a.n + a.per_block - 1) / a.per_block, b = blockIdx.x * WARPS + threadIdx.x / 32;
+        uint32_t blocks = (a.n + a.per_block - 1) / a.per_block,
+                 b = blockIdx.x * WARPS + threadIdx.x / 32;
         uint32_t from = b * a.per_block, to = a.n - from < a.per_block ? a.n : from + a.per_block;
         uint32_t width = 32, valid = 0;
         const float *scores = reinterpret_cast<const float *>(a.scores);

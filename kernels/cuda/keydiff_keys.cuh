@@ -13,10 +13,12 @@ template <int NUMBER> static __device__ __forceinline__ uint64_t bytes_of(uint64
 
 /* One layer and head of a block; 0 if it is not resident. */
 template <int NUMBER>
-static __device__ __forceinline__ cu_address head_at(const struct gpu_key_rows &k, uint32_t layer, uint32_t head,
-                                                     uint32_t id) {
-        return id == GPU_NO_BLOCK ? 0 : k.blocks.base + id * k.blocks.block_bytes + k.offset + layer * k.layer_stride +
-                                                bytes_of<NUMBER>(head * k.head_stride);
+static __device__ __forceinline__ cu_address head_at(const struct gpu_key_rows &k, uint32_t layer,
+                                                     uint32_t head, uint32_t id) {
+        return id == GPU_NO_BLOCK ?
+                       0 :
+                       k.blocks.base + id * k.blocks.block_bytes + k.offset +
+                               layer * k.layer_stride + bytes_of<NUMBER>(head * k.head_stride);
 }
 
 static __device__ __forceinline__ bool is_valid(float squares) {

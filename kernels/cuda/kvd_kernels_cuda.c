@@ -14,19 +14,29 @@
 #include "ipc/base/util.h"
 #include "kernels/cuda/keydiff.h"
 
-enum { DEVICES = 64, IDS_BYTES = 16 /* of scratch, before the kernels' own: the number of the only block, 0 */ };
+enum {
+        DEVICES = 64,
+        IDS_BYTES = 16 /* of scratch, before the kernels' own: the number of the only block, 0 */
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct gpu gpus[DEVICES]; /* under lock; opened at first use, and for the life of the process */
+/* under lock; opened at first use, and for the life of the process */
+static struct gpu gpus[DEVICES];
 
 typedef int launch_fn(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
 
 static struct gpu_keydiff keydiff_of(const struct kvd_cuda_keys *k) {
-        struct gpu_keydiff a = {.to = k->tokens, .stride = k->tokens, .scratch = k->scratch + IDS_BYTES};
+        struct gpu_keydiff a = {
+                .to = k->tokens, .stride = k->tokens, .scratch = k->scratch + IDS_BYTES};
 
-        a.keys = (struct gpu_key_rows){.blocks = {.base = k->keys, .ids = k->scratch}, .head_stride = k->head_stride,
-                                       .token_stride = k->token_stride, .layers = 1, .heads = k->heads, .dim = k->dim,
-                                       .per_block = k->tokens, .number = k->type};
+        a.keys = (struct gpu_key_rows){.blocks = {.base = k->keys, .ids = k->scratch},
+                                       .head_stride = k->head_stride,
+                                       .token_stride = k->token_stride,
+                                       .layers = 1,
+                                       .heads = k->heads,
+                                       .dim = k->dim,
+                                       .per_block = k->tokens,
+                                       .number = k->type};
         return a;
 }
 
@@ -41,12 +51,14 @@ static int enter(struct gpu *gpu, int device) {
         return gpu->context ? gpu_enter(gpu) : gpu_open(gpu, device);
 }
 
-static int launch(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, launch_fn *function, char *why) {
+static int launch(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, launch_fn *function,
+                  char *why) {
         struct gpu *gpu = &gpus[k->device];
         int r = enter(gpu, k->device);
 
         if (r == 0) {
-                r = gpu_check(gpu, gpu->cuda->cuMemsetD32Async(k->scratch, 0, 1, k->stream), "cuMemsetD32Async");
+                r = gpu_check(gpu, gpu->cuda->cuMemsetD32Async(k->scratch, 0, 1, k->stream),
+                              "cuMemsetD32Async");
                 r = r < 0 ? r : function(gpu, k->stream, a);
                 gpu_leave(gpu);
         }
@@ -54,7 +66,8 @@ static int launch(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, la
         return r;
 }
 
-static int call(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, launch_fn *function, char *why) {
+static int call(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, launch_fn *function,
+                char *why) {
         int r;
 
         if (k->device < 0 || k->device >= DEVICES) {
@@ -67,7 +80,8 @@ static int call(const struct kvd_cuda_keys *k, const struct gpu_keydiff *a, laun
         return r;
 }
 
-int kvd_cuda_keydiff_anchor(const struct kvd_cuda_keys *keys, uint64_t sums, uint64_t counts, char why[KVD_CUDA_WHY]) {
+int kvd_cuda_keydiff_anchor(const struct kvd_cuda_keys *keys, uint64_t sums, uint64_t counts,
+                            char why[KVD_CUDA_WHY]) {
         struct gpu_keydiff a = keydiff_of(keys);
 
         a.sums = sums;
@@ -75,7 +89,8 @@ int kvd_cuda_keydiff_anchor(const struct kvd_cuda_keys *keys, uint64_t sums, uin
         return call(keys, &a, gpu_keydiff_anchor, why);
 }
 
-int kvd_cuda_keydiff_score(const struct kvd_cuda_keys *keys, uint64_t anchor, uint64_t scores, char why[KVD_CUDA_WHY]) {
+int kvd_cuda_keydiff_score(const struct kvd_cuda_keys *keys, uint64_t anchor, uint64_t scores,
+                           char why[KVD_CUDA_WHY]) {
         struct gpu_keydiff a = keydiff_of(keys);
 
         a.sums = anchor;

@@ -18,7 +18,12 @@
 GPU_USES(memshare);
 GPU_USES(memshare_keep);
 
-enum { THREADS = 256, CHUNK = 1024, LAYERS_MOST = 16 /* of a step: a plane a lane */, LAYERS_USUAL = 4 };
+enum {
+        THREADS = 256,
+        CHUNK = 1024,
+        LAYERS_MOST = 16 /* of a step: a plane a lane */,
+        LAYERS_USUAL = 4
+};
 
 static int refuse(struct gpu *gpu, const char *why) {
         snprintf(gpu->why, sizeof gpu->why, "MemShare: %s", why);
@@ -43,7 +48,8 @@ static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offs
                 return refuse(gpu, "no layers, heads, tokens or dimensions");
         if ((uint64_t)s->heads * s->tokens * s->dim > UINT32_MAX)
                 return refuse(gpu, "planes of 2^32 elements and more");
-        if (!blocks->base || !blocks->ids || (blocks->base | blocks->block_bytes | offset) % element_bytes(s->number))
+        if (!blocks->base || !blocks->ids ||
+            (blocks->base | blocks->block_bytes | offset) % element_bytes(s->number))
                 return refuse(gpu, "blocks at no address for their numbers");
         return 0;
 }
@@ -52,7 +58,7 @@ static uint64_t plane_elements(const struct gpu_memshare_shape *s) {
         return (uint64_t)s->heads * s->tokens * s->dim;
 }
 
-/* ---- distances --------------------------------------------------------------------------------------------------- */
+/* ---- distances ------------------------------------------------------------------------------- */
 
 /* Chunks of a plane, and lanes that sum one up: as in squares.cuh. */
 struct work {
@@ -60,7 +66,8 @@ struct work {
 };
 
 static struct work work_of(const struct gpu_memshare *a, bool rotated) {
-        uint32_t rows = a->shape.heads * a->shape.tokens, chain = a->shape.number == KVD_NUMBER_F32 ? 4 : 2;
+        uint32_t rows = a->shape.heads * a->shape.tokens,
+                 chain = a->shape.number == KVD_NUMBER_F32 ? 4 : 2;
         bool norms = a->metric == KVD_MEMSHARE_MEAN_L2;
         uint32_t together = norms || a->shape.dim >= CHUNK ? 1 : CHUNK / a->shape.dim;
 
@@ -75,7 +82,8 @@ static struct work work_of(const struct gpu_memshare *a, bool rotated) {
 static uint32_t layers_together(const struct gpu_memshare *a, struct work keys) {
         uint32_t enough = DIV_UP(THREADS, (a->half ? 1 : 2) * keys.chunks * keys.lanes);
 
-        return MIN(MIN(a->shape.layers, LAYERS_MOST), isinf(a->limit) ? MAX(enough, LAYERS_USUAL) : enough);
+        return MIN(MIN(a->shape.layers, LAYERS_MOST),
+                   isinf(a->limit) ? MAX(enough, LAYERS_USUAL) : enough);
 }
 
 static size_t room_of(const struct gpu_memshare *a) {
@@ -87,14 +95,16 @@ static size_t room_of(const struct gpu_memshare *a) {
 static enum gpu_kernel kernel_of(const struct gpu_memshare *a) {
         uint32_t vector = 16 / element_bytes(a->shape.number);
 
-        if ((a->blocks.base | a->blocks.block_bytes | a->offset) % 16 || a->shape.dim % vector || a->half % vector)
+        if ((a->blocks.base | a->blocks.block_bytes | a->offset) % 16 || a->shape.dim % vector ||
+            a->half % vector)
                 return GPU_KERNEL_memshare_narrow;
-        return a->half || a->metric == KVD_MEMSHARE_MEAN_L2 ? GPU_KERNEL_memshare_rows : GPU_KERNEL_memshare_plain;
+        return a->half || a->metric == KVD_MEMSHARE_MEAN_L2 ? GPU_KERNEL_memshare_rows :
+                                                              GPU_KERNEL_memshare_plain;
 }
 
 /* No more blocks of threads than run at once; each takes one pair after the other. */
-static int launch(struct gpu *gpu, cu_stream stream, enum gpu_kernel kernel, const struct gpu_memshare *a,
-                  size_t shared) {
+static int launch(struct gpu *gpu, cu_stream stream, enum gpu_kernel kernel,
+                  const struct gpu_memshare *a, size_t shared) {
         uint32_t most;
 
         if (shared > gpu->shared_bytes)
@@ -102,7 +112,8 @@ static int launch(struct gpu *gpu, cu_stream stream, enum gpu_kernel kernel, con
         most = gpu_resident_blocks(gpu, kernel, THREADS, shared);
         if (!most)
                 return -ENOSYS;
-        return gpu_launch(gpu, kernel, (struct gpu_grid){MIN(a->n, most), 1, 1, THREADS, shared}, stream, a);
+        return gpu_launch(gpu, kernel, (struct gpu_grid){MIN(a->n, most), 1, 1, THREADS, shared},
+                          stream, a);
 }
 
 static int check_pairs(struct gpu *gpu, const struct gpu_memshare *a) {
@@ -132,7 +143,7 @@ int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a
         return r < 0 ? r : launch(gpu, stream, kernel_of(a), &prepared, room_of(&prepared));
 }
 
-/* ---- what is kept ------------------------------------------------------------------------------------------------ */
+/* ---- what is kept ---------------------------------------------------------------------------- */
 
 int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a) {
         size_t shared = 2 * DIV_UP(plane_elements(&a->shape), CHUNK) * sizeof(float);
@@ -143,5 +154,6 @@ int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memsh
         if (!a->to || shared > gpu->shared_bytes || (uint64_t)a->n * a->shape.layers > INT32_MAX)
                 return refuse(gpu, "norms: no room for them, or more than one launch makes");
         return gpu_launch(gpu, GPU_KERNEL_memshare_norms,
-                          (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared}, stream, a);
+                          (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared}, stream,
+                          a);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A block of threads takes one pair after the other, and of a pair together layers at a time: all threads sum up
- * chunks, then the first warp adds these up in fp64 and looks at the limit, while the others are at the next layers
- * already. So an abandoned pair costs one step more than it must, and no other warp waits for the sums.
+ * A block of threads takes one pair after the other, and of a pair together layers at a time: all
+ * threads sum up chunks, then the first warp adds these up in fp64 and looks at the limit, while
+ * the others are at the next layers already. So an abandoned pair costs one step more than it must,
+ * and no other warp waits for the sums.
  */
 
 #include "kernels/cuda/memshare.h"
@@ -20,14 +21,16 @@ static __device__ __forceinline__ double positive_infinity() {
         return (double)infinity();
 }
 
-static __device__ __forceinline__ const uint8_t *block_at(const struct gpu_blocks &b, uint64_t offset, uint32_t index) {
+static __device__ __forceinline__ const uint8_t *block_at(const struct gpu_blocks &b,
+                                                          uint64_t offset, uint32_t index) {
         uint32_t id = reinterpret_cast<const uint32_t *>(b.ids)[index];
 
-        return id == GPU_NO_BLOCK ? nullptr
-                                  : reinterpret_cast<const uint8_t *>(b.base + id * b.block_bytes + offset);
+        return id == GPU_NO_BLOCK ?
+                       nullptr :
+                       reinterpret_cast<const uint8_t *>(b.base + id * b.block_bytes + offset);
 }
 
-/* ---- a pair ------------------------------------------------------------------------------------------------------ */
+/* ---- a pair ---------------------------------------------------------------------------------- */
 
 struct pair {
         const uint8_t *x, *y;
@@ -35,7 +38,8 @@ struct pair {
         const float *cosine, *sine;
 };
 
-static __device__ __forceinline__ const float *kept(cu_address all, uint32_t index, uint64_t of_each) {
+static __device__ __forceinline__ const float *kept(cu_address all, uint32_t index,
+                                                    uint64_t of_each) {
         return all ? reinterpret_cast<const float *>(all) + index * of_each : nullptr;
 }
 
@@ -44,11 +48,16 @@ static __device__ __forceinline__ struct pair pair_of(const struct gpu_memshare 
         uint64_t norms = 2 * a.shape.layers;
         const float *angles = a.half ? kept(a.angles, p.angle, 2 * a.half) : nullptr;
 
-        return {block_at(a.blocks, a.offset, p.a), block_at(a.blocks, a.offset, p.b), kept(a.norms, p.a, norms),
-                kept(a.norms, p.b, norms), angles, angles + a.half};
+        return {block_at(a.blocks, a.offset, p.a),
+                block_at(a.blocks, a.offset, p.b),
+                kept(a.norms, p.a, norms),
+                kept(a.norms, p.b, norms),
+                angles,
+                angles + a.half};
 }
 
-static __device__ __forceinline__ struct squares_of compared(const struct gpu_memshare &a, const struct pair &p) {
+static __device__ __forceinline__ struct squares_of compared(const struct gpu_memshare &a,
+                                                             const struct pair &p) {
         uint32_t dim = a.shape.dim, rows = a.shape.heads * a.shape.tokens;
         bool norms = a.metric == MEAN_L2;
 
@@ -62,8 +71,8 @@ static __device__ __forceinline__ bool is_turned(const struct gpu_memshare &a, u
 
 /* Chunks of a K plane, or of a V plane. */
 template <bool PLAIN>
-static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &a, const struct squares_of &q,
-                                                     uint32_t value) {
+static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &a,
+                                                     const struct squares_of &q, uint32_t value) {
         if (!PLAIN && is_turned(a, value))
                 return chunks_of<TURNED>(q);
         return !PLAIN && q.norms ? chunks_of<ROWS>(q) : chunks_of<FLAT>(q);
@@ -71,8 +80,10 @@ static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &
 
 /* sums[plane of the step][chunk] of layers first to first + n - 1. */
 template <bool WIDE, bool PLAIN>
-static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride, const struct gpu_memshare &a,
-                                                  const struct squares_of &q, uint32_t first, uint32_t n) {
+static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride,
+                                                  const struct gpu_memshare &a,
+                                                  const struct squares_of &q, uint32_t first,
+                                                  uint32_t n) {
         uint32_t number = a.shape.number;
         auto plane = [first](uint32_t i) { return 2 * (uint64_t)(first + i / 2) + i % 2; };
         auto keys = [&plane](uint32_t i) { return plane(2 * i); };
@@ -87,9 +98,11 @@ static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride, 
         } else {
                 sum_chunks<WIDE, TURNED, true>(sums, 2 * stride, q, number, n, THREADS, keys);
                 if (q.norms)
-                        sum_chunks<WIDE, ROWS, true>(sums + stride, 2 * stride, q, number, n, THREADS, values);
+                        sum_chunks<WIDE, ROWS, true>(sums + stride, 2 * stride, q, number, n,
+                                                     THREADS, values);
                 else
-                        sum_chunks<WIDE, FLAT, true>(sums + stride, 2 * stride, q, number, n, THREADS, values);
+                        sum_chunks<WIDE, FLAT, true>(sums + stride, 2 * stride, q, number, n,
+                                                     THREADS, values);
         }
 }
 
@@ -101,25 +114,31 @@ static __device__ __forceinline__ double total_of(const float *sums, uint32_t n)
         return total;
 }
 
-/* ---- distances --------------------------------------------------------------------------------------------------- */
+/* ---- distances ------------------------------------------------------------------------------- */
 
-/* What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its layer. */
-static __device__ __forceinline__ double weigh(const struct gpu_memshare &a, const struct pair &p, uint64_t plane,
-                                               double difference) {
+/*
+ * What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its
+ * layer.
+ */
+static __device__ __forceinline__ double weigh(const struct gpu_memshare &a, const struct pair &p,
+                                               uint64_t plane, double difference) {
         if (a.metric != RELATIVE)
                 return difference / (2.0 * a.shape.tokens * a.shape.heads);
-        return difference == 0.0 ? 0.0
-                                 : 0.5 * difference / sqrt((double)p.norm_a[plane] * (double)p.norm_b[plane]);
+        return difference == 0.0 ?
+                       0.0 :
+                       0.5 * difference / sqrt((double)p.norm_a[plane] * (double)p.norm_b[plane]);
 }
 
-static __device__ __forceinline__ double plane_distance(const struct gpu_memshare &a, const struct pair &p,
-                                                        uint64_t plane, double total) {
+static __device__ __forceinline__ double plane_distance(const struct gpu_memshare &a,
+                                                        const struct pair &p, uint64_t plane,
+                                                        double total) {
         return weigh(a, p, plane, a.metric == MEAN_L2 ? total : sqrt(total));
 }
 
-static __device__ __forceinline__ double plane_bound(const struct gpu_memshare &a, const struct pair &p,
-                                                     uint64_t plane) {
-        double norm_a = (double)p.norm_a[plane], norm_b = (double)p.norm_b[plane], least = fabs(norm_a - norm_b);
+static __device__ __forceinline__ double plane_bound(const struct gpu_memshare &a,
+                                                     const struct pair &p, uint64_t plane) {
+        double norm_a = (double)p.norm_a[plane], norm_b = (double)p.norm_b[plane],
+               least = fabs(norm_a - norm_b);
         double slack = SLACK * (norm_a + norm_b);
 
         if (a.metric == MEAN_L2)
@@ -137,9 +156,10 @@ struct work {
 };
 
 /* Lane 2 i + v has plane v of layer i of a step. NaN stops. */
-static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_memshare &a, double of_plane,
-                                                  uint32_t n, uint32_t step) {
-        double sum = threadIdx.x == 0 ? w->sum : 0.0; /* the others' are of no use, but all of them shuffle */
+static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_memshare &a,
+                                                  double of_plane, uint32_t n, uint32_t step) {
+        /* the others' are of no use, but all of them shuffle */
+        double sum = threadIdx.x == 0 ? w->sum : 0.0;
         uint32_t layers = threadIdx.x == 0 ? w->layers : 0;
         bool stopped = false;
 
@@ -163,28 +183,33 @@ static __device__ __forceinline__ void add_layers(struct work *w, const struct g
 
 /* The first warp: what a step's sums are, plane by plane. */
 template <bool PLAIN>
-static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_memshare &a, const float *sums,
-                                                   uint32_t stride, uint32_t first, uint32_t n, uint32_t step) {
+static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_memshare &a,
+                                                   const float *sums, uint32_t stride,
+                                                   uint32_t first, uint32_t n, uint32_t step) {
         const struct squares_of q = compared(a, w->pair);
         uint32_t plane = threadIdx.x;
         double of_plane = 0.0;
 
         if (plane < 2 * n)
-                of_plane = plane_distance(a, w->pair, 2 * (uint64_t)first + plane,
-                                          total_of(sums + plane * stride, chunks_in<PLAIN>(a, q, plane % 2)));
+                of_plane = plane_distance(
+                        a, w->pair, 2 * (uint64_t)first + plane,
+                        total_of(sums + plane * stride, chunks_in<PLAIN>(a, q, plane % 2)));
         add_layers(w, a, of_plane, n, step);
 }
 
 /* All layers of a pair. sums: two times [2 together][stride] floats. */
 template <bool WIDE, bool PLAIN>
-static __device__ __forceinline__ void walk(struct work *w, const struct gpu_memshare &a, float *sums) {
+static __device__ __forceinline__ void walk(struct work *w, const struct gpu_memshare &a,
+                                            float *sums) {
         const struct squares_of q = compared(a, w->pair);
-        uint32_t in_keys = chunks_in<PLAIN>(a, q, 0), in_values = chunks_in<PLAIN>(a, q, 1), step = 0;
+        uint32_t in_keys = chunks_in<PLAIN>(a, q, 0), in_values = chunks_in<PLAIN>(a, q, 1),
+                 step = 0;
         uint32_t stride = in_keys > in_values ? in_keys : in_values;
 
 #pragma unroll 1
         for (uint32_t first = 0; first < a.shape.layers; first += a.together, step++) {
-                uint32_t n = a.shape.layers - first < a.together ? a.shape.layers - first : a.together;
+                uint32_t n = a.shape.layers - first < a.together ? a.shape.layers - first :
+                                                                   a.together;
                 float *of_step = sums + step % 2 * (2 * a.together * stride);
 
                 sum_layers<WIDE, PLAIN>(of_step, stride, a, q, first, n);
@@ -197,24 +222,28 @@ static __device__ __forceinline__ void walk(struct work *w, const struct gpu_mem
         __syncthreads();
 }
 
-static __device__ __forceinline__ void begin(struct work *w, const struct gpu_memshare &a, uint32_t i) {
+static __device__ __forceinline__ void begin(struct work *w, const struct gpu_memshare &a,
+                                             uint32_t i) {
         __syncthreads();
         if (threadIdx.x == 0)
                 *w = {pair_of(a, i), 0.0, 0, {0, 0}};
         __syncthreads();
 }
 
-static __device__ __forceinline__ void tell(const struct gpu_memshare &a, uint32_t i, double distance) {
+static __device__ __forceinline__ void tell(const struct gpu_memshare &a, uint32_t i,
+                                            double distance) {
         if (threadIdx.x == 0)
                 reinterpret_cast<double *>(a.distances)[i] = distance;
 }
 
 template <bool WIDE, bool PLAIN>
-static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_memshare &a, float *sums) {
+static __device__ __forceinline__ void compare_pairs(struct work *w, const struct gpu_memshare &a,
+                                                     float *sums) {
 #pragma unroll 1
         for (uint32_t i = blockIdx.x; i < a.n; i += gridDim.x) {
                 begin(w, a, i);
-                if (a.bounded && reinterpret_cast<const double *>(a.distances)[i] == positive_infinity())
+                if (a.bounded &&
+                    reinterpret_cast<const double *>(a.distances)[i] == positive_infinity())
                         continue;
                 if (w->pair.x && w->pair.y)
                         walk<WIDE, PLAIN>(w, a, sums);
@@ -253,15 +282,20 @@ KVD_KERNEL(memshare_narrow, struct gpu_memshare, THREADS) {
                 compare_pairs<false, true>(&work, a, sums);
 }
 
-/* Before the others: INFINITY for a pair whose norms say that it is above the limit, 0 for the rest. A thread a pair. */
+/*
+ * Before the others: INFINITY for a pair whose norms say that it is above the limit, 0 for the
+ * rest. A thread a pair.
+ */
 KVD_KERNEL(memshare_bound, struct gpu_memshare, THREADS) {
         for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < a.n; i += gridDim.x * THREADS) {
                 const struct pair p = pair_of(a, i);
                 double sum = 0.0;
 
                 for (uint32_t l = 0; l < a.shape.layers; l++)
-                        sum += plane_bound(a, p, 2 * (uint64_t)l) + plane_bound(a, p, 2 * (uint64_t)l + 1);
-                reinterpret_cast<double *>(a.distances)[i] = sum / a.shape.layers <= a.limit ? 0.0
-                                                                                             : positive_infinity();
+                        sum += plane_bound(a, p, 2 * (uint64_t)l) +
+                               plane_bound(a, p, 2 * (uint64_t)l + 1);
+                reinterpret_cast<double *>(a.distances)[i] = sum / a.shape.layers <= a.limit ?
+                                                                     0.0 :
+                                                                     positive_infinity();
         }
 }

@@ -3,11 +3,12 @@
 #define KVD_KERNELS_CUDA_MEMSHARE_H
 
 /*
- * MemShare's stage 2 on a GPU: the operations of kernels/memshare.h on blocks of a pool, many at a time. Sums run in
- * the order of the reference, each lane of a group having the columns that are one chain there: distances and
- * norms are its bits.
+ * MemShare's stage 2 on a GPU: the operations of kernels/memshare.h on blocks of a pool, many at a
+ * time. Sums run in the order of the reference, each lane of a group having the columns that are
+ * one chain there: distances and norms are its bits.
  *
- * -EINVAL: a type, order or metric that is none, a size of 0, an address that is missing or not aligned to its numbers.
+ * -EINVAL: a type, order or metric that is none, a size of 0, an address that is missing or not
+ * aligned to its numbers.
  */
 
 #include "kernels/cuda/gpu.h"
@@ -19,7 +20,10 @@ struct gpu_memshare_shape { /* members and numbers as in struct kvd_memshare_sha
         uint32_t order, number;
 };
 
-/* Blocks are meant by where they are in blocks.ids; layer 0's K begins offset bytes after a block's start. */
+/*
+ * Blocks are meant by where they are in blocks.ids; layer 0's K begins offset bytes after a block's
+ * start.
+ */
 struct gpu_memshare_pair {
         uint32_t a, b;
         uint32_t angle; /* of b's keys: a row of angles; not looked at where half is 0 */
@@ -38,7 +42,8 @@ struct gpu_memshare {
         uint32_t bounded;         /* and whether distances that are INFINITY already stay so */
         cu_address angles;        /* const float [angle][cosine, sine][half]; 0 if half is 0 */
         cu_address norms;         /* 0, or const float [blocks.ids' index][layer][K, V] */
-        cu_address distances;     /* double [n]: INFINITY above the limit, for NaN, and where a block is not resident */
+        /* double [n]: INFINITY above the limit, for NaN, and where a block is not resident */
+        cu_address distances;
 };
 
 /* KVD_MEMSHARE_RELATIVE needs norms. */

@@ -12,18 +12,20 @@ static __device__ __forceinline__ bool is_wide(const struct gpu_memshare_keep &a
                a.shape.dim % (a.shape.number == NUMBER_F32 ? 4 : 8) == 0;
 }
 
-static __device__ __forceinline__ const uint8_t *block_of(const struct gpu_memshare_keep &a, uint32_t index) {
+static __device__ __forceinline__ const uint8_t *block_of(const struct gpu_memshare_keep &a,
+                                                          uint32_t index) {
         uint32_t id = reinterpret_cast<const uint32_t *>(a.blocks.ids)[index];
 
-        return id == GPU_NO_BLOCK ? nullptr
-                                  : reinterpret_cast<const uint8_t *>(a.blocks.base + id * a.blocks.block_bytes +
-                                                                      a.offset);
+        return id == GPU_NO_BLOCK ? nullptr :
+                                    reinterpret_cast<const uint8_t *>(
+                                            a.blocks.base + id * a.blocks.block_bytes + a.offset);
 }
 
 /* A block of threads a layer of a block. */
 KVD_KERNEL(memshare_norms, struct gpu_memshare_keep, THREADS) {
         KVD_SHARED(float, sums);
-        uint32_t layer = blockIdx.x % a.shape.layers, rows = a.shape.heads * a.shape.tokens, v = threadIdx.x;
+        uint32_t layer = blockIdx.x % a.shape.layers, rows = a.shape.heads * a.shape.tokens,
+                 v = threadIdx.x;
         const uint8_t *block = block_of(a, blockIdx.x / a.shape.layers);
         const struct squares_of q = squares_of_one(block, rows, a.shape.dim);
         float *to = reinterpret_cast<float *>(a.to) + 2 * (uint64_t)blockIdx.x;

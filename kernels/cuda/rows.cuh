@@ -2,7 +2,10 @@
 #ifndef KVD_KERNELS_CUDA_ROWS_CUH
 #define KVD_KERNELS_CUDA_ROWS_CUH
 
-/* Rows of elements in blocks, for the methods' kernels: 16 bytes at a time where they are aligned, else one by one. */
+/*
+ * Rows of elements in blocks, for the methods' kernels: 16 bytes at a time where they are aligned,
+ * else one by one.
+ */
 
 #include "kernels/cuda/device.cuh"
 
@@ -20,7 +23,8 @@ static __device__ __forceinline__ float infinity() {
 }
 
 /* Elements i to i + n - 1 of a row that ends at end, as load_16 would give them; zeros beyond. */
-template <int NUMBER> static __device__ __forceinline__ uint4 load_some(const uint8_t *row, uint32_t i, uint32_t end) {
+template <int NUMBER>
+static __device__ __forceinline__ uint4 load_some(const uint8_t *row, uint32_t i, uint32_t end) {
         typedef typename element<NUMBER>::type type;
         const int N = vector<NUMBER>::N;
         const type *from = reinterpret_cast<const type *>(row);
@@ -43,7 +47,8 @@ template <int NUMBER, bool WIDE>
 static __device__ __forceinline__ uint4 load_vector(const uint8_t *row, uint32_t i, uint32_t end) {
         if (!WIDE)
                 return load_some<NUMBER>(row, i, end);
-        return i < end ? load_16(row + i * sizeof(typename element<NUMBER>::type)) : make_uint4(0, 0, 0, 0);
+        return i < end ? load_16(row + i * sizeof(typename element<NUMBER>::type)) :
+                         make_uint4(0, 0, 0, 0);
 }
 
 #endif

@@ -3,9 +3,10 @@
 #define KVD_KERNELS_CUDA_SQUARES_CUH
 
 /*
- * Sums of squares of planes of blocks, or of their differences, in the order of kernels/memshare.c: chains of 16 lanes,
- * as many side by side as a form has, each of which is the work of one lane here. A group of lanes that has all chains
- * between it sums up one chunk; its groups lie a chunk apart, in whole sectors of memory.
+ * Sums of squares of planes of blocks, or of their differences, in the order of kernels/memshare.c:
+ * chains of 16 lanes, as many side by side as a form has, each of which is the work of one lane
+ * here. A group of lanes that has all chains between it sums up one chunk; its groups lie a chunk
+ * apart, in whole sectors of memory.
  *
  *      FLAT     1024 elements of a plane in 4 x 16 chains
  *      ROWS     a row in 2 x 16 chains
@@ -29,7 +30,8 @@ struct squares_of {
         bool norms;                   /* roots of the chunks' sums */
 };
 
-static __device__ __forceinline__ struct squares_of squares_of_one(const uint8_t *x, uint32_t rows, uint32_t dim) {
+static __device__ __forceinline__ struct squares_of squares_of_one(const uint8_t *x, uint32_t rows,
+                                                                   uint32_t dim) {
         return {x, nullptr, (uint64_t)rows * dim, rows, dim, nullptr, nullptr, 0, 1, false};
 }
 
@@ -43,7 +45,8 @@ template <int NUMBER> static __device__ __forceinline__ uint64_t size_of(uint64_
 }
 
 /* The sum of 16 lanes: j and j + 8, then 4, 2 and 1. */
-template <int NUMBER> static __device__ __forceinline__ float sum_of_16(float s[vector<NUMBER>::N]) {
+template <int NUMBER>
+static __device__ __forceinline__ float sum_of_16(float s[vector<NUMBER>::N]) {
         const int N = vector<NUMBER>::N;
 
 #pragma unroll
@@ -60,7 +63,8 @@ template <int NUMBER> static __device__ __forceinline__ float sum_of_16(float s[
 }
 
 template <int NUMBER>
-static __device__ __forceinline__ void add_squares(float s[vector<NUMBER>::N], uint4 x, uint4 y, bool pair) {
+static __device__ __forceinline__ void add_squares(float s[vector<NUMBER>::N], uint4 x, uint4 y,
+                                                   bool pair) {
         float a[vector<NUMBER>::N], b[vector<NUMBER>::N];
 
         vector<NUMBER>::wide(a, x);
@@ -74,10 +78,13 @@ static __device__ __forceinline__ void add_squares(float s[vector<NUMBER>::N], u
         }
 }
 
-/* Elements at, at + STRIDE, ... below end, AHEAD loads of each row at a time. Not a PAIR: of x alone. */
+/*
+ * Elements at, at + STRIDE, ... below end, AHEAD loads of each row at a time. Not a PAIR: of x
+ * alone.
+ */
 template <int NUMBER, bool WIDE, bool PAIR, int STRIDE>
-static __device__ __forceinline__ void add_strided(float s[vector<NUMBER>::N], const uint8_t *x, const uint8_t *y,
-                                                   uint32_t at, uint32_t end) {
+static __device__ __forceinline__ void add_strided(float s[vector<NUMBER>::N], const uint8_t *x,
+                                                   const uint8_t *y, uint32_t at, uint32_t end) {
 #pragma unroll 1
         for (; at < end; at += AHEAD * STRIDE) {
                 uint4 v[AHEAD], w[AHEAD];
@@ -96,8 +103,8 @@ static __device__ __forceinline__ void add_strided(float s[vector<NUMBER>::N], c
 
 /* The same for a whole chunk that is aligned: nothing to look at between the loads. */
 template <int NUMBER, bool PAIR>
-static __device__ __forceinline__ void add_whole(float s[vector<NUMBER>::N], const uint8_t *x, const uint8_t *y,
-                                                 uint32_t at) {
+static __device__ __forceinline__ void add_whole(float s[vector<NUMBER>::N], const uint8_t *x,
+                                                 const uint8_t *y, uint32_t at) {
 #pragma unroll 1
         for (; at < CHUNK; at += AHEAD * 64) {
                 uint4 v[AHEAD], w[AHEAD];
@@ -115,7 +122,8 @@ static __device__ __forceinline__ void add_whole(float s[vector<NUMBER>::N], con
 }
 
 /* 4 x 16 chains, spread over a group. */
-template <int NUMBER> static __device__ __forceinline__ float sum_of_64(float s[vector<NUMBER>::N]) {
+template <int NUMBER>
+static __device__ __forceinline__ float sum_of_64(float s[vector<NUMBER>::N]) {
         const int N = vector<NUMBER>::N, LANES = 16 / N;
 
 #pragma unroll
@@ -127,10 +135,12 @@ template <int NUMBER> static __device__ __forceinline__ float sum_of_64(float s[
 }
 
 template <int NUMBER, bool WIDE, bool PAIR>
-static __device__ __forceinline__ float flat_chunk(const struct squares_of &q, const uint8_t *x, const uint8_t *y,
-                                                   uint64_t chunk, uint32_t lane) {
+static __device__ __forceinline__ float flat_chunk(const struct squares_of &q, const uint8_t *x,
+                                                   const uint8_t *y, uint64_t chunk,
+                                                   uint32_t lane) {
         const int N = vector<NUMBER>::N;
-        uint64_t first = chunk * CHUNK, at = size_of<NUMBER>(first), left = first < q.elements ? q.elements - first : 0;
+        uint64_t first = chunk * CHUNK, at = size_of<NUMBER>(first),
+                 left = first < q.elements ? q.elements - first : 0;
         float s[N] = {};
 
         if (WIDE && left >= CHUNK)
@@ -142,8 +152,8 @@ static __device__ __forceinline__ float flat_chunk(const struct squares_of &q, c
 }
 
 template <int NUMBER, bool WIDE>
-static __device__ __forceinline__ float row_chunk(const struct squares_of &q, const uint8_t *x, const uint8_t *y,
-                                                  uint64_t row, uint32_t lane) {
+static __device__ __forceinline__ float row_chunk(const struct squares_of &q, const uint8_t *x,
+                                                  const uint8_t *y, uint64_t row, uint32_t lane) {
         const int N = vector<NUMBER>::N, LANES = 16 / N;
         uint64_t at = size_of<NUMBER>(row * q.dim);
         float s[N] = {};
@@ -157,13 +167,16 @@ static __device__ __forceinline__ float row_chunk(const struct squares_of &q, co
 
 /* Numbers i to i + N - 1 of half, and those half further, of both rows; y's are rotated. */
 template <int NUMBER, bool WIDE>
-static __device__ __forceinline__ void add_rotated(float low[vector<NUMBER>::N], float high[vector<NUMBER>::N],
-                                                  const struct squares_of &q, const uint8_t *x, const uint8_t *y,
-                                                  uint32_t i) {
+static __device__ __forceinline__ void add_rotated(float low[vector<NUMBER>::N],
+                                                   float high[vector<NUMBER>::N],
+                                                   const struct squares_of &q, const uint8_t *x,
+                                                   const uint8_t *y, uint32_t i) {
         const int N = vector<NUMBER>::N;
         uint64_t up = size_of<NUMBER>(q.half);
-        uint4 v[4] = {load_vector<NUMBER, WIDE>(x, i, q.half), load_vector<NUMBER, WIDE>(x + up, i, q.half),
-                      load_vector<NUMBER, WIDE>(y, i, q.half), load_vector<NUMBER, WIDE>(y + up, i, q.half)};
+        uint4 v[4] = {load_vector<NUMBER, WIDE>(x, i, q.half),
+                      load_vector<NUMBER, WIDE>(x + up, i, q.half),
+                      load_vector<NUMBER, WIDE>(y, i, q.half),
+                      load_vector<NUMBER, WIDE>(y + up, i, q.half)};
         float a[N], b[N], l[N], h[N];
 
         vector<NUMBER>::wide(a, v[0]);
@@ -172,8 +185,10 @@ static __device__ __forceinline__ void add_rotated(float low[vector<NUMBER>::N],
         vector<NUMBER>::wide(h, v[3]);
 #pragma unroll
         for (int k = 0; k < N; k++) {
-                float cosine = i + k < q.half ? q.cosine[i + k] : 0.0f, sine = i + k < q.half ? q.sine[i + k] : 0.0f;
-                float x_low = a[k] - fmaf(-h[k], sine, l[k] * cosine), x_high = b[k] - fmaf(l[k], sine, h[k] * cosine);
+                float cosine = i + k < q.half ? q.cosine[i + k] : 0.0f,
+                      sine = i + k < q.half ? q.sine[i + k] : 0.0f;
+                float x_low = a[k] - fmaf(-h[k], sine, l[k] * cosine),
+                      x_high = b[k] - fmaf(l[k], sine, h[k] * cosine);
 
                 low[k] = fmaf(x_low, x_low, low[k]);
                 high[k] = fmaf(x_high, x_high, high[k]);
@@ -181,15 +196,18 @@ static __device__ __forceinline__ void add_rotated(float low[vector<NUMBER>::N],
 }
 
 template <int NUMBER, bool WIDE>
-static __device__ __forceinline__ float rotated_chunk(const struct squares_of &q, const uint8_t *x, const uint8_t *y,
-                                                     uint64_t chunk, uint32_t lane) {
+static __device__ __forceinline__ float rotated_chunk(const struct squares_of &q, const uint8_t *x,
+                                                      const uint8_t *y, uint64_t chunk,
+                                                      uint32_t lane) {
         const int N = vector<NUMBER>::N;
-        uint64_t row = chunk * q.together, end = row + q.together < q.rows ? row + q.together : q.rows;
+        uint64_t row = chunk * q.together,
+                 end = row + q.together < q.rows ? row + q.together : q.rows;
         float low[N] = {}, high[N] = {};
 
 #pragma unroll 1
         for (; row < end; row++) {
-                const uint8_t *a = x + size_of<NUMBER>(row * q.dim), *b = y + size_of<NUMBER>(row * q.dim);
+                const uint8_t *a = x + size_of<NUMBER>(row * q.dim),
+                              *b = y + size_of<NUMBER>(row * q.dim);
 
 #pragma unroll 1
                 for (uint32_t i = lane * N; i < q.half; i += 16)
@@ -208,15 +226,16 @@ static __device__ __forceinline__ float rotated_chunk(const struct squares_of &q
         return sum_of_16<NUMBER>(low);
 }
 
-template <int FORM> static __device__ __forceinline__ uint32_t chunks_of(const struct squares_of &q) {
+template <int FORM>
+static __device__ __forceinline__ uint32_t chunks_of(const struct squares_of &q) {
         return FORM == FLAT   ? (uint32_t)((q.elements + CHUNK - 1) / CHUNK)
                : FORM == ROWS ? q.rows
                               : (q.rows + q.together - 1) / q.together;
 }
 
 template <int NUMBER, bool WIDE, int FORM, bool PAIR>
-static __device__ __forceinline__ float sum_chunk(const struct squares_of &q, uint64_t plane, uint32_t chunk,
-                                                  uint32_t lane) {
+static __device__ __forceinline__ float sum_chunk(const struct squares_of &q, uint64_t plane,
+                                                  uint32_t chunk, uint32_t lane) {
         uint64_t at = size_of<NUMBER>(plane * q.elements);
         const uint8_t *x = q.x + at, *y = PAIR ? q.y + at : x;
 
@@ -231,13 +250,17 @@ static __device__ __forceinline__ float sum_chunk(const struct squares_of &q, ui
  * PAIR: of x alone, and FLAT. plane: a function of i, the same on every thread.
  */
 template <bool WIDE, int FORM, bool PAIR, typename PLANE>
-static __device__ __forceinline__ void sum_chunks(float *to, uint32_t stride, const struct squares_of &q,
-                                                  uint32_t number, uint32_t n, uint32_t threads, PLANE plane) {
-        uint32_t group = group_lanes<FORM>(number), chunks = chunks_of<FORM>(q), lane = lane_id() % group;
+static __device__ __forceinline__ void sum_chunks(float *to, uint32_t stride,
+                                                  const struct squares_of &q, uint32_t number,
+                                                  uint32_t n, uint32_t threads, PLANE plane) {
+        uint32_t group = group_lanes<FORM>(number), chunks = chunks_of<FORM>(q),
+                 lane = lane_id() % group;
 
 #pragma unroll 1
-        for (uint32_t first = threadIdx.x / 32 * (32 / group); first < n * chunks; first += threads / group) {
-                uint32_t job = first + lane_id() / group, i = job / chunks, chunk = i < n ? job % chunks : chunks;
+        for (uint32_t first = threadIdx.x / 32 * (32 / group); first < n * chunks;
+             first += threads / group) {
+                uint32_t job = first + lane_id() / group, i = job / chunks,
+                         chunk = i < n ? job % chunks : chunks;
                 uint64_t of_job = i < n ? plane(i) : 0; /* without a job: beyond the last chunk */
                 float sum;
 

@@ -36,7 +36,8 @@ static int check(struct gpu *gpu, const struct gpu_summarise *a) {
         const struct gpu_memshare_shape *s = &a->shape;
         uint64_t misfit = a->blocks.base | a->blocks.block_bytes | a->offset;
 
-        if (s->number != KVD_NUMBER_F32 && s->number != KVD_NUMBER_F16 && s->number != KVD_NUMBER_BF16)
+        if (s->number != KVD_NUMBER_F32 && s->number != KVD_NUMBER_F16 &&
+            s->number != KVD_NUMBER_BF16)
                 return refuse(gpu, "numbers of an unknown type");
         if (s->order != GPU_ORDER_HND && s->order != GPU_ORDER_NHD)
                 return refuse(gpu, "an unknown order");
@@ -47,7 +48,8 @@ static int check(struct gpu *gpu, const struct gpu_summarise *a) {
                 return refuse(gpu, "no such channels");
         if (!a->blocks.base || !a->blocks.ids || misfit % element_bytes(s->number))
                 return refuse(gpu, "blocks at no address for their numbers");
-        if (!a->rows || (a->rows | a->row_bytes | a->norms_off | a->anchors_off | a->labels_off) % sizeof(float))
+        if (!a->rows || (a->rows | a->row_bytes | a->norms_off | a->anchors_off | a->labels_off) %
+                                sizeof(float))
                 return refuse(gpu, "no rows, or none that floats may be written to");
         return 0;
 }
@@ -64,8 +66,11 @@ int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise 
 
         if (r < 0 || a->n == 0)
                 return r;
-        if (shared_of(&a->shape) > gpu->shared_bytes || (uint64_t)a->n * a->shape.layers > INT32_MAX)
+        if (shared_of(&a->shape) > gpu->shared_bytes ||
+            (uint64_t)a->n * a->shape.layers > INT32_MAX)
                 return refuse(gpu, "planes too large, or more blocks than one launch takes");
-        return gpu_launch(gpu, GPU_KERNEL_summarise,
-                          (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared_of(&a->shape)}, stream, a);
+        return gpu_launch(
+                gpu, GPU_KERNEL_summarise,
+                (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared_of(&a->shape)},
+                stream, a);
 }

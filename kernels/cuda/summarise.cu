@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A block of threads takes one layer of a block. All threads sum up its planes; then each warp takes one head after the
- * other, brings 16 keys at a time to shared memory, and does there what the reference does with them, in its order.
+ * A block of threads takes one layer of a block. All threads sum up its planes; then each warp
+ * takes one head after the other, brings 16 keys at a time to shared memory, and does there what
+ * the reference does with them, in its order.
  */
 
 #include "kernels/cuda/squares.cuh"
@@ -22,14 +23,17 @@ struct layer {
         bool wide;
 };
 
-static __device__ __forceinline__ uint64_t element_of(const struct gpu_memshare_shape &s, uint32_t head,
-                                                      uint32_t token) {
-        return (s.order == ORDER_HND ? (uint64_t)head * s.tokens + token : (uint64_t)token * s.heads + head) * s.dim;
+static __device__ __forceinline__ uint64_t element_of(const struct gpu_memshare_shape &s,
+                                                      uint32_t head, uint32_t token) {
+        return (s.order == ORDER_HND ? (uint64_t)head * s.tokens + token :
+                                       (uint64_t)token * s.heads + head) *
+               s.dim;
 }
 
-/* ---- norms ------------------------------------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ bool is_written(const struct gpu_memshare_shape &s, uint64_t i, uint32_t tokens) {
+static __device__ __forceinline__ bool is_written(const struct gpu_memshare_shape &s, uint64_t i,
+                                                  uint32_t tokens) {
         uint64_t row = i / s.dim;
 
         return i < (uint64_t)s.heads * s.tokens * s.dim &&
@@ -38,9 +42,11 @@ static __device__ __forceinline__ bool is_written(const struct gpu_memshare_shap
 
 /* A chunk in which tokens that were not written are zeros. */
 template <int NUMBER>
-static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_shape &s, const uint8_t *plane,
-                                                      uint64_t first, uint32_t tokens, uint32_t lane) {
-        const typename element<NUMBER>::type *x = reinterpret_cast<const typename element<NUMBER>::type *>(plane);
+static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_shape &s,
+                                                      const uint8_t *plane, uint64_t first,
+                                                      uint32_t tokens, uint32_t lane) {
+        const typename element<NUMBER>::type *x =
+                reinterpret_cast<const typename element<NUMBER>::type *>(plane);
         const int N = vector<NUMBER>::N;
         float sum[N] = {};
 
@@ -48,7 +54,8 @@ static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_
         for (uint64_t i = first + lane * N; i < first + CHUNK; i += 64)
 #pragma unroll
                 for (int k = 0; k < N; k++) {
-                        float v = is_written(s, i + k, tokens) ? element<NUMBER>::wide(x[i + k]) : 0.0f;
+                        float v = is_written(s, i + k, tokens) ? element<NUMBER>::wide(x[i + k]) :
+                                                                 0.0f;
 
                         sum[k] = fmaf(v, v, sum[k]);
                 }
@@ -56,26 +63,33 @@ static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_
 }
 
 /* to[plane][chunk], as sum_chunks does it for whole planes. */
-static __device__ __forceinline__ void sum_partial(float *to, uint32_t chunks, const struct gpu_memshare_shape &s,
+static __device__ __forceinline__ void sum_partial(float *to, uint32_t chunks,
+                                                   const struct gpu_memshare_shape &s,
                                                    const struct layer &l) {
         uint32_t group = group_lanes<FLAT>(s.number), lane = lane_id() % group;
         uint64_t elements = (uint64_t)s.heads * s.tokens * s.dim;
 
 #pragma unroll 1
-        for (uint32_t first = threadIdx.x / 32 * (32 / group); first < 2 * chunks; first += THREADS / group) {
+        for (uint32_t first = threadIdx.x / 32 * (32 / group); first < 2 * chunks;
+             first += THREADS / group) {
                 uint32_t job = first + lane_id() / group;
                 uint64_t at = job < 2 * chunks ? (uint64_t)(job % chunks) * CHUNK : elements;
-                const uint8_t *plane = l.keys + (job / chunks == 1 ? elements * (s.number == NUMBER_F32 ? 4 : 2) : 0);
-                float sum = s.number == NUMBER_F32   ? partial_chunk<NUMBER_F32>(s, plane, at, l.tokens, lane)
-                            : s.number == NUMBER_F16 ? partial_chunk<NUMBER_F16>(s, plane, at, l.tokens, lane)
-                                                     : partial_chunk<NUMBER_BF16>(s, plane, at, l.tokens, lane);
+                const uint8_t *plane =
+                        l.keys +
+                        (job / chunks == 1 ? elements * (s.number == NUMBER_F32 ? 4 : 2) : 0);
+                float sum = s.number == NUMBER_F32 ?
+                                    partial_chunk<NUMBER_F32>(s, plane, at, l.tokens, lane) :
+                            s.number == NUMBER_F16 ?
+                                    partial_chunk<NUMBER_F16>(s, plane, at, l.tokens, lane) :
+                                    partial_chunk<NUMBER_BF16>(s, plane, at, l.tokens, lane);
 
                 if (lane == 0 && job < 2 * chunks)
                         to[job] = sum;
         }
 }
 
-static __device__ __forceinline__ void put_norms(const struct gpu_summarise &a, const struct layer &l, float *sums) {
+static __device__ __forceinline__ void put_norms(const struct gpu_summarise &a,
+                                                 const struct layer &l, float *sums) {
         uint32_t rows = a.shape.heads * a.shape.tokens, v = threadIdx.x;
         const struct squares_of q = squares_of_one(l.keys, rows, a.shape.dim);
         uint32_t chunks = chunks_of<FLAT>(q);
@@ -90,19 +104,24 @@ static __device__ __forceinline__ void put_norms(const struct gpu_summarise &a, 
         for (uint32_t i = 0; i < chunks && v < 2; i++)
                 total += (double)sums[v * chunks + i];
         if (v < 2)
-                reinterpret_cast<float *>(l.row + a.norms_off)[2 * l.number + v] = (float)sqrt(total);
+                reinterpret_cast<float *>(l.row +
+                                          a.norms_off)[2 * l.number + v] = (float)sqrt(total);
 }
 
-/* ---- keys of a tile ---------------------------------------------------------------------------------------------- */
+/* ---- keys of a tile -------------------------------------------------------------------------- */
 
-template <int NUMBER> static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t d) {
-        return element<NUMBER>::wide(reinterpret_cast<const typename element<NUMBER>::type *>(row)[d]);
+template <int NUMBER>
+static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t d) {
+        return element<NUMBER>::wide(
+                reinterpret_cast<const typename element<NUMBER>::type *>(row)[d]);
 }
 
 /* Rows behind the last one hold rubbish. */
 template <int NUMBER>
-static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride, const struct gpu_memshare_shape &s,
-                                                 const struct layer &l, uint32_t head, uint32_t first, uint32_t n) {
+static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
+                                                 const struct gpu_memshare_shape &s,
+                                                 const struct layer &l, uint32_t head,
+                                                 uint32_t first, uint32_t n) {
         const int N = vector<NUMBER>::N;
         uint32_t pieces = (s.dim + N - 1) / N;
 
@@ -122,7 +141,8 @@ static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
 }
 
 /* The sum of a row's squares in the order of kernels/keydiff.c; 16 lanes a row. */
-template <int NUMBER> static __device__ __forceinline__ float row_squares(const uint8_t *row, uint32_t dim) {
+template <int NUMBER>
+static __device__ __forceinline__ float row_squares(const uint8_t *row, uint32_t dim) {
         uint32_t j = lane_id() % 16, d = 0, even = NUMBER == NUMBER_BF16 ? 2 * j : j;
         uint32_t odd = NUMBER == NUMBER_BF16 ? 2 * j + 1 : j + 16;
         float a = 0.0f, b = 0.0f, x;
@@ -148,14 +168,16 @@ template <int NUMBER> static __device__ __forceinline__ float row_squares(const 
 
 /* Adds directions to a lane's dimensions, one token after the other. */
 template <int NUMBER>
-static __device__ __forceinline__ void add_directions(float sum[DIMS], const uint8_t *tile, uint32_t stride,
-                                                      uint32_t dim, uint32_t n) {
+static __device__ __forceinline__ void add_directions(float sum[DIMS], const uint8_t *tile,
+                                                      uint32_t stride, uint32_t dim, uint32_t n) {
         float inverse = 0.0f; /* of token lane; 0 without a direction */
 
         for (uint32_t t = 0; t < n; t += 2) {
                 uint32_t mine = t + lane_id() / 16;
                 float squares = row_squares<NUMBER>(tile + (mine < n ? mine : t) * stride, dim);
-                float found = squares > 0.0f && squares < infinity() ? 1.0f / fmaxf(sqrtf(squares), 1e-12f) : 0.0f;
+                float found = squares > 0.0f && squares < infinity() ?
+                                      1.0f / fmaxf(sqrtf(squares), 1e-12f) :
+                                      0.0f;
                 float of_lane = warp_from(found, lane_id() % 2 * 16);
 
                 inverse = lane_id() / 2 == t / 2 ? of_lane : inverse;
@@ -169,12 +191,13 @@ static __device__ __forceinline__ void add_directions(float sum[DIMS], const uin
                         uint32_t d = 32 * i + lane_id();
 
                         if (scale > 0.0f && d < dim)
-                                sum[i] = fmaf(number_at<NUMBER>(tile + t * stride, d), scale, sum[i]);
+                                sum[i] = fmaf(number_at<NUMBER>(tile + t * stride, d), scale,
+                                              sum[i]);
                 }
         }
 }
 
-/* ---- labels: kernels/hshare_label.c ------------------------------------------------------------------------------ */
+/* ---- labels: kernels/hshare_label.c ---------------------------------------------------------- */
 
 static __device__ __forceinline__ float through_f16(float x) {
         return f16_to_float(float_to_f16(x)) + 0.0f;
@@ -188,8 +211,9 @@ static __device__ __forceinline__ uint32_t code_of(float x, float least, float s
 
 /* Two lanes a token, every other pair of channels each. */
 template <int NUMBER>
-static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *row, const uint16_t *channels,
-                                                 uint32_t n, bool stores) {
+static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *row,
+                                                 const uint16_t *channels, uint32_t n,
+                                                 bool stores) {
         float least = infinity(), most = -infinity(), step;
         uint32_t half = lane_id() % 2, bytes = (n + 1) / 2;
         bool finite = true;
@@ -208,10 +232,13 @@ static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *
         least = finite ? through_f16(least) : 0.0f;
         step = finite && step > 0.0f ? step : 1.0f;
         for (uint32_t j = half; j < bytes && stores; j += 2) {
-                uint32_t low = code_of(number_at<NUMBER>(row, channels[2 * j]), least, step, finite), high = 0;
+                uint32_t low = code_of(number_at<NUMBER>(row, channels[2 * j]), least, step,
+                                       finite),
+                         high = 0;
 
                 if (2 * j + 1 < n)
-                        high = code_of(number_at<NUMBER>(row, channels[2 * j + 1]), least, step, finite);
+                        high = code_of(number_at<NUMBER>(row, channels[2 * j + 1]), least, step,
+                                       finite);
                 label[j] = (uint8_t)(low | high << 4);
         }
         if (stores) {
@@ -223,11 +250,15 @@ static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *
 }
 
 template <int NUMBER>
-static __device__ __forceinline__ void put_head(const struct gpu_summarise &a, const struct layer &l, uint32_t head,
-                                                uint8_t *tile, uint32_t stride) {
-        uint64_t at = (uint64_t)l.number * a.shape.heads + head, label_bytes = (a.n_channels + 1) / 2 + 4;
-        const uint16_t *channels = reinterpret_cast<const uint16_t *>(a.channels) + at * a.n_channels;
-        float *anchor = reinterpret_cast<float *>(l.row + a.anchors_off) + at * a.shape.dim, sum[DIMS] = {};
+static __device__ __forceinline__ void put_head(const struct gpu_summarise &a,
+                                                const struct layer &l, uint32_t head, uint8_t *tile,
+                                                uint32_t stride) {
+        uint64_t at = (uint64_t)l.number * a.shape.heads + head,
+                 label_bytes = (a.n_channels + 1) / 2 + 4;
+        const uint16_t *channels = reinterpret_cast<const uint16_t *>(a.channels) +
+                                   at * a.n_channels;
+        float *anchor = reinterpret_cast<float *>(l.row + a.anchors_off) + at * a.shape.dim,
+              sum[DIMS] = {};
         uint8_t *labels = l.row + a.labels_off + at * a.shape.tokens * label_bytes;
 
 #pragma unroll 1
@@ -236,11 +267,12 @@ static __device__ __forceinline__ void put_head(const struct gpu_summarise &a, c
 
                 load_tile<NUMBER>(tile, stride, a.shape, l, head, first, n);
                 add_directions<NUMBER>(sum, tile, stride, a.shape.dim, n);
-                put_label<NUMBER>(labels + (first + t) * label_bytes, tile + (t < n ? t : 0) * stride, channels,
-                                  a.n_channels, t < n);
+                put_label<NUMBER>(labels + (first + t) * label_bytes,
+                                  tile + (t < n ? t : 0) * stride, channels, a.n_channels, t < n);
                 __syncwarp();
         }
-        for (uint64_t i = l.tokens * label_bytes + lane_id(); i < a.shape.tokens * label_bytes; i += 32)
+        for (uint64_t i = l.tokens * label_bytes + lane_id(); i < a.shape.tokens * label_bytes;
+             i += 32)
                 labels[i] = 0;
 #pragma unroll
         for (uint32_t i = 0; i < DIMS; i++)
@@ -248,21 +280,25 @@ static __device__ __forceinline__ void put_head(const struct gpu_summarise &a, c
                         anchor[32 * i + lane_id()] = sum[i];
 }
 
-/* ---- a layer of a block ------------------------------------------------------------------------------------------ */
+/* ---- a layer of a block ---------------------------------------------------------------------- */
 
 KVD_KERNEL(summarise, struct gpu_summarise, THREADS) {
         KVD_SHARED(uint8_t, shared);
         const struct gpu_memshare_shape &s = a.shape;
-        uint32_t i = blockIdx.x / s.layers, layer = blockIdx.x % s.layers, size = s.number == NUMBER_F32 ? 4 : 2;
-        uint32_t id = reinterpret_cast<const uint32_t *>(a.blocks.ids)[i], stride = (s.dim * size + 15) / 16 * 16 + 16;
+        uint32_t i = blockIdx.x / s.layers, layer = blockIdx.x % s.layers,
+                 size = s.number == NUMBER_F32 ? 4 : 2;
+        uint32_t id = reinterpret_cast<const uint32_t *>(a.blocks.ids)[i],
+                 stride = (s.dim * size + 15) / 16 * 16 + 16;
         uint64_t plane = (uint64_t)s.heads * s.tokens * s.dim, chunks = (plane + CHUNK - 1) / CHUNK;
-        uint8_t *tile = shared + (2 * chunks * sizeof(float) + 15) / 16 * 16 + threadIdx.x / 32 * (TILE * stride);
+        uint8_t *tile = shared + (2 * chunks * sizeof(float) + 15) / 16 * 16 +
+                        threadIdx.x / 32 * (TILE * stride);
         uint32_t tokens = a.tokens ? reinterpret_cast<const uint32_t *>(a.tokens)[i] : s.tokens;
-        struct layer l = {reinterpret_cast<const uint8_t *>(a.blocks.base + id * a.blocks.block_bytes + a.offset +
-                                                            2 * layer * plane * size),
-                          reinterpret_cast<uint8_t *>(a.rows + i * a.row_bytes), layer,
-                          tokens < s.tokens ? tokens : s.tokens,
-                          (a.blocks.base | a.blocks.block_bytes | a.offset | s.dim * size) % 16 == 0};
+        struct layer l = {
+                reinterpret_cast<const uint8_t *>(a.blocks.base + id * a.blocks.block_bytes +
+                                                  a.offset + 2 * layer * plane * size),
+                reinterpret_cast<uint8_t *>(a.rows + i * a.row_bytes), layer,
+                tokens < s.tokens ? tokens : s.tokens,
+                (a.blocks.base | a.blocks.block_bytes | a.offset | s.dim * size) % 16 == 0};
 
         if (id != GPU_NO_BLOCK)
                 put_norms(a, l, reinterpret_cast<float *>(shared));

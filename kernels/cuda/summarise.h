@@ -3,9 +3,10 @@
 #define KVD_KERNELS_CUDA_SUMMARISE_H
 
 /*
- * Summaries of blocks (ipc/base/summary.h) in one launch: norms of planes, sums of keys' directions, labels of keys, as
- * the worker's own kernels make them, bit for bit. Reads each block once (the labels' keys a second time from shared
- * memory, the norms' from the L2), writes a row each.
+ * Summaries of blocks (ipc/base/summary.h) in one launch: norms of planes, sums of keys'
+ * directions, labels of keys, as the worker's own kernels make them, bit for bit. Reads each block
+ * once (the labels' keys a second time from shared memory, the norms' from the L2), writes a row
+ * each.
  */
 
 #include "kernels/cuda/memshare.h"
@@ -18,10 +19,13 @@ struct gpu_summarise {
         struct gpu_memshare_shape shape; /* dim up to GPU_SUMMARISE_DIM */
         uint32_t n;                      /* blocks: ids[0] to ids[n - 1] */
         uint32_t n_channels;             /* of a label, up to 256 */
-        cu_address tokens;               /* const uint32_t [n]: how many are written; 0: all of every block */
+        /* const uint32_t [n]: how many are written; 0: all of every block */
+        cu_address tokens;
         cu_address channels;             /* const uint16_t [layer][head][n_channels] */
-        cu_address rows;                 /* row i at rows + i * row_bytes; aligned to 4. One of a block that is not */
-        uint64_t row_bytes;              /* resident stays as it is, and so do stamps and what is behind the labels */
+        /* row i at rows + i * row_bytes; aligned to 4. One of a block that is not */
+        cu_address rows;
+        /* resident stays as it is, and so do stamps and what is behind the labels */
+        uint64_t row_bytes;
         uint32_t norms_off, anchors_off, labels_off;
 };
 

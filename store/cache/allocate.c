@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Clients get blocks to fill here. Room for them comes from where it costs least: a free block; more memory, while pool,
- * quota and max_blocks allow it; memory of a larger space; the coldest blocks of this one. If all of that fails, the
- * request is refused.
+ * Clients get blocks to fill here. Room for them comes from where it costs least: a free block;
+ * more memory, while pool, quota and max_blocks allow it; memory of a larger space; the coldest
+ * blocks of this one. If all of that fails, the request is refused.
  */
 
 #include <errno.h>
@@ -18,7 +18,10 @@ static void tick(struct space *space) {
         atomic_store_explicit(&space->ix->clock, (uint32_t)space->clock, memory_order_relaxed);
 }
 
-/* Makes at least one block free for the arena, by the means that costs least. 0 or an error: there is none. */
+/*
+ * Makes at least one block free for the arena, by the means that costs least. 0 or an error: there
+ * is none.
+ */
 static int find_room(struct space *space, struct arena *arena, uint32_t want) {
         uint64_t bytes = want * space->ix->block_bytes;
         int r = space_grow(space, arena, bytes);
@@ -57,20 +60,27 @@ kvd_ref room_take(struct space *space, struct arena *arena) {
 
 static int refuse_quota(struct space *space, uint32_t limit) {
         space_count(space, KVD_SPACE_REFUSED_QUOTA, 1);
-        return store_refuse(space_store(space), -EDQUOT, "this client is filling %u blocks of space '%s', all that "
-                            "client_quota allows; seal or free some", limit, space->name);
+        return store_refuse(space_store(space), -EDQUOT,
+                            "this client is filling %u blocks of space '%s', all that "
+                            "client_quota allows; seal or free some",
+                            limit, space->name);
 }
 
 static int refuse_full(struct space *space, int error) {
         space_count(space, KVD_SPACE_REFUSED_FULL, 1);
         space->pressure.starved = true;
         if (error < 0)
-                return store_refuse(space_store(space), -ENOBUFS, "the system gives no memory for the pool (%s); set "
-                                    "pool below what is free", strerror(-error));
-        return store_refuse(space_store(space), -ENOBUFS, "space '%s' has no block left: %llu are being filled, %llu "
-                            "are sealed and in use; let some go, or raise pool or quota", space->name,
-                            (unsigned long long)(space->count[KVD_FILLING] + space->count[KVD_LIMBO]),
-                            (unsigned long long)space->count[KVD_SEALED]);
+                return store_refuse(space_store(space), -ENOBUFS,
+                                    "the system gives no memory for the pool (%s); set "
+                                    "pool below what is free",
+                                    strerror(-error));
+        return store_refuse(
+                space_store(space), -ENOBUFS,
+                "space '%s' has no block left: %llu are being filled, %llu "
+                "are sealed and in use; let some go, or raise pool or quota",
+                space->name,
+                (unsigned long long)(space->count[KVD_FILLING] + space->count[KVD_LIMBO]),
+                (unsigned long long)space->count[KVD_SEALED]);
 }
 
 static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * An attachment is one client's use of one space. It has a pin page that only this client writes, the blocks that it is
- * filling and, under isolation = arena, the segments in which it may write.
+ * An attachment is one client's use of one space. It has a pin page that only this client writes,
+ * the blocks that it is filling and, under isolation = arena, the segments in which it may write.
  *
  *      ATTACHED ──connection lost──► ORPHANED ──process gone──► FOLDING ──idle──► (freed)
  *         └────────────said goodbye, or process gone──────────────┘
  *
- * Pins count until FOLDING. There, the times of last use that the client wrote are taken over into the daemon's own,
- * a piece at a time, so that what a short-lived process used does not look unused.
+ * Pins count until FOLDING. There, the times of last use that the client wrote are taken over into
+ * the daemon's own, a piece at a time, so that what a short-lived process used does not look
+ * unused.
  */
 
 #include <errno.h>
@@ -19,7 +20,7 @@
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 
-/* ---- arenas ------------------------------------------------------------------------------------------------- */
+/* ---- arenas ---------------------------------------------------------------------------------- */
 
 int arena_new(struct space *space, struct attachment *writer, struct arena **ret) {
         struct arena *arena = sys->calloc(1, sizeof *arena);
@@ -39,7 +40,9 @@ int arena_new(struct space *space, struct attachment *writer, struct arena **ret
         return 0;
 }
 
-/* An arena whose writer is gone and whose segments have no memory can serve a new client as it is. */
+/*
+ * An arena whose writer is gone and whose segments have no memory can serve a new client as it is.
+ */
 static struct arena *vacant_arena(struct space *space) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
 
@@ -47,7 +50,8 @@ static struct arena *vacant_arena(struct space *space) {
                 bool vacant = !arena->writer;
 
                 for (uint32_t i = 0; vacant && i < n; i++)
-                        vacant = space->memory.segments[i].arena != arena || space->memory.segments[i].n_ready == 0;
+                        vacant = space->memory.segments[i].arena != arena ||
+                                 space->memory.segments[i].n_ready == 0;
                 if (vacant)
                         return arena;
         }
@@ -68,12 +72,16 @@ static int choose_arena(struct attachment *a) {
         return 0;
 }
 
-/* ---- pin page ----------------------------------------------------------------------------------------------- */
+/* ---- pin page -------------------------------------------------------------------------------- */
 
-/* The daemon makes and seals it, so that its size is certain: a page that shrank would be SIGBUS for the scan. */
+/*
+ * The daemon makes and seals it, so that its size is certain: a page that shrank would be SIGBUS
+ * for the scan.
+ */
 static int make_page(struct attachment *a) {
         uint32_t capacity = a->space->ix->capacity;
-        int r = shared_file_new("kvd-pins", kvd_pinpage_bytes(capacity), SHARED_MAPPED, &a->pin_file);
+        int r = shared_file_new("kvd-pins", kvd_pinpage_bytes(capacity), SHARED_MAPPED,
+                                &a->pin_file);
         uint8_t *at = a->pin_file.at;
 
         if (r < 0)
@@ -93,7 +101,7 @@ void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_C
                 ret[i] = atomic_load_explicit(&a->page->counters[i], memory_order_relaxed);
 }
 
-/* ---- life --------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void bury(struct attachment *a) {
         a->space->attachments[a->seat] = NULL;
@@ -102,7 +110,10 @@ static void bury(struct attachment *a) {
         free(a);
 }
 
-/* Seats of clients that ended are free as well, if need be, before their times of use were taken over. */
+/*
+ * Seats of clients that ended are free as well, if need be, before their times of use were taken
+ * over.
+ */
 static uint32_t free_seat(struct space *space) {
         uint32_t max = space_store(space)->config.max_attachments;
 
@@ -110,7 +121,8 @@ static uint32_t free_seat(struct space *space) {
                 if (!space->attachments[i])
                         return i;
         for (uint32_t i = 0; i < max; i++)
-                if (space->attachments[i]->state == FOLDING && !hooks_attachment_lingers(space->attachments[i])) {
+                if (space->attachments[i]->state == FOLDING &&
+                    !hooks_attachment_lingers(space->attachments[i])) {
                         bury(space->attachments[i]);
                         return i;
                 }
@@ -124,18 +136,21 @@ static void enter(struct attachment *a) {
         space->n_attachments = MAX(space->n_attachments, a->seat + 1);
 }
 
-int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *), struct attachment **ret) {
+int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *),
+                   struct attachment **ret) {
         uint32_t seat = free_seat(space);
         struct attachment *a;
         int r;
 
         if (seat == NONE)
-                return store_refuse(space_store(space), -EUSERS, "space '%s' has %u clients already, the most there "
-                                    "can be; end some", space->name, space_store(space)->config.max_attachments);
+                return store_refuse(space_store(space), -EUSERS,
+                                    "space '%s' has %u clients already, the most there "
+                                    "can be; end some",
+                                    space->name, space_store(space)->config.max_attachments);
         a = sys->calloc(1, sizeof *a);
         if (!a)
-                return store_refuse(space_store(space), -ENOMEM, "out of memory for a client of space '%s'",
-                                    space->name);
+                return store_refuse(space_store(space), -ENOMEM,
+                                    "out of memory for a client of space '%s'", space->name);
         *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .seat = seat, .pin_file = SHARED_FILE_NONE};
         r = make_page(a);
         if (r == 0)
@@ -146,7 +161,8 @@ int attachment_new(struct space *space, void *owner, void (*gone)(struct attachm
                 shared_file_close(&a->pin_file);
                 hooks_attachment_buried(a);
                 free(a);
-                return store_refuse(space_store(space), r, "no memory for a pin page of space '%s': %s", space->name,
+                return store_refuse(space_store(space), r,
+                                    "no memory for a pin page of space '%s': %s", space->name,
                                     strerror(-r));
         }
         enter(a);
@@ -225,7 +241,7 @@ bool attachment_fold(struct space *space) {
         return false;
 }
 
-/* ---- questions ---------------------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 void *attachment_owner(const struct attachment *a) {
         return a->owner;
@@ -259,7 +275,8 @@ uint64_t attachment_pinned(const struct attachment *a) {
 #define PINS_PIECE 65536u /* counters read in one turn: 256 KiB */
 
 uint32_t attachment_pins(const struct attachment *a, uint32_t *cursor, uint32_t *ret, uint32_t n) {
-        uint32_t ids = space_ids(a->space), id = *cursor, end = id + MIN(ids - MIN(id, ids), PINS_PIECE), found = 0;
+        uint32_t ids = space_ids(a->space), id = *cursor,
+                 end = id + MIN(ids - MIN(id, ids), PINS_PIECE), found = 0;
 
         for (; id < end && found < n; id++)
                 if (atomic_load_explicit(&a->pins[id], memory_order_relaxed))

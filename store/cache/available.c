@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client's pin page says what it may expect of an allocation, and kvd_available reads it there: blocks that are free,
- * that may come to be, or that could be evicted. For the last of these one has to know what pins hold: the pinned blocks
- * and all before them. That is found by going through the pin pages, a piece at a time when there is nothing else to do,
- * and only if pins have changed since, as their clients say in `held` (which is believed for nothing else). Between two
- * such rounds the number follows the space's counts.
+ * A client's pin page says what it may expect of an allocation, and kvd_available reads it there:
+ * blocks that are free, that may come to be, or that could be evicted. For the last of these one
+ * has to know what pins hold: the pinned blocks and all before them. That is found by going through
+ * the pin pages, a piece at a time when there is nothing else to do, and only if pins have changed
+ * since, as their clients say in `held` (which is believed for nothing else). Between two such
+ * rounds the number follows the space's counts.
  */
 
 #include "store/cache/inside.h"
 
-/* ---- the number ------------------------------------------------------------------------------------------------- */
+/* ---- the number ------------------------------------------------------------------------------ */
 
 static uint64_t less(uint64_t a, uint64_t b) {
         return a - MIN(a, b);
@@ -23,12 +24,16 @@ uint32_t fill_limit(const struct space *space) {
         return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
 }
 
-/* Counts the segments that pool and quota still have room for, as within_budget of segment.c does. */
+/*
+ * Counts the segments that pool and quota still have room for, as within_budget of segment.c does.
+ */
 static uint64_t segments_to_come(const struct space *space) {
         const struct store *store = space_store(space);
         const struct domain *domain = space->domain;
-        uint64_t bytes = space->ix->segment_bytes, pool = less(store->config.pool_bytes, store->used) / bytes;
-        uint64_t quota = domain->config.quota ? less(domain->config.quota, domain->used) / bytes : pool;
+        uint64_t bytes = space->ix->segment_bytes,
+                 pool = less(store->config.pool_bytes, store->used) / bytes;
+        uint64_t quota = domain->config.quota ? less(domain->config.quota, domain->used) / bytes :
+                                                pool;
 
         if (domain->used == 0)
                 quota = MAX(quota, 1);
@@ -38,20 +43,26 @@ static uint64_t segments_to_come(const struct space *space) {
 static uint64_t growth(const struct space *space, uint64_t total) {
         uint64_t segments = space->memory.n_with_memory + segments_to_come(space);
 
-        return MIN(less(space->memory.max_blocks, total), less(segments * space->ix->segment_blocks, total));
+        return MIN(less(space->memory.max_blocks, total),
+                   less(segments * space->ix->segment_blocks, total));
 }
 
-/* Under isolation = arena only the client's own segments count, and all that is held as if it were there. */
+/*
+ * Under isolation = arena only the client's own segments count, and all that is held as if it were
+ * there.
+ */
 void available_tell(struct attachment *a) {
         const struct space *space = a->space;
         uint64_t total = space->ix->capacity - space->count[KVD_ABSENT];
         uint64_t ready = space->ix->arena ? a->arena->n_ready : total;
-        uint64_t filling = space->ix->arena ? a->filling.n : space->count[KVD_FILLING] + space->count[KVD_LIMBO];
+        uint64_t filling = space->ix->arena ? a->filling.n :
+                                              space->count[KVD_FILLING] + space->count[KVD_LIMBO];
         uint64_t busy = filling + space->private.n + space->unready.n_pending + space->look.n_held;
         uint64_t may_fill = less(fill_limit(space), a->filling.n);
 
         atomic_store_explicit(&a->page->may_fill, (uint32_t)may_fill, memory_order_relaxed);
-        atomic_store_explicit(&a->page->available, (uint32_t)MIN(growth(space, total) + less(ready, busy), may_fill),
+        atomic_store_explicit(&a->page->available,
+                              (uint32_t)MIN(growth(space, total) + less(ready, busy), may_fill),
                               memory_order_relaxed);
 }
 
@@ -67,7 +78,7 @@ static void tell_all(struct space *space) {
                         available_tell(space->attachments[i]);
 }
 
-/* ---- who holds what --------------------------------------------------------------------------------------------- */
+/* ---- who holds what -------------------------------------------------------------------------- */
 
 /* Goes upwards from a pinned block, until where this client, or several, have been before. */
 static void mark_chain(struct space *space, struct attachment *a, uint32_t id) {
@@ -103,7 +114,9 @@ static uint64_t pins_state(const struct space *space) {
 }
 
 static void begin(struct space *space, uint64_t state) {
-        space->look = (struct look){.under_way = true, .n_held = space->look.n_held, .round = space->look.round + 1,
+        space->look = (struct look){.under_way = true,
+                                    .n_held = space->look.n_held,
+                                    .round = space->look.round + 1,
                                     .state = state};
         for (uint32_t i = 0; i < space->n_attachments; i++)
                 if (space->attachments[i])
@@ -120,7 +133,8 @@ static void end(struct space *space) {
                 if (!a)
                         continue;
                 atomic_store_explicit(&a->page->held_seen, a->look.held, memory_order_relaxed);
-                atomic_store_explicit(&a->page->held_alone, (uint32_t)MAX(a->look.alone, 0), memory_order_relaxed);
+                atomic_store_explicit(&a->page->held_alone, (uint32_t)MAX(a->look.alone, 0),
+                                      memory_order_relaxed);
         }
         tell_all(space);
 }
@@ -159,7 +173,7 @@ bool available_look(struct space *space) {
         return true;
 }
 
-/* ---- now and then ------------------------------------------------------------------------------------------------ */
+/* ---- now and then ---------------------------------------------------------------------------- */
 
 static bool look_at(struct space *space) {
         uint64_t state = pins_state(space);

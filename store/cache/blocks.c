@@ -13,7 +13,7 @@
 
 #include "store/cache/inside.h"
 
-/* ---- states ------------------------------------------------------------------------------------------------- */
+/* ---- states ---------------------------------------------------------------------------------- */
 
 void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation) {
         struct block *b = &space->blocks[id];
@@ -24,7 +24,7 @@ void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
         index_set_state(space, id, state, generation);
 }
 
-/* ---- lists -------------------------------------------------------------------------------------- */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 void block_list_append(struct space *space, struct block_list *list, uint32_t id) {
         struct block *b = &space->blocks[id];
@@ -52,7 +52,7 @@ void block_list_remove(struct space *space, struct block_list *list, uint32_t id
         list->n--;
 }
 
-/* ---- free lists --------------------------------------------------------------------------------- */
+/* ---- free lists ------------------------------------------------------------------------------ */
 
 /* The block may come from any state that nobody can see any more; it begins a new incarnation. */
 static void make_free(struct space *space, struct segment *segment, uint32_t id) {
@@ -71,7 +71,9 @@ void block_to_free(struct space *space, uint32_t id) {
         make_free(space, segment, id);
 }
 
-/* The block goes to the end: blocks whose memory is new are handed out in the order of their ids. */
+/*
+ * The block goes to the end: blocks whose memory is new are handed out in the order of their ids.
+ */
 void block_append_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
 
@@ -92,7 +94,7 @@ uint32_t block_pop_free(struct space *space, struct arena *arena) {
         return id;
 }
 
-/* ---- filling lists ------------------------------------------------------------------------------ */
+/* ---- filling lists --------------------------------------------------------------------------- */
 
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a) {
         space->blocks[id].owner = a->seat;
@@ -107,11 +109,15 @@ void block_fill_end(struct space *space, uint32_t id) {
         b->owner = NONE;
 }
 
-/* Is it a block that this attachment is filling, in this incarnation? Everything in ref comes from a client. */
+/*
+ * Is it a block that this attachment is filling, in this incarnation? Everything in ref comes from
+ * a client.
+ */
 bool block_filled_by(const struct attachment *a, kvd_ref ref) {
         const struct space *space = a->space;
         uint32_t id = kvd_ref_id(ref);
 
         return id < space->ix->capacity && space->blocks[id].state == KVD_FILLING &&
-               space->blocks[id].owner == a->seat && block_generation(space, id) == kvd_ref_generation(ref);
+               space->blocks[id].owner == a->seat &&
+               block_generation(space, id) == kvd_ref_generation(ref);
 }

@@ -12,9 +12,12 @@
 #include "ipc/base/file.h"
 #include "store/core.h"
 
-/* ---- lists of blocks --------------------------------------------------------------------------- */
+/* ---- lists of blocks ------------------------------------------------------------------------- */
 
-/* Blocks in a row, by their prev and next; first and last count while n is not 0. Each is in one such list at most. */
+/*
+ * Blocks in a row, by their prev and next; first and last count while n is not 0. Each is in one
+ * such list at most.
+ */
 struct block_list {
         uint32_t first, last, n;
 };
@@ -23,16 +26,18 @@ static inline uint32_t block_list_first(const struct block_list *list) {
         return list->n ? list->first : NONE;
 }
 
-/* ---- segment ------------------------------------------------------------------------------------------------ */
+/* ---- segment --------------------------------------------------------------------------------- */
 
 struct segment {
         struct shared_file file; /* host memory: owned; none until first used */
         struct chunk *chunk;   /* a GPU's: what it has; or NULL */
         bool worker;           /* ... and a worker has mapped that */
-        uint32_t memory_version; /* moves when it gets other memory than before; 0: it never had any */
+        /* moves when it gets other memory than before; 0: it never had any */
+        uint32_t memory_version;
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
-        uint64_t stale;        /* host memory: bytes from the first on that have no blocks any more: to be freed */
+        /* host memory: bytes from the first on that have no blocks any more: to be freed */
+        uint64_t stale;
         struct block_list free;
         struct arena *arena;   /* who may write it */
         struct kvd_list_node avail; /* in arena->avail while there are free blocks */
@@ -48,7 +53,7 @@ struct arena {
         struct arena *next;    /* in space->memory.arenas */
 };
 
-/* ---- block -------------------------------------------------------------------------------------------------- */
+/* ---- block ----------------------------------------------------------------------------------- */
 
 struct block {
         uint32_t prev, next;   /* in the list that it is in */
@@ -59,21 +64,24 @@ struct block {
         uint32_t run;          /* run that ends with it plus 1; 0: none */
         uint64_t stamp;        /* eviction order: see evict.c */
         uint32_t owner;        /* seat of the attachment that fills it; NONE */
-        uint32_t round, seat;  /* available.c: when it was last found to be held, and by whom; NONE: by several */
+        /* available.c: when it was last found to be held, and by whom; NONE: by several */
+        uint32_t round, seat;
         uint32_t refs;         /* private: entries of sequences that name it */
-        uint32_t holds;        /* jobs in flight and changes offered that name it: it stays what it is, where it is */
+        /* jobs in flight and changes offered that name it: it stays what it is, where it is */
+        uint32_t holds;
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
         uint8_t state;         /* enum kvd_state: the daemon's own copy */
         bool indexed;          /* in the block table */
         bool marked;           /* seal.c: named by the request at hand */
-        bool private;          /* SEALED, belongs to sequences: in no table and no chain (private.c) */
+        /* SEALED, belongs to sequences: in no table and no chain (private.c) */
+        bool private;
         bool summarised;       /* its row of the summaries is made */
         bool reviving;         /* FILLING, by a worker: in nobody's list */
         bool pending;          /* SEALED, its data is not known to be there (semaphore.c) */
         bool poisoned;         /* SEALED, it or a block before it never got its data */
 };
 
-/* ---- attachment --------------------------------------------------------------------------------------------- */
+/* ---- attachment ------------------------------------------------------------------------------ */
 
 /* The round under way found this of one client, see available.c. */
 struct attachment_look {
@@ -93,7 +101,8 @@ struct attachment {
         struct kvd_pinpage *page; /* its mapping */
         shm_u32 *pins, *touch; /* inside page */
         shm_u32 *use;          /* ... each a struct kvd_use */
-        uint64_t *mapped, *told; /* owned; a bit for each segment, see drain.c; NULL in host spaces */
+        /* owned; a bit for each segment, see drain.c; NULL in host spaces */
+        uint64_t *mapped, *told;
         struct block_list filling; /* blocks that it fills */
         uint32_t n_leases;
         uint32_t n_sequences;
@@ -103,7 +112,7 @@ struct attachment {
         struct attachment_look look;
 };
 
-/* ---- lease -------------------------------------------------------------------------------------------------- */
+/* ---- lease ----------------------------------------------------------------------------------- */
 
 #define STORE_MAX_LEASES 1024u
 
@@ -113,7 +122,7 @@ struct lease {
         uint32_t holder;       /* an attachment's seat; NONE: this entry is unused */
 };
 
-/* ---- space -------------------------------------------------------------------------------------------------- */
+/* ---- space ----------------------------------------------------------------------------------- */
 
 /* A round through the pin pages, see available.c. */
 struct look {
@@ -202,7 +211,8 @@ struct space {
         struct look look;
         uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */
 
-        bool watched;             /* a part wants to be told of readable blocks: one load on the way of a seal */
+        /* a part wants to be told of readable blocks: one load on the way of a seal */
+        bool watched;
         uint32_t n_begun;         /* parts whose space_begins was called */
         struct space_parts parts;
 };
@@ -213,7 +223,8 @@ static inline struct store *space_store(const struct space *s) {
 
 /* Block ids of all segments there are. */
 static inline uint32_t space_ids(const struct space *s) {
-        return kvd_segments_ids(s->ix, atomic_load_explicit(&s->ix->n_segments, memory_order_relaxed));
+        return kvd_segments_ids(s->ix,
+                                atomic_load_explicit(&s->ix->n_segments, memory_order_relaxed));
 }
 
 static inline struct segment *block_segment(const struct space *s, uint32_t id) {
@@ -235,10 +246,11 @@ static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
 static inline void space_count(struct space *s, enum kvd_space_counter which, uint64_t n) {
         shm_u64 *counter = &s->ix->counters[which];
 
-        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
+                              memory_order_relaxed);
 }
 
-/* ---- blocks ----------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* blocks.c: states and lists */
 void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
@@ -247,28 +259,33 @@ void block_list_push(struct space *space, struct block_list *list, uint32_t id);
 void block_list_remove(struct space *space, struct block_list *list, uint32_t id);
 void block_fill_end(struct space *space, uint32_t id); /* takes it off its owner's list */
 bool block_filled_by(const struct attachment *a, kvd_ref ref);
-bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n); /* all, and none twice? */
+/* all, and none twice? */
+bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n);
 
 /* private.c: blocks of sequences, and blocks that must stay where they are */
-void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens);
+void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields,
+                        const uint32_t *tokens);
 void block_ref_up(struct space *space, uint32_t id);   /* private blocks only */
 void block_ref_down(struct space *space, uint32_t id); /* the last one makes it garbage */
 void block_hold(struct space *space, uint32_t id);     /* any block */
 void block_let_go(struct space *space, uint32_t id);
-void block_discard(struct space *space, uint32_t id);  /* in nobody's list any more: free as soon as it is not held */
+/* in nobody's list any more: free as soon as it is not held */
+void block_discard(struct space *space, uint32_t id);
 bool block_current(const struct space *space, kvd_ref ref); /* sealed, and that very incarnation? */
-uint32_t block_position(const struct space *space, uint32_t id); /* of its first token, when it was written */
+/* of its first token, when it was written */
+uint32_t block_position(const struct space *space, uint32_t id);
 bool block_is_garbage(const struct block *b);
 
 /* allocate.c */
-kvd_ref room_take(struct space *space, struct arena *arena); /* a block for a worker to fill, in no list; 0: none */
+/* a block for a worker to fill, in no list; 0: none */
+kvd_ref room_take(struct space *space, struct arena *arena);
 
 /* index.c: the shared side of a block */
 void index_leave(struct space *space, uint32_t id);
 bool index_holds(const struct space *space, uint32_t id);     /* is the block found by its key? */
 bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
 
-/* ---- eviction ---------------------------------------------------------------------------------- */
+/* ---- eviction -------------------------------------------------------------------------------- */
 
 bool policy_goes_by_worth(uint32_t policy); /* what the methods think of a block decides */
 void evict_policy_changed(struct space *space);
@@ -276,18 +293,23 @@ void block_restamp(struct space *space, uint32_t id); /* a leaf's place in its h
 void block_condemn(struct space *space, uint32_t id); /* to go before all others */
 bool evict_leaf(struct space *space, uint32_t id);    /* false: somebody uses it */
 
-/* ---- clients that sleep on a word of the index: epoch.c ---------------------------------------- */
+/* ---- clients that sleep on a word of the index: epoch.c -------------------------------------- */
 
 void sync_news(struct space *space); /* after offers */
-void job_news(struct space *space);  /* after a job's end: for those that wait until nothing is under way */
+/* after a job's end: for those that wait until nothing is under way */
+void job_news(struct space *space);
 
-/* ---- idle work: each does a piece, and says whether there may be more -------------------------- */
+/* ---- idle work: each does a piece, and says whether there may be more ------------------------ */
 
 bool store_bury(struct store *store);                     /* of the memory of deleted spaces */
 bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins */
-bool attachment_fold(struct space *space);                /* takes over when ended clients used blocks */
-bool space_trim(struct space *space);                     /* gives a segment back if the space is over max_blocks */
-bool space_fill_ahead(struct space *space);               /* has memory ready before it is asked for */
-bool available_look(struct space *space);                 /* a round through the pins, if one is under way */
+/* takes over when ended clients used blocks */
+bool attachment_fold(struct space *space);
+/* gives a segment back if the space is over max_blocks */
+bool space_trim(struct space *space);
+/* has memory ready before it is asked for */
+bool space_fill_ahead(struct space *space);
+/* a round through the pins, if one is under way */
+bool available_look(struct space *space);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How clients hear of something without a message: they sleep on a word of the index (FUTEX_WAIT in their read-only
- * mapping), and the store moves it on and wakes them.
+ * How clients hear of something without a message: they sleep on a word of the index (FUTEX_WAIT in
+ * their read-only mapping), and the store moves it on and wakes them.
  */
 
 #include <limits.h>

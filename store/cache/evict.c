@@ -3,14 +3,15 @@
 /*
  * Eviction decides which block goes, and makes sure that nobody uses it.
  *
- * Candidates are leaves: sealed blocks without resident children. So a parent stays as long as its children do, and a
- * client that pins the deepest block of a chain holds the whole chain. Each arena keeps its leaves in a heap, coldest
- * first, ordered by what the space's policy says (policies[] below). Clients do not tell the daemon what they use;
- * they write the index clock into their own pin page when they let go of a leaf. The order in the heap may thus be
- * too cold, never too warm: a leaf that comes up is looked at again, and sinks if it was used since.
+ * Candidates are leaves: sealed blocks without resident children. So a parent stays as long as its
+ * children do, and a client that pins the deepest block of a chain holds the whole chain. Each
+ * arena keeps its leaves in a heap, coldest first, ordered by what the space's policy says
+ * (policies[] below). Clients do not tell the daemon what they use; they write the index clock into
+ * their own pin page when they let go of a leaf. The order in the heap may thus be too cold, never
+ * too warm: a leaf that comes up is looked at again, and sinks if it was used since.
  *
- * The protocol with pinning clients (steps as named in tests/client/spin/pins.pml and leaf.pml; the client's half is in
- * client/lookup.c):
+ * The protocol with pinning clients (steps as named in tests/client/spin/pins.pml and leaf.pml; the
+ * client's half is in client/lookup.c):
  *
  *      D1  choose a leaf
  *      D2  slot word := RETIRING, same generation     D3  full fence (one exchange does both)
@@ -18,8 +19,8 @@
  *      D5  any pin: slot word := SEALED again, same generation; try another block
  *      D6  none:    take it out of the index, generation + 1, FREE
  *
- * Either the client's second look at the slot word (C5) comes after D2 and sees it, or its pin (C3) comes before the
- * scan and the daemon sees it.
+ * Either the client's second look at the slot word (C5) comes after D2 and sees it, or its pin (C3)
+ * comes before the scan and the daemon sees it.
  */
 
 #include <errno.h>
@@ -28,7 +29,7 @@
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
-/* ---- pins --------------------------------------------------------------------------------------------------- */
+/* ---- pins ------------------------------------------------------------------------------------ */
 
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
         uint32_t n = 0;
@@ -36,7 +37,8 @@ bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
 
-                if (!a || a->state == FOLDING || atomic_load_explicit(&a->pins[id], memory_order_seq_cst) == 0)
+                if (!a || a->state == FOLDING ||
+                    atomic_load_explicit(&a->pins[id], memory_order_seq_cst) == 0)
                         continue;
                 n++;
                 if (!n_clients)
@@ -49,7 +51,10 @@ bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
 
 #define CLOCK ((UINT64_C(1) << 48) - 1) /* of a stamp: above it is the level of policy priority */
 
-/* The clock of a client's last use. A client can only write nonsense about the order in which blocks go. */
+/*
+ * The clock of a client's last use. A client can only write nonsense about the order in which
+ * blocks go.
+ */
 uint64_t block_last_use(const struct space *space, uint32_t id) {
         uint64_t last = space->blocks[id].stamp & CLOCK;
 
@@ -64,7 +69,7 @@ uint64_t block_last_use(const struct space *space, uint32_t id) {
         return last;
 }
 
-/* ---- policies: the order of leaves ----------------------------------------------------------------------------- */
+/* ---- policies: the order of leaves ----------------------------------------------------------- */
 
 static uint64_t lru_first(struct space *space) {
         return space->clock;
@@ -107,9 +112,11 @@ static uint64_t priority_refresh(const struct space *space, uint32_t id) {
 static const struct policy {
         uint64_t (*first)(struct space *);                   /* stamp of a block just sealed */
         uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now */
-        uint64_t (*stamp)(const struct space *, uint32_t, uint64_t clock); /* when the policy changes to this one */
+        /* when the policy changes to this one */
+        uint64_t (*stamp)(const struct space *, uint32_t, uint64_t clock);
         bool pinned_is_used; /* a pinned leaf is as warm as one used now */
-        bool by_worth;       /* asks the methods what a block is worth: not for blocks that they cannot look into */
+        /* asks the methods what a block is worth: not for blocks that they cannot look into */
+        bool by_worth;
 } policies[KVD_policy_end] = {
         [KVD_policy_lru] = {lru_first, lru_refresh, clock_alone, true, false},
         [KVD_policy_fifo] = {fifo_first, fifo_refresh, clock_alone, false, false},
@@ -124,7 +131,7 @@ bool policy_goes_by_worth(uint32_t policy) {
         return policies[policy].by_worth;
 }
 
-/* ---- heap of leaves ------------------------------------------------------------------------------------------- */
+/* ---- heap of leaves -------------------------------------------------------------------------- */
 
 static bool colder(const struct space *space, uint32_t a, uint32_t b) {
         return space->blocks[a].stamp < space->blocks[b].stamp;
@@ -147,7 +154,8 @@ static void sift_down(struct arena *arena, uint32_t at) {
         uint32_t id = arena->heap[at], child;
 
         for (; (child = 2 * at + 1) < arena->n_heap; at = child) {
-                if (child + 1 < arena->n_heap && colder(arena->space, arena->heap[child + 1], arena->heap[child]))
+                if (child + 1 < arena->n_heap &&
+                    colder(arena->space, arena->heap[child + 1], arena->heap[child]))
                         child++;
                 if (!colder(arena->space, arena->heap[child], id))
                         break;
@@ -215,7 +223,7 @@ void evict_policy_changed(struct space *space) {
                 heapify(arena);
 }
 
-/* ---- chains --------------------------------------------------------------------------------------------------- */
+/* ---- chains ---------------------------------------------------------------------------------- */
 
 void block_link(struct space *space, uint32_t id, uint32_t parent) {
         struct block *b = &space->blocks[id];
@@ -237,7 +245,10 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         space->blocks[parent].child = id;
 }
 
-/* A bidirectional prefix is found whole or not at all: the rest of one that lost its end goes first. */
+/*
+ * A bidirectional prefix is found whole or not at all: the rest of one that lost its end goes
+ * first.
+ */
 static bool useless_alone(const struct space *space) {
         return space->ix->kind == KVD_kind_bidirectional;
 }
@@ -262,7 +273,7 @@ static void block_unlink(struct space *space, uint32_t id) {
         leaf_add(space, b->parent);
 }
 
-/* ---- eviction ------------------------------------------------------------------------------------------------- */
+/* ---- eviction -------------------------------------------------------------------------------- */
 
 static void leave_lists(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
@@ -309,8 +320,9 @@ struct aside {
 };
 
 /*
- * The coldest leaf is in use: it sinks to its place (LRU), or is out of the way until this call ends (FIFO). Garbage
- * that is still pinned sinks to the bottom, so that much of it is never in the way; garbage_sweep finds it.
+ * The coldest leaf is in use: it sinks to its place (LRU), or is out of the way until this call
+ * ends (FIFO). Garbage that is still pinned sinks to the bottom, so that much of it is never in the
+ * way; garbage_sweep finds it.
  */
 static bool pass_over(struct space *space, struct arena *arena, uint32_t id, struct aside *aside) {
         if (space->blocks[id].private && space->blocks[id].stamp < UINT64_MAX) {
@@ -382,7 +394,10 @@ static uint32_t next_upwards(const struct space *space, uint32_t id) {
         return sibling == NONE ? space->blocks[id].parent : deepest_first_child(space, sibling);
 }
 
-/* Evicts what nobody uses of a block and everything behind it. False: the block itself is still there. */
+/*
+ * Evicts what nobody uses of a block and everything behind it. False: the block itself is still
+ * there.
+ */
 bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted) {
         for (uint32_t at = deepest_first_child(space, id), next; *budget; at = next) {
                 next = at == id ? NONE : next_upwards(space, at);
@@ -400,9 +415,11 @@ bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t 
 static int64_t evict_chain(struct space *space, kvd_ref chain, bool *more) {
         uint32_t id = kvd_ref_id(chain), budget = EVICT_PIECE, evicted = 0;
 
-        if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED || block_ref(space, id) != chain)
-                return store_refuse(space_store(space), -ENOENT, "block %u of generation %u is not cached (any more)",
-                                    id, kvd_ref_generation(chain));
+        if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED ||
+            block_ref(space, id) != chain)
+                return store_refuse(space_store(space), -ENOENT,
+                                    "block %u of generation %u is not cached (any more)", id,
+                                    kvd_ref_generation(chain));
         *more = !evict_subtree(space, id, &budget, &evicted) && budget == 0;
         return evicted;
 }
@@ -414,7 +431,8 @@ int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more) 
         *more = false;
         if (chain != KVD_ROOT)
                 return evict_chain(space, chain, more);
-        for (struct arena *arena = space->memory.arenas; arena && evicted < want; arena = arena->next)
+        for (struct arena *arena = space->memory.arenas; arena && evicted < want;
+             arena = arena->next)
                 evicted += evict_coldest(space, arena, (uint32_t)want - evicted);
         *more = evicted == want && want != n;
         return evicted;

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file is the only writer of a space's shared index. Clients read the index at any time, so every change leaves it
- * readable at each step:
+ * This file is the only writer of a space's shared index. Clients read the index at any time, so
+ * every change leaves it readable at each step:
  *
- *  - A descriptor is written while its slot word says FILLING, and believed only while it says SEALED.
+ *  - A descriptor is written while its slot word says FILLING, and believed only while it says
+ *    SEALED.
  *  - A run is written while its leaf word is 0.
- *  - A table entry is entered after what it names, and taken out before that changes. Taking one out moves later
- *    entries of its cluster towards their home, each first copied, then erased: a reader may see one twice, which is
- *    harmless, or pass it in the moment of the move, which is a miss.
+ *  - A table entry is entered after what it names, and taken out before that changes. Taking one
+ *    out moves later entries of its cluster towards their home, each first copied, then erased: a
+ *    reader may see one twice, which is harmless, or pass it in the moment of the move, which is a
+ *    miss.
  */
 
 #include <errno.h>
@@ -20,7 +22,7 @@
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
-/* ---- open addressing ---------------------------------------------------------------------------------------- */
+/* ---- open addressing ------------------------------------------------------------------------- */
 
 /* The two tables differ only in where they lie and whose keys they hold. */
 struct table {
@@ -79,12 +81,16 @@ static uint32_t table_position(const struct table *t, struct kvd_key key, uint32
         return NONE;
 }
 
-/* May the entry at `from`, whose home is `home`, move back to `to` without getting in front of its home? */
+/*
+ * May the entry at `from`, whose home is `home`, move back to `to` without getting in front of its
+ * home?
+ */
 static bool may_move(const struct table *t, uint32_t home, uint32_t from, uint32_t to) {
         return ((from - home) & t->mask) >= ((from - to) & t->mask);
 }
 
-static void table_remove(const struct table *t, const struct kvd_index *ix, struct kvd_key key, uint32_t id) {
+static void table_remove(const struct table *t, const struct kvd_index *ix, struct kvd_key key,
+                         uint32_t id) {
         uint32_t hole = table_position(t, key, id);
 
         if (hole == NONE)
@@ -101,14 +107,18 @@ static void table_remove(const struct table *t, const struct kvd_index *ix, stru
         set_slot(t, hole, 0);
 }
 
-/* ---- making an index ---------------------------------------------------------------------------------------- */
+/* ---- making an index ------------------------------------------------------------------------- */
 
 static uint64_t gcd(uint64_t a, uint64_t b) {
         return b ? gcd(b, a % b) : a;
 }
 
-/* A segment has about the wanted size, but small pools are cut in at least 16, and pages must come out even. */
-static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
+/*
+ * A segment has about the wanted size, but small pools are cut in at least 16, and pages must come
+ * out even.
+ */
+static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes,
+                               uint64_t max_blocks) {
         const struct store *store = space_store(space);
         uint64_t granule = store->page_bytes / gcd(store->page_bytes, block_bytes);
         uint64_t want = MIN(store->config.segment_bytes, store->config.pool_bytes / 16);
@@ -119,7 +129,8 @@ static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes, 
 }
 
 /* Counts the blocks that the domain's quota and the caller allow; there is at least one. */
-static uint64_t wanted_blocks(const struct space *space, const struct space_spec *spec, uint64_t block_bytes) {
+static uint64_t wanted_blocks(const struct space *space, const struct space_spec *spec,
+                              uint64_t block_bytes) {
         const struct domain *domain = space->domain;
         uint64_t pool = space_store(space)->config.pool_bytes;
         uint64_t bytes = domain->config.quota ? MIN(domain->config.quota, pool) : pool;
@@ -129,24 +140,29 @@ static uint64_t wanted_blocks(const struct space *space, const struct space_spec
 }
 
 /*
- * A GPU's segments are of one size for all spaces: what does not hold a whole block is lost, so that there is a limit
- * to blocks. A few more numbers than there can be segments, since some wait for clients to unmap them.
+ * A GPU's segments are of one size for all spaces: what does not hold a whole block is lost, so
+ * that there is a limit to blocks. A few more numbers than there can be segments, since some wait
+ * for clients to unmap them.
  */
-static int cut_device(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+static int cut_device(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
+                      struct kvd_index *ix) {
         uint64_t bytes = space_store(space)->config.segment_bytes, whole = bytes / block_bytes;
         uint64_t least = bytes % block_bytes ? whole - MIN(whole, 1) : whole;
 
         if (!least)
-                return store_refuse(space_store(space), -E2BIG, "a block of space '%s' has %llu KiB and segments have "
-                                    "%llu; set segment in kvd.conf to twice the block or more", space->name,
-                                    (unsigned long long)(block_bytes >> 10), (unsigned long long)(bytes >> 10));
+                return store_refuse(space_store(space), -E2BIG,
+                                    "a block of space '%s' has %llu KiB and segments have "
+                                    "%llu; set segment in kvd.conf to twice the block or more",
+                                    space->name, (unsigned long long)(block_bytes >> 10),
+                                    (unsigned long long)(bytes >> 10));
         ix->segment_bytes = bytes;
         ix->segment_blocks = (uint32_t)MIN(whole, UINT32_MAX);
         ix->max_segments = (uint32_t)MIN(DIV_UP(max_blocks, least) * 5 / 4 + 4, KVD_MAX_SEGMENTS);
         return 0;
 }
 
-static int cut_host(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+static int cut_host(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
+                    struct kvd_index *ix) {
         uint64_t per_segment = segment_blocks(space, block_bytes, max_blocks);
 
         ix->segment_bytes = per_segment * block_bytes;
@@ -162,16 +178,24 @@ static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_inde
         ix->max_segments = 1;
         if (ix->segment_blocks)
                 return 0;
-        return store_refuse(space_store(space), -E2BIG, "a block of space '%s' has %llu MiB, more than a segment; set "
-                            "segment in kvd.conf", space->name, (unsigned long long)(block_bytes >> 20));
+        return store_refuse(space_store(space), -E2BIG,
+                            "a block of space '%s' has %llu MiB, more than a segment; set "
+                            "segment in kvd.conf",
+                            space->name, (unsigned long long)(block_bytes >> 20));
 }
 
-/* Decides the sizes of segments, and the block ids. In arenas, segments wait for their writer while others need ids. */
-static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, struct kvd_index *ix) {
+/*
+ * Decides the sizes of segments, and the block ids. In arenas, segments wait for their writer while
+ * others need ids.
+ */
+static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
+               struct kvd_index *ix) {
         const struct store *store = space_store(space);
-        int r = store->config.backend == KVD_BACKEND_VMM    ? cut_device(space, block_bytes, max_blocks, ix) :
-                store->config.backend == KVD_BACKEND_LEGACY ? cut_legacy(space, block_bytes, ix) :
-                                                              cut_host(space, block_bytes, max_blocks, ix);
+        int r = store->config.backend == KVD_BACKEND_VMM ?
+                        cut_device(space, block_bytes, max_blocks, ix) :
+                store->config.backend == KVD_BACKEND_LEGACY ?
+                        cut_legacy(space, block_bytes, ix) :
+                        cut_host(space, block_bytes, max_blocks, ix);
         uint64_t ids;
 
         if (r < 0)
@@ -180,8 +204,10 @@ static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks, s
                 ix->max_segments = MIN(ix->max_segments * 4, KVD_MAX_SEGMENTS);
         ids = ix->max_segments * ix->segment_bytes / block_bytes;
         if (ix->max_segments > KVD_MAX_SEGMENTS || ids > UINT32_MAX / 4)
-                return store_refuse(space_store(space), -E2BIG, "space '%s' would have %llu blocks, more than an index "
-                                    "holds; give it max_blocks", space->name, (unsigned long long)max_blocks);
+                return store_refuse(space_store(space), -E2BIG,
+                                    "space '%s' would have %llu blocks, more than an index "
+                                    "holds; give it max_blocks",
+                                    space->name, (unsigned long long)max_blocks);
         ix->capacity = (uint32_t)ids;
         ix->run_capacity = (uint32_t)(ids / 8 + 1);
         return 0;
@@ -203,7 +229,9 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .arena = space->domain->config.arena,
                 .block_bytes = block_bytes,
                 .backend = space_store(space)->config.backend,
-                .semaphore_rows = space_store(space)->config.backend ? space_store(space)->config.max_attachments : 0,
+                .semaphore_rows = space_store(space)->config.backend ?
+                                          space_store(space)->config.max_attachments :
+                                          0,
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
         hooks_lay_out(space, max_blocks, ix);
@@ -223,13 +251,14 @@ static int draw_secrets(struct kvd_index *ix) {
 }
 
 static int map_index(struct space *space, const struct kvd_index *description) {
-        int r = shared_file_new("kvd-index", description->size, SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER,
-                                &space->index);
+        int r = shared_file_new("kvd-index", description->size,
+                                SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER, &space->index);
 
         if (r < 0)
                 return r;
         space->ix = space->index.at;
-        sys->madvise(space->ix, description->size, MADV_HUGEPAGE); /* where shmem_enabled = advise; elsewhere no loss */
+        /* where shmem_enabled = advise; elsewhere no loss */
+        sys->madvise(space->ix, description->size, MADV_HUGEPAGE);
         memcpy(space->ix, description, sizeof *description);
         return 0;
 }
@@ -242,10 +271,12 @@ int index_new(struct space *space, const struct space_spec *spec) {
                 return r;
         r = draw_secrets(&description);
         if (r < 0)
-                return store_refuse(space_store(space), r, "the kernel gives no random numbers for the space's secret");
+                return store_refuse(space_store(space), r,
+                                    "the kernel gives no random numbers for the space's secret");
         r = map_index(space, &description);
         if (r < 0)
-                return store_refuse(space_store(space), r, "no memory for the index of space '%s': %s", space->name,
+                return store_refuse(space_store(space), r,
+                                    "no memory for the index of space '%s': %s", space->name,
                                     strerror(-r));
         atomic_store(&space->ix->alive, 1);
         atomic_store(&space->ix->clock, 1);
@@ -258,20 +289,24 @@ void index_free(struct space *space) {
         space->ix = NULL;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         uint64_t word = kvd_slot_make(state, generation);
 
-        /* D2 and D3 (evict.c): a full fence between this store and the scan of the pins. Partner: C3, C4. */
+        /*
+         * D2 and D3 (evict.c): a full fence between this store and the scan of the pins. Partner:
+         * C3, C4.
+         */
         if (state == KVD_RETIRING)
                 atomic_exchange_explicit(&desc->slot, word, memory_order_seq_cst);
         else
                 shm_write_end(&desc->slot, word);
 }
 
-static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, const uint32_t *tokens, uint32_t room) {
+static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, const uint32_t *tokens,
+                       uint32_t room) {
         shm_set64(&desc->key.lo, fields->key.lo);
         shm_set64(&desc->key.hi, fields->key.hi);
         shm_set64(&desc->parent, fields->parent);
@@ -287,8 +322,8 @@ static void write_desc(struct kvd_desc *desc, const struct kvd_desc *fields, con
                 shm_set32(desc->tokens + i, 0);
 }
 
-static uint32_t chain_tokens(const struct kvd_index *ix, uint32_t id, const struct block *blocks, uint32_t *ids,
-                             uint32_t *tokens) {
+static uint32_t chain_tokens(const struct kvd_index *ix, uint32_t id, const struct block *blocks,
+                             uint32_t *ids, uint32_t *tokens) {
         uint32_t bt = ix->geometry.block_tokens;
 
         for (uint32_t i = KVD_RUN_BLOCKS; i-- > 0; id = blocks[id].parent) {
@@ -298,9 +333,11 @@ static uint32_t chain_tokens(const struct kvd_index *ix, uint32_t id, const stru
         return id; /* the block before the run, or NONE */
 }
 
-/* Makes the key of the run that ends with this block; runs begin where a run ended, or at the root. */
-static bool run_key_before(struct space *space, const struct kvd_desc *leaf, uint32_t before, struct kvd_key root,
-                           struct kvd_key *ret) {
+/*
+ * Makes the key of the run that ends with this block; runs begin where a run ended, or at the root.
+ */
+static bool run_key_before(struct space *space, const struct kvd_desc *leaf, uint32_t before,
+                           struct kvd_key root, struct kvd_key *ret) {
         if (leaf->depth < KVD_RUN_BLOCKS) {
                 *ret = root;
                 return true;
@@ -311,8 +348,8 @@ static bool run_key_before(struct space *space, const struct kvd_desc *leaf, uin
         return true;
 }
 
-static void write_run(struct kvd_run *run, const struct kvd_run *fields, const uint32_t *tokens, uint32_t n_tokens,
-                      kvd_ref leaf) {
+static void write_run(struct kvd_run *run, const struct kvd_run *fields, const uint32_t *tokens,
+                      uint32_t n_tokens, kvd_ref leaf) {
         shm_write_begin(&run->leaf, 0);
         shm_set64(&run->key.lo, fields->key.lo);
         shm_set64(&run->key.hi, fields->key.hi);
@@ -324,7 +361,10 @@ static void write_run(struct kvd_run *run, const struct kvd_run *fields, const u
         shm_write_end(&run->leaf, leaf);
 }
 
-/* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
+/*
+ * Entry i says by how much it differs from the order at first, so that what calloc gives is right
+ * as it is.
+ */
 static uint32_t free_run(const struct space *space) {
         uint32_t i = space->runs.n_free - 1;
 
@@ -337,7 +377,9 @@ static void put_free_run(struct space *space, uint32_t run) {
         space->runs.free[i] = run - (space->ix->run_capacity - 1 - i);
 }
 
-/* Enters the run that ends with a block just sealed, where there is one and there is room for it. */
+/*
+ * Enters the run that ends with a block just sealed, where there is one and there is room for it.
+ */
 static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         struct kvd_index *ix = space->ix;
         const struct kvd_desc *leaf = kvd_index_desc(ix, id);
@@ -368,14 +410,18 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
 }
 
 /* Writes the descriptor of a block that is being filled: nobody believes it yet. */
-void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens) {
+void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields,
+                 const uint32_t *tokens) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
 
         shm_write_begin(&desc->slot, kvd_slot_make(KVD_FILLING, block_generation(space, id)));
         write_desc(desc, fields, tokens, space->ix->geometry.block_tokens);
 }
 
-/* Makes a block that is sealed by now findable, and the run that it completes. root is the key of its chain's root. */
+/*
+ * Makes a block that is sealed by now findable, and the run that it completes. root is the key of
+ * its chain's root.
+ */
 void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         struct table table = block_table(space->ix);
@@ -383,7 +429,8 @@ void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
         space->blocks[id].indexed = table_insert(&table, desc->key, id);
         if (!space->blocks[id].indexed)
                 space_count(space, KVD_SPACE_UNINDEXED, 1);
-        if (desc->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 && desc->n_tokens == space->ix->geometry.block_tokens)
+        if (desc->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 &&
+            desc->n_tokens == space->ix->geometry.block_tokens)
                 publish_run(space, id, root);
 }
 
@@ -407,14 +454,15 @@ void index_leave(struct space *space, uint32_t id) {
         space->blocks[id].indexed = false;
 }
 
-/* ---- finding, for the daemon itself --------------------------------------------------------------------------- */
+/* ---- finding, for the daemon itself ---------------------------------------------------------- */
 
-static bool same_child(const struct space *space, uint32_t id, const struct kvd_desc *want, const uint32_t *tokens) {
+static bool same_child(const struct space *space, uint32_t id, const struct kvd_desc *want,
+                       const uint32_t *tokens) {
         const struct kvd_desc *have = kvd_index_desc(space->ix, id);
 
         return space->blocks[id].state == KVD_SEALED && kvd_key_equal(have->key, want->key) &&
-               have->parent == want->parent && have->group == want->group && have->n_tokens == want->n_tokens &&
-               have->root == want->root &&
+               have->parent == want->parent && have->group == want->group &&
+               have->n_tokens == want->n_tokens && have->root == want->root &&
                memcmp(have->tokens, tokens, want->n_tokens * sizeof *tokens) == 0;
 }
 
@@ -426,7 +474,8 @@ void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id) 
         __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
 }
 
-uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens) {
+uint32_t index_find(const struct space *space, const struct kvd_desc *want,
+                    const uint32_t *tokens) {
         struct table t = block_table(space->ix);
 
         for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t.mask + 1); i++) {

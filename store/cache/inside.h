@@ -10,16 +10,23 @@
 int index_new(struct space *space, const struct space_spec *spec);
 void index_free(struct space *space);
 void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
-void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens);
+void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields,
+                 const uint32_t *tokens);
 void index_enter(struct space *space, uint32_t id, struct kvd_key root);
-void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id); /* what sealing id will touch */
-uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens); /* or NONE */
+/* what sealing id will touch */
+void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id);
+/* or NONE */
+uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens);
 
 /* segment.c: memory */
-bool segment_bury(struct space *space, struct segment *segment); /* a piece of its end; false: that was all */
-int space_grow(struct space *space, struct arena *arena, uint64_t bytes); /* blocks made ready, or an error */
-bool space_reclaim(struct space *space);                      /* takes a segment's memory from a larger space */
-bool arena_reclaim(struct space *space, struct arena *arena); /* ... from arenas of this space that can spare it */
+/* a piece of its end; false: that was all */
+bool segment_bury(struct space *space, struct segment *segment);
+/* blocks made ready, or an error */
+int space_grow(struct space *space, struct arena *arena, uint64_t bytes);
+/* takes a segment's memory from a larger space */
+bool space_reclaim(struct space *space);
+/* ... from arenas of this space that can spare it */
+bool arena_reclaim(struct space *space, struct arena *arena);
 
 /* blocks.c: free blocks, and blocks that a client fills */
 void block_to_free(struct space *space, uint32_t id);
@@ -33,7 +40,8 @@ void available_tell(struct attachment *a);
 
 /* evict.c: chains, candidates, victims */
 void leaf_add(struct space *space, uint32_t id);
-void block_link(struct space *space, uint32_t id, uint32_t parent); /* sealed behind parent, or NONE */
+/* sealed behind parent, or NONE */
+void block_link(struct space *space, uint32_t id, uint32_t parent);
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
 uint64_t block_last_use(const struct space *space, uint32_t id);
 void block_warm(struct space *space, uint32_t id); /* takes over when clients used it last */

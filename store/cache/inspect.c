@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What kvctl shows of a space is gathered here: its usage, a map of its blocks, its chains. Nothing is changed by looking.
+ * What kvctl shows of a space is gathered here: its usage, a map of its blocks, its chains. Nothing
+ * is changed by looking.
  */
 
 #include <errno.h>
@@ -55,7 +56,8 @@ static uint8_t map_flags(const struct space *space, uint32_t id) {
         return (uint8_t)flags;
 }
 
-uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret, uint32_t *parents) {
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret,
+                   uint32_t *parents) {
         uint32_t end = space_ids(space);
 
         if (first >= end)

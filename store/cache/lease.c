@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A lease says which client computes a bidirectional prefix, so that others wait instead of computing it, too. It ends when its holder says so or is lost; then the
- * index's lease_epoch moves and all who wait on it (FUTEX_WAIT in their read-only mapping) look again. Two prefixes
- * whose keys collide only wait for each other.
+ * A lease says which client computes a bidirectional prefix, so that others wait instead of
+ * computing it, too. It ends when its holder says so or is lost; then the index's lease_epoch moves
+ * and all who wait on it (FUTEX_WAIT in their read-only mapping) look again. Two prefixes whose
+ * keys collide only wait for each other.
  */
 
 #include <errno.h>
@@ -14,7 +15,8 @@ static struct lease *find(struct space *space, struct kvd_key prefix, uint32_t p
         for (uint32_t i = 0; space->leases.n && i < STORE_MAX_LEASES; i++) {
                 struct lease *l = &space->leases.at[i];
 
-                if (l->holder != NONE && kvd_key_equal(l->prefix, prefix) && l->prefix_tokens == prefix_tokens)
+                if (l->holder != NONE && kvd_key_equal(l->prefix, prefix) &&
+                    l->prefix_tokens == prefix_tokens)
                         return l;
         }
         return NULL;
@@ -35,8 +37,10 @@ int space_lease(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tok
                 return l->holder == a->seat;
         l = unused(space);
         if (!l)
-                return store_refuse(space_store(space), -ENOBUFS, "%u prefixes of space '%s' are being computed, the "
-                                    "most at once; compute privately", STORE_MAX_LEASES, space->name);
+                return store_refuse(space_store(space), -ENOBUFS,
+                                    "%u prefixes of space '%s' are being computed, the "
+                                    "most at once; compute privately",
+                                    STORE_MAX_LEASES, space->name);
         *l = (struct lease){prefix, prefix_tokens, a->seat};
         space->leases.n++;
         a->n_leases++;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments in the host's memory: one of the two tables of memory.h. A segment is a memfd whose address space is fixed and whose memory comes and goes: fallocate puts pages
- * behind it, and a hole punched into it gives them back to the kernel, cleared, while clients keep their mapping.
+ * Segments in the host's memory: one of the two tables of memory.h. A segment is a memfd whose
+ * address space is fixed and whose memory comes and goes: fallocate puts pages behind it, and a
+ * hole punched into it gives them back to the kernel, cleared, while clients keep their mapping.
  */
 
 #include <errno.h>
@@ -17,14 +18,15 @@
 
 static int make_memfd(struct space *space, struct segment *segment) {
         unsigned huge = space_store(space)->huge ? SHARED_HUGE : 0;
-        int r = shared_file_new("kvd-pool", space->ix->segment_bytes, SHARED_TWIN | huge, &segment->file);
+        int r = shared_file_new("kvd-pool", space->ix->segment_bytes, SHARED_TWIN | huge,
+                                &segment->file);
 
         if (r == 0)
                 segment->memory_version = 1;
         return r;
 }
 
-/* ---- getting it ------------------------------------------------------------------------------------------------- */
+/* ---- getting it ------------------------------------------------------------------------------ */
 
 static uint32_t vacant(const struct space *space, const struct segment *segment) {
         return 1;
@@ -41,7 +43,8 @@ static int begin(struct space *space, struct segment *segment) {
 static int fill(struct space *space, struct segment *segment, uint32_t first, uint32_t n) {
         uint64_t block_bytes = space->ix->block_bytes, page = space_store(space)->page_bytes;
         uint64_t from = first * block_bytes / page * page;
-        uint64_t to = MIN(ALIGN_UP((first + (uint64_t)n) * block_bytes, page), space->ix->segment_bytes);
+        uint64_t to = MIN(ALIGN_UP((first + (uint64_t)n) * block_bytes, page),
+                          space->ix->segment_bytes);
 
         if (to > from && sys->fallocate(segment->file.fd, 0, (off_t)from, (off_t)(to - from)) < 0)
                 return -errno;
@@ -52,12 +55,12 @@ static int descriptor(struct space *space, struct segment *segment, bool writabl
         return writable ? segment->file.fd : segment->file.fd_ro;
 }
 
-/* ---- giving it back --------------------------------------------------------------------------------------------- */
+/* ---- giving it back -------------------------------------------------------------------------- */
 
 /*
- * Freeing 64 MiB takes the kernel some 15 ms: it is done a piece at a time, when there is nothing else to do. What is
- * still to be freed is stale; it belongs to nobody's budget any more. There is one stale segment at a time, so that
- * under load no more than that is owed.
+ * Freeing 64 MiB takes the kernel some 15 ms: it is done a piece at a time, when there is nothing
+ * else to do. What is still to be freed is stale; it belongs to nobody's budget any more. There is
+ * one stale segment at a time, so that under load no more than that is owed.
  */
 static bool free_piece(struct segment *segment) {
         uint64_t n = MIN(segment->stale, FREE_BYTES);
@@ -65,7 +68,8 @@ static bool free_piece(struct segment *segment) {
         if (!n)
                 return false;
         segment->stale -= n;
-        sys->fallocate(segment->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)segment->stale, (off_t)n);
+        sys->fallocate(segment->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                       (off_t)segment->stale, (off_t)n);
         return true;
 }
 
@@ -79,7 +83,8 @@ static bool idle(struct store *store) {
 static void let_go(struct space *space, struct segment *segment) {
         while (idle(space_store(space)))
                 ;
-        segment->stale = ALIGN_UP(segment->n_ready * space->ix->block_bytes, space_store(space)->page_bytes);
+        segment->stale = ALIGN_UP(segment->n_ready * space->ix->block_bytes,
+                                  space_store(space)->page_bytes);
         space_store(space)->stale = segment;
 }
 
@@ -105,6 +110,13 @@ static bool scarce(const struct store *store) {
         return false;
 }
 
-const struct memory_ops memory_host = {.close = close_nothing, .vacant = vacant, .begin = begin, .fill = fill,
-                                       .let_go = let_go, .bury = bury, .idle = idle, .descriptor = descriptor,
-                                       .handed_out = handed_out, .scarce = scarce};
+const struct memory_ops memory_host = {.close = close_nothing,
+                                       .vacant = vacant,
+                                       .begin = begin,
+                                       .fill = fill,
+                                       .let_go = let_go,
+                                       .bury = bury,
+                                       .idle = idle,
+                                       .descriptor = descriptor,
+                                       .handed_out = handed_out,
+                                       .scarce = scarce};

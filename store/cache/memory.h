@@ -3,8 +3,8 @@
 #define KVD_STORE_CACHE_MEMORY_H
 
 /*
- * Where a segment's memory comes from. segment.c decides who gets how much, by a budget of bytes; one of these tables
- * does it. The daemon maps none of it.
+ * Where a segment's memory comes from. segment.c decides who gets how much, by a budget of bytes;
+ * one of these tables does it. The daemon maps none of it.
  *
  *      cache/memory.c     memfds: pages come a few MiB at a time, and go by punching holes under whoever has it mapped
  *      device/memory.c   chunks of a GPU's memory, all made at the start; a client has to unmap one before another
@@ -19,7 +19,10 @@ struct memory_ops {
         /* Behind the store's end: every space is buried. */
         void (*close)(struct store *store);
 
-        /* May this segment, which has no blocks, get memory? 0: not now; else the larger the better. */
+        /*
+         * May this segment, which has no blocks, get memory? 0: not now; else the larger the
+         * better.
+         */
         uint32_t (*vacant)(const struct space *space, const struct segment *segment);
 
         /* Memory for it, at least to be filled. -EAGAIN: there is none at present. */

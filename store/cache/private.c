@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Private blocks are those that sequences filled for themselves. They are sealed, so that nobody writes them, but they
- * are in no table and no chain. The daemon counts the entries that name one (refs) and its own unfinished business with it (holds). While
- * there is either, it is no candidate for eviction; with neither it is garbage: first in its arena's heap, and in a
- * list that is swept when there is time. It goes through the same protocol as any other block (evict.c), because a
+ * Private blocks are those that sequences filled for themselves. They are sealed, so that nobody
+ * writes them, but they are in no table and no chain. The daemon counts the entries that name one
+ * (refs) and its own unfinished business with it (holds). While there is either, it is no candidate
+ * for eviction; with neither it is garbage: first in its arena's heap, and in a list that is swept
+ * when there is time. It goes through the same protocol as any other block (evict.c), because a
  * client may still read it: references are bookkeeping, pins are safety.
  *
  *      FILLING ──append──► SEALED, refs 1 ──the last entry leaves it──► garbage ──nobody pins it──► FREE
  *         └─held when its owner let go of it──► SEALED, refs 0, held ──job done──┘
  *
- * Holds also keep other blocks in their places: indexed ones that a worker reads or that were offered to a sequence,
- * and the ones that a worker fills (reviving).
+ * Holds also keep other blocks in their places: indexed ones that a worker reads or that were
+ * offered to a sequence, and the ones that a worker fills (reviving).
  */
 
 #include <assert.h>
@@ -22,7 +23,7 @@ bool block_is_garbage(const struct block *b) {
         return b->private && b->state == KVD_SEALED && !b->refs && !b->holds;
 }
 
-/* ---- garbage ---------------------------------------------------------------------------------------------------- */
+/* ---- garbage --------------------------------------------------------------------------------- */
 
 static void becomes_garbage(struct space *space, uint32_t id) {
         space->blocks[id].stamp = 0;
@@ -48,7 +49,7 @@ bool garbage_sweep(struct space *space, uint32_t budget) {
         return freed;
 }
 
-/* ---- references and holds --------------------------------------------------------------------------------------- */
+/* ---- references and holds -------------------------------------------------------------------- */
 
 static void drop(struct space *space, uint32_t id) {
         if (block_is_garbage(&space->blocks[id]))
@@ -81,19 +82,25 @@ void block_let_go(struct space *space, uint32_t id) {
 uint32_t block_position(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
 
-        return desc->flags & KVD_DESC_PRIVATE ? desc->depth : desc->depth * space->ix->geometry.block_tokens;
+        return desc->flags & KVD_DESC_PRIVATE ? desc->depth :
+                                                desc->depth * space->ix->geometry.block_tokens;
 }
 
 bool block_current(const struct space *space, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref);
 
-        return id < space->ix->capacity && space->blocks[id].state == KVD_SEALED && block_ref(space, id) == ref;
+        return id < space->ix->capacity && space->blocks[id].state == KVD_SEALED &&
+               block_ref(space, id) == ref;
 }
 
-/* ---- sealing ---------------------------------------------------------------------------------------------------- */
+/* ---- sealing --------------------------------------------------------------------------------- */
 
-/* The block was FILLING and is in nobody's list any more. It has no references yet: the caller holds it, or adds one. */
-void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields, const uint32_t *tokens) {
+/*
+ * The block was FILLING and is in nobody's list any more. It has no references yet: the caller
+ * holds it, or adds one.
+ */
+void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields,
+                        const uint32_t *tokens) {
         struct block *b = &space->blocks[id];
 
         index_write(space, id, fields, tokens);
@@ -109,7 +116,10 @@ void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc 
         block_set_state(space, id, KVD_SEALED, block_generation(space, id));
 }
 
-/* A client or a worker was filling the block. If a worker still reads or writes it, it is freed when that has ended. */
+/*
+ * A client or a worker was filling the block. If a worker still reads or writes it, it is freed
+ * when that has ended.
+ */
 void block_discard(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
         struct kvd_desc fields = {.n_tokens = 1, .flags = KVD_DESC_PRIVATE};

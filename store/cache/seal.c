@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sealing publishes filled blocks. Everything is checked before anything changes; after that nothing can fail. A client
- * sends the names of its own blocks and token ids; keys, depths and links are the daemon's own.
+ * Sealing publishes filled blocks. Everything is checked before anything changes; after that
+ * nothing can fail. A client sends the names of its own blocks and token ids; keys, depths and
+ * links are the daemon's own.
  */
 
 #include <errno.h>
@@ -19,10 +20,11 @@ struct growth {
         struct kvd_desc fields;  /* of the next block: key is that of the block before it */
 };
 
-/* ---- checks ------------------------------------------------------------------------------------------------- */
+/* ---- checks ---------------------------------------------------------------------------------- */
 
 static int refuse(struct attachment *a, int error, const char *what) {
-        return store_refuse(space_store(a->space), error, "seal in space '%s': %s", a->space->name, what);
+        return store_refuse(space_store(a->space), error, "seal in space '%s': %s", a->space->name,
+                            what);
 }
 
 static int check_counts(struct attachment *a, const struct seal_request *q) {
@@ -59,16 +61,20 @@ bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t 
 
 static int check_blocks(struct attachment *a, const struct seal_request *q) {
         if (!blocks_filled_by(a, q->blocks, q->n_blocks))
-                return refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
+                return refuse(a, -ESTALE,
+                              "a block is not (or no longer) one that this client is filling");
         return 0;
 }
 
-static int check_parent(struct attachment *a, const struct seal_request *q, const struct kvd_desc *parent) {
+static int check_parent(struct attachment *a, const struct seal_request *q,
+                        const struct kvd_desc *parent) {
         struct space *space = a->space;
 
         if (parent->group != q->group || parent->n_tokens < space->ix->geometry.block_tokens ||
             parent->root != q->root)
-                return refuse(a, -EINVAL, "the chain cannot go on there: other group, ended, other salt or prefix");
+                return refuse(
+                        a, -EINVAL,
+                        "the chain cannot go on there: other group, ended, other salt or prefix");
         return 0;
 }
 
@@ -78,15 +84,18 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
         bool partial = q->n_tokens % ix->geometry.block_tokens != 0;
 
         if (ix->kind == KVD_kind_bidirectional && (end > q->root || (partial && end != q->root)))
-                return refuse(a, -EINVAL, "more tokens than the prefix has, or a part-filled block before its end");
+                return refuse(
+                        a, -EINVAL,
+                        "more tokens than the prefix has, or a part-filled block before its end");
         return 0;
 }
 
-/* ---- where the chain stands ----------------------------------------------------------------------------------- */
+/* ---- where the chain stands ------------------------------------------------------------------ */
 
 static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_request *q) {
-        return ix->kind == KVD_kind_bidirectional ? kvd_key_prefix_root(ix, q->prefix_key, q->group) :
-                                               kvd_key_root(ix, q->group, q->root);
+        return ix->kind == KVD_kind_bidirectional ?
+                       kvd_key_prefix_root(ix, q->prefix_key, q->group) :
+                       kvd_key_root(ix, q->group, q->root);
 }
 
 static int find_parent(struct attachment *a, const struct seal_request *q, struct growth *g) {
@@ -99,9 +108,11 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
         if (q->parent == KVD_ROOT)
                 return 0;
         if (!block_current(space, q->parent) || space->blocks[id].private)
-                return refuse(a, -ESTALE, "the block before is not in the cache (any more); look up again");
+                return refuse(a, -ESTALE,
+                              "the block before is not in the cache (any more); look up again");
         if (space->blocks[id].poisoned)
-                return refuse(a, -ESTALE, "the data of the block before was never written: its producer died");
+                return refuse(a, -ESTALE,
+                              "the data of the block before was never written: its producer died");
         parent = kvd_index_desc(space->ix, id);
         g->parent = id;
         g->fields.parent = q->parent;
@@ -110,7 +121,7 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
         return check_parent(a, q, parent);
 }
 
-/* ---- growing it ----------------------------------------------------------------------------------------------- */
+/* ---- growing it ------------------------------------------------------------------------------ */
 
 static void step(struct space *space, struct growth *g, uint32_t id) {
         g->parent = id;
@@ -119,10 +130,11 @@ static void step(struct space *space, struct growth *g, uint32_t id) {
 }
 
 /*
- * A block with the same content behind the same parent. Not in bidirectional spaces: there the content depends on
- * tokens that this block does not show.
+ * A block with the same content behind the same parent. Not in bidirectional spaces: there the
+ * content depends on tokens that this block does not show.
  */
-static uint32_t find_duplicate(struct space *space, const struct growth *g, const uint32_t *tokens) {
+static uint32_t find_duplicate(struct space *space, const struct growth *g,
+                               const uint32_t *tokens) {
         return space->ix->kind == KVD_kind_causal ? index_find(space, &g->fields, tokens) : NONE;
 }
 
@@ -156,22 +168,26 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
 
 #define WINDOW 32u
 
-/* Makes the keys of the next blocks, and fetches their places in the table, which hashing makes cold, all at once. */
-static void look_ahead(struct space *space, const struct growth *g, const struct seal_request *q, uint32_t first,
-                       uint32_t n, struct kvd_key *ret) {
+/*
+ * Makes the keys of the next blocks, and fetches their places in the table, which hashing makes
+ * cold, all at once.
+ */
+static void look_ahead(struct space *space, const struct growth *g, const struct seal_request *q,
+                       uint32_t first, uint32_t n, struct kvd_key *ret) {
         uint32_t bt = space->ix->geometry.block_tokens;
         struct kvd_key key = g->fields.key;
 
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t at = (first + i) * bt;
 
-                key = ret[i] = kvd_key_block(space->ix, key, q->tokens + at, MIN(bt, q->n_tokens - at));
+                key = ret[i] = kvd_key_block(space->ix, key, q->tokens + at,
+                                             MIN(bt, q->n_tokens - at));
                 index_prefetch(space, key, kvd_ref_id(q->blocks[first + i]));
         }
 }
 
-static void seal_window(struct attachment *a, struct growth *g, const struct seal_request *q, uint32_t first,
-                        kvd_ref *ret) {
+static void seal_window(struct attachment *a, struct growth *g, const struct seal_request *q,
+                        uint32_t first, kvd_ref *ret) {
         uint32_t bt = a->space->ix->geometry.block_tokens, n = MIN(q->n_blocks - first, WINDOW);
         struct kvd_key keys[WINDOW];
 

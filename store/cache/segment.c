@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file decides which space has how much of the pool. A segment's address space is fixed and its memory comes and goes (memory.h says from
- * where): blocks appear in it a few MiB at a time, so that no request waits long, and when all of them are free it can
- * go to another space. Segments belong to one space and therefore to one domain for ever: bytes never change tenants.
+ * This file decides which space has how much of the pool. A segment's address space is fixed and
+ * its memory comes and goes (memory.h says from where): blocks appear in it a few MiB at a time, so
+ * that no request waits long, and when all of them are free it can go to another space. Segments
+ * belong to one space and therefore to one domain for ever: bytes never change tenants.
  *
  * The daemon does not map the pool. What clients write into a block is none of its business.
  */
@@ -14,7 +15,8 @@
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 
-#define STEP_BYTES (UINT64_C(2) << 20) /* of memory prepared at once: well under a millisecond to two */
+/* of memory prepared at once: well under a millisecond to two */
+#define STEP_BYTES (UINT64_C(2) << 20)
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
 
 static const struct memory_ops *memory_of(const struct space *space) {
@@ -29,7 +31,7 @@ static void charge(struct space *space, int64_t sign) {
         space->memory.n_with_memory += (uint32_t)sign;
 }
 
-/* ---- giving memory back --------------------------------------------------------------------------------------- */
+/* ---- giving memory back ---------------------------------------------------------------------- */
 
 /* Takes a segment's memory off the budget; it has no blocks any more. */
 static void let_go(struct space *space, struct segment *segment) {
@@ -39,7 +41,10 @@ static void let_go(struct space *space, struct segment *segment) {
         charge(space, -1);
 }
 
-/* Gives it up for good, a piece a call; false: it is done. Clients that have it mapped keep what they have mapped. */
+/*
+ * Gives it up for good, a piece a call; false: it is done. Clients that have it mapped keep what
+ * they have mapped.
+ */
 bool segment_bury(struct space *space, struct segment *segment) {
         if (segment->n_ready) {
                 let_go(space, segment);
@@ -62,10 +67,15 @@ static uint32_t room_for(const struct space *space, const struct segment *segmen
         return kvd_segment_end(space->ix, segment->number) - first_block(space, segment);
 }
 
-/* Puts memory behind the next blocks of a segment that is charged already. Returns how many, or an error. */
+/*
+ * Puts memory behind the next blocks of a segment that is charged already. Returns how many, or an
+ * error.
+ */
 static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
-        uint64_t room = space->memory.max_blocks - MIN(space->memory.max_blocks, total_blocks(space));
-        uint32_t n = (uint32_t)MIN(MAX(bytes / space->ix->block_bytes, 1), room_for(space, segment) - segment->n_ready);
+        uint64_t room = space->memory.max_blocks -
+                        MIN(space->memory.max_blocks, total_blocks(space));
+        uint32_t n = (uint32_t)MIN(MAX(bytes / space->ix->block_bytes, 1),
+                                   room_for(space, segment) - segment->n_ready);
         int r;
 
         n = (uint32_t)MIN(n, room);
@@ -79,7 +89,9 @@ static int segment_fill(struct space *space, struct segment *segment, uint64_t b
         return (int)n;
 }
 
-/* A segment all of whose blocks are free gives its memory back; its ids and its address space stay. */
+/*
+ * A segment all of whose blocks are free gives its memory back; its ids and its address space stay.
+ */
 static void segment_return(struct space *space, struct segment *segment) {
         uint32_t first = first_block(space, segment);
 
@@ -91,7 +103,7 @@ static void segment_return(struct space *space, struct segment *segment) {
         space_count(space, KVD_SPACE_SEGMENTS_RETURNED, 1);
 }
 
-/* ---- growing ------------------------------------------------------------------------------------------------ */
+/* ---- growing --------------------------------------------------------------------------------- */
 
 static bool within_budget(const struct space *space) {
         const struct store *store = space_store(space);
@@ -99,24 +111,34 @@ static bool within_budget(const struct space *space) {
         uint64_t bytes = space->ix->segment_bytes;
         uint64_t quota = domain->config.quota ? domain->config.quota : store->config.pool_bytes;
 
-        /* The first segment of a small quota may be larger than it: max_blocks keeps its use below. */
-        return store->used + bytes <= store->config.pool_bytes && (domain->used == 0 || domain->used + bytes <= quota);
+        /*
+         * The first segment of a small quota may be larger than it: max_blocks keeps its use below.
+         */
+        return store->used + bytes <= store->config.pool_bytes &&
+               (domain->used == 0 || domain->used + bytes <= quota);
 }
 
-/* May this arena use the address space of a segment without memory? Its own, or one whose writer is gone. */
+/*
+ * May this arena use the address space of a segment without memory? Its own, or one whose writer is
+ * gone.
+ */
 static bool may_adopt(const struct segment *segment, const struct arena *arena) {
         return segment->n_ready == 0 &&
                (segment->arena == arena || (arena->space->ix->arena && !segment->arena->writer));
 }
 
-/* Finds a segment that has address space but no memory, or a new one. NULL: the space is at its end. */
+/*
+ * Finds a segment that has address space but no memory, or a new one. NULL: the space is at its
+ * end.
+ */
 static struct segment *empty_segment(struct space *space, struct arena *arena) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), best = 0;
         struct segment *found = NULL;
 
         for (uint32_t i = 0; i < MIN(n + 1, space->ix->max_segments); i++) {
                 struct segment *s = &space->memory.segments[i];
-                uint32_t how = i == n || may_adopt(s, arena) ? memory_of(space)->vacant(space, s) : 0;
+                uint32_t how = i == n || may_adopt(s, arena) ? memory_of(space)->vacant(space, s) :
+                                                               0;
 
                 if (how > best) {
                         best = how;
@@ -135,7 +157,8 @@ static int begin_segment(struct space *space, struct segment *segment, struct ar
                 return r;
         segment->arena = arena;
         charge(space, 1);
-        if (segment->number == n) /* clients fetch its descriptor when they meet one of its blocks */
+        /* clients fetch its descriptor when they meet one of its blocks */
+        if (segment->number == n)
                 atomic_store_explicit(&space->ix->n_segments, n + 1, memory_order_release);
         space_count(space, KVD_SPACE_SEGMENTS_ADDED, 1);
         return 0;
@@ -153,7 +176,10 @@ static struct segment *unfinished_segment(struct space *space, struct arena *are
         return NULL;
 }
 
-/* Makes blocks ready. Returns how many, 0 if quota, pool or max_blocks are at their end, or an error of the system. */
+/*
+ * Makes blocks ready. Returns how many, 0 if quota, pool or max_blocks are at their end, or an
+ * error of the system.
+ */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         struct segment *segment = unfinished_segment(space, arena);
         int r;
@@ -174,7 +200,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         return r;
 }
 
-/* ---- ahead of need ------------------------------------------------------------------------------------------ */
+/* ---- ahead of need --------------------------------------------------------------------------- */
 
 bool space_fill_ahead(struct space *space) {
         struct segment *segment;
@@ -187,12 +213,15 @@ bool space_fill_ahead(struct space *space) {
         return false;
 }
 
-/* ---- taking memory back -------------------------------------------------------------------------------------- */
+/* ---- taking memory back ---------------------------------------------------------------------- */
 
 #define RECLAIM_LOOKS 32768u /* blocks looked at in one call */
 #define RECLAIM_BUDGET 8192u /* blocks looked at for one segment */
 
-/* Evicts everything in a segment and whatever hangs on it elsewhere. Stops at the first pinned block. */
+/*
+ * Evicts everything in a segment and whatever hangs on it elsewhere. Stops at the first pinned
+ * block.
+ */
 static bool empty_out(struct space *space, struct segment *segment) {
         uint32_t first = first_block(space, segment), budget = RECLAIM_BUDGET, evicted = 0;
 
@@ -212,7 +241,8 @@ static bool worth_emptying(const struct space *space, const struct segment *segm
         for (uint32_t i = 0; i < segment->n_ready; i++) {
                 const struct block *b = &space->blocks[first + i];
 
-                if ((b->state != KVD_FREE && b->state != KVD_SEALED) || block_pinned(space, first + i, NULL))
+                if ((b->state != KVD_FREE && b->state != KVD_SEALED) ||
+                    block_pinned(space, first + i, NULL))
                         return false;
         }
         return segment->n_ready > 0;
@@ -223,12 +253,15 @@ static bool wholly_free(const struct segment *segment) {
 }
 
 /*
- * Gives one segment's memory back to the pool; among which, the caller says. A hand goes round the segments, and a call
- * looks at a bounded number of blocks, so that one in a large space full of pins does not take long.
+ * Gives one segment's memory back to the pool; among which, the caller says. A hand goes round the
+ * segments, and a call looks at a bounded number of blocks, so that one in a large space full of
+ * pins does not take long.
  */
-static bool return_one_segment(struct space *space, bool (*among)(const struct segment *, const void *),
+static bool return_one_segment(struct space *space,
+                               bool (*among)(const struct segment *, const void *),
                                const void *arg) {
-        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), looks = RECLAIM_LOOKS;
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed),
+                 looks = RECLAIM_LOOKS;
 
         for (uint32_t i = 0; i < n && looks; i++) {
                 struct segment *segment = &space->memory.segments[space->memory.hand++ % n];
@@ -248,7 +281,10 @@ static bool any_segment(const struct segment *segment, const void *arg) {
         return true;
 }
 
-/* May `space` take a segment from `donor`? Only if that has clearly more, and keeps what its domain is guaranteed. */
+/*
+ * May `space` take a segment from `donor`? Only if that has clearly more, and keeps what its domain
+ * is guaranteed.
+ */
 static bool may_take(const struct space *space, const struct space *donor) {
         const struct domain *d = donor->domain;
 
@@ -268,7 +304,8 @@ bool space_reclaim(struct space *space) {
         bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
         struct space *best = NULL;
 
-        if (total_blocks(space) >= space->memory.max_blocks || memory_of(space)->scarce(space_store(space)))
+        if (total_blocks(space) >= space->memory.max_blocks ||
+            memory_of(space)->scarce(space_store(space)))
                 return false;
         for (struct domain *d = space_store(space)->domains; d; d = d->next)
                 for (struct space *s = d->spaces; s; s = s->next)
@@ -279,7 +316,10 @@ bool space_reclaim(struct space *space) {
         return best && return_one_segment(best, any_segment, NULL);
 }
 
-/* Under isolation = arena, a segment can be spared if its writer is gone, or if it is another's and empty. */
+/*
+ * Under isolation = arena, a segment can be spared if its writer is gone, or if it is another's and
+ * empty.
+ */
 static bool spare_segment(const struct segment *segment, const void *arg) {
         const struct arena *arena = arg;
 
@@ -291,6 +331,7 @@ bool arena_reclaim(struct space *space, struct arena *arena) {
 }
 
 bool space_trim(struct space *space) {
-        return total_blocks(space) >= (uint64_t)space->memory.max_blocks + space->ix->segment_blocks &&
+        return total_blocks(space) >=
+                       (uint64_t)space->memory.max_blocks + space->ix->segment_blocks &&
                return_one_segment(space, any_segment, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Spaces are made, compared and deleted here, and their memory is buried afterwards. What a space contains is in the
- * other files; the parts of the store are told by hooks (hooks.h).
+ * Spaces are made, compared and deleted here, and their memory is buried afterwards. What a space
+ * contains is in the other files; the parts of the store are told by hooks (hooks.h).
  */
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include "store/hooks.h"
 #include "store/job.h"
 
-/* ---- finding and comparing ---------------------------------------------------------------------------------- */
+/* ---- finding and comparing ------------------------------------------------------------------- */
 
 struct space *space_by_name(struct domain *domain, const char *name) {
         for (struct space *s = domain->spaces; s; s = s->next)
@@ -31,7 +31,8 @@ static int normalise(struct store *store, struct space_spec *spec) {
         const char *why;
 
         if (!kvd_is_name(spec->name, KVD_NAME_MAX))
-                return store_refuse(store, -EINVAL, "a space's name is 1 to %u of " KVD_NAME_LETTERS, KVD_NAME_MAX);
+                return store_refuse(store, -EINVAL,
+                                    "a space's name is 1 to %u of " KVD_NAME_LETTERS, KVD_NAME_MAX);
         if (kvd_shape_normalise(&spec->geometry, &why) < 0)
                 return store_refuse(store, -EINVAL, "space '%s': %s", spec->name, why);
         if (!spec->options.kind)
@@ -42,17 +43,22 @@ static int normalise(struct store *store, struct space_spec *spec) {
                 spec->options.policy = KVD_policy_lru;
         if (spec->options.kind > KVD_kind_max || spec->options.keys > KVD_keys_max ||
             spec->options.policy > KVD_policy_max)
-                return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys or policy", spec->name);
+                return store_refuse(store, -EINVAL, "space '%s': unknown kind, keys or policy",
+                                    spec->name);
         if (policy_goes_by_worth(spec->options.policy) && kvd_shape_is_opaque(&spec->geometry))
-                return store_refuse(store, -EOPNOTSUPP, "space '%s': policy %s goes by what the methods think of a "
-                                    "block, and they cannot look into opaque ones", spec->name,
+                return store_refuse(store, -EOPNOTSUPP,
+                                    "space '%s': policy %s goes by what the methods think of a "
+                                    "block, and they cannot look into opaque ones",
+                                    spec->name,
                                     kvd_enum_word(KVD_ENUM_policy, spec->options.policy));
         return 0;
 }
 
 static int refuse_different(struct space *space, const char *field) {
-        return store_refuse(space_store(space), -EEXIST, "space '%s' exists with another %s; use another name, or "
-                            "delete it with kvctl space delete", space->name, field);
+        return store_refuse(space_store(space), -EEXIST,
+                            "space '%s' exists with another %s; use another name, or "
+                            "delete it with kvctl space delete",
+                            space->name, field);
 }
 
 static int compare(struct space *space, const struct space_spec *spec) {
@@ -67,7 +73,7 @@ static int compare(struct space *space, const struct space_spec *spec) {
         return field ? refuse_different(space, field) : 0;
 }
 
-/* ---- making ------------------------------------------------------------------------------------------------- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static void space_free(struct space *space) {
         while (space->memory.arenas) {
@@ -100,9 +106,11 @@ static int make_tables(struct space *space) {
                 space->memory.segments[i] = (struct segment){.file = SHARED_FILE_NONE, .number = i};
         space->blocks = sys->calloc(ix->capacity, sizeof *space->blocks);
         space->runs.free = sys->calloc(ix->run_capacity, sizeof *space->runs.free);
-        space->attachments = sys->calloc(space_store(space)->config.max_attachments, sizeof(struct attachment *));
+        space->attachments = sys->calloc(space_store(space)->config.max_attachments,
+                                         sizeof(struct attachment *));
         space->leases.at = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases.at);
-        if (!space->memory.segments || !space->blocks || !space->runs.free || !space->attachments || !space->leases.at)
+        if (!space->memory.segments || !space->blocks || !space->runs.free || !space->attachments ||
+            !space->leases.at)
                 return -ENOMEM;
         space->runs.n_free = ix->run_capacity;
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)
@@ -117,7 +125,8 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         int r;
 
         if (!space)
-                return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'", spec->name);
+                return store_refuse(domain->store, -ENOMEM, "out of memory for space '%s'",
+                                    spec->name);
         space->domain = domain;
         space->index = SHARED_FILE_NONE;
         memcpy(space->name, spec->name, sizeof space->name);
@@ -131,7 +140,8 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         if (r == 0)
                 r = hooks_space_begins(space);
         if (r < 0)
-                return store_refuse(domain->store, r, "out of memory for space '%s' of %u blocks; give it max_blocks",
+                return store_refuse(domain->store, r,
+                                    "out of memory for space '%s' of %u blocks; give it max_blocks",
                                     spec->name, space->ix->capacity);
         space->number = domain->store->next_number++;
         space->next = domain->spaces;
@@ -139,8 +149,8 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         return 0;
 }
 
-int space_open(struct domain *domain, const struct space_spec *wanted, bool create, struct space **ret,
-               bool *created) {
+int space_open(struct domain *domain, const struct space_spec *wanted, bool create,
+               struct space **ret, bool *created) {
         struct space *space = space_by_name(domain, wanted->name);
         struct space_spec spec = *wanted;
         int r;
@@ -148,15 +158,18 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
         *created = false;
         if (!create) {
                 *ret = space;
-                return space ? 0 : store_refuse(domain->store, -ENOENT, "there is no space '%s' in domain '%s'",
-                                                spec.name, domain->config.name);
+                return space ? 0 :
+                               store_refuse(domain->store, -ENOENT,
+                                            "there is no space '%s' in domain '%s'", spec.name,
+                                            domain->config.name);
         }
         r = normalise(domain->store, &spec);
         if (r < 0)
                 return r;
         if (space) {
                 *ret = space;
-                if (!wanted->options.policy) /* no opinion: it may have been changed since the space was made */
+                /* no opinion: it may have been changed since the space was made */
+                if (!wanted->options.policy)
                         spec.options.policy = space->ix->policy;
                 return compare(space, &spec);
         }
@@ -164,7 +177,7 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
         return space_new(domain, &spec, ret);
 }
 
-/* ---- deleting ----------------------------------------------------------------------------------------------- */
+/* ---- deleting -------------------------------------------------------------------------------- */
 
 static uint32_t live_attachments(const struct space *space) {
         uint32_t n = 0;
@@ -195,7 +208,10 @@ static bool has_attachments(const struct space *space) {
         return false;
 }
 
-/* Idle work: frees a piece of a deleted space, since a large pool is not freed in an instant. True: there is more. */
+/*
+ * Idle work: frees a piece of a deleted space, since a large pool is not freed in an instant. True:
+ * there is more.
+ */
 bool store_bury(struct store *store) {
         struct space *space = store->deleted;
 
@@ -206,7 +222,8 @@ bool store_bury(struct store *store) {
                         return true;
         if (hooks_space_buried(space) || attachment_fold(space))
                 return true;
-        if (has_attachments(space)) /* streams that wait for them are to be woken first: semaphore.c */
+        /* streams that wait for them are to be woken first: semaphore.c */
+        if (has_attachments(space))
                 return false;
         store->deleted = space->next;
         space_free(space);
@@ -220,11 +237,14 @@ int space_delete(struct space *space, bool force) {
         uint32_t n = live_attachments(space);
 
         if (n && !force)
-                return store_refuse(store, -EBUSY, "%u client%s using space '%s'; stop %s, or pass --force", n,
+                return store_refuse(store, -EBUSY,
+                                    "%u client%s using space '%s'; stop %s, or pass --force", n,
                                     n == 1 ? " is" : "s are", space->name, n == 1 ? "it" : "them");
         if (n && store->config.backend == KVD_BACKEND_LEGACY && !store->exporter_gone)
-                return store_refuse(store, -EBUSY, "%u clients use space '%s', and have its memory by legacy CUDA "
-                                    "handles, which cannot be taken from under them; end them", n, space->name);
+                return store_refuse(store, -EBUSY,
+                                    "%u clients use space '%s', and have its memory by legacy CUDA "
+                                    "handles, which cannot be taken from under them; end them",
+                                    n, space->name);
         end_attachments(space);
         hooks_space_leaves(space);
         jobs_forget_space(space);
@@ -237,7 +257,7 @@ int space_delete(struct space *space, bool force) {
         return 0;
 }
 
-/* ---- questions ---------------------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 const char *space_name(const struct space *space) {
         return space->name;
@@ -265,7 +285,8 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
         int fd;
 
         if (number >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
-                return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, number);
+                return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u",
+                                    space->name, number);
         segment = &space->memory.segments[number];
         *writable = !space->ix->arena || segment->arena == a->arena;
         fd = space_store(space)->memory->descriptor(space, segment, *writable);
@@ -274,7 +295,7 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
         return fd;
 }
 
-/* ---- the same for workers ---------------------------------------------------------------------- */
+/* ---- the same for workers -------------------------------------------------------------------- */
 
 int space_index_fd_for_worker(struct space *space) {
         return space->index.fd_ro;
@@ -285,7 +306,8 @@ int space_worker_segment_fd(struct space *space, uint32_t segment) {
         int fd;
 
         if (segment >= atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed))
-                return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u", space->name, segment);
+                return store_refuse(space_store(space), -ENOENT, "space '%s' has no segment %u",
+                                    space->name, segment);
         fd = space_store(space)->memory->descriptor(space, s, true);
         s->worker = fd >= 0;
         return fd;

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These functions tell all parts of the store of something (hooks.h). The table is the store's, so that nothing here
- * knows which parts there are.
+ * These functions tell all parts of the store of something (hooks.h). The table is the store's, so
+ * that nothing here knows which parts there are.
  */
 
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
 #define EACH(space, h) \
-        for (const struct hooks *const *h##_at = space_store(space)->hooks, *h; (h = *h##_at); h##_at++)
+        for (const struct hooks *const *h##_at = space_store(space)->hooks, *h; (h = *h##_at); \
+             h##_at++)
 
-/* ---- spaces ------------------------------------------------------------------------------------ */
+/* ---- spaces ---------------------------------------------------------------------------------- */
 
 void hooks_lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
         EACH(space, h)
@@ -81,7 +82,7 @@ void hooks_usage(const struct space *space, struct space_usage *ret) {
                         h->usage(space, ret);
 }
 
-/* ---- attachments ------------------------------------------------------------------------------- */
+/* ---- attachments ----------------------------------------------------------------------------- */
 
 int hooks_attachment_begins(struct attachment *a) {
         int r = 0;
@@ -120,9 +121,10 @@ void hooks_attachment_buried(struct attachment *a) {
                         h->attachment_buried(a);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------ */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
-int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why) {
+int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
+                  const char **why) {
         EACH(a->space, h)
                 if (h->promise)
                         return h->promise(a, q, fields, why);
@@ -158,7 +160,7 @@ double hooks_worth(const struct space *space, uint32_t id) {
         return 0.5;
 }
 
-/* ---- sequences --------------------------------------------------------------------------------- */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 void hooks_sequence_begins(struct space *space, struct sequence *q) {
         EACH(space, h)

@@ -18,6 +18,7 @@ void check_cache(struct walk *w);              /* sums over the space: S1 and fo
 void check_block(struct walk *w, uint32_t id); /* one block: B1 and following */
 void check_sequences(struct walk *w);          /* Q1 and following */
 void check_chunks(struct walk *w);             /* GPU memory: G1 */
-void check_pending(struct walk *w);            /* blocks whose data is not there: F1 and following */
+/* blocks whose data is not there: F1 and following */
+void check_pending(struct walk *w);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These are the invariants of spaces on a GPU. Each chunk of its memory is where its state says (G); the blocks whose data
- * is still to come, or never will, are counted and listed as such (F).
+ * These are the invariants of spaces on a GPU. Each chunk of its memory is where its state says
+ * (G); the blocks whose data is still to come, or never will, are counted and listed as such (F).
  */
 
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "store/check/check.h"
 #include "store/device/chunk.h"
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static const char *wrong(const struct chunk *chunk) {
         bool placed = chunk->state == USED || chunk->state == DRAINING;
@@ -49,7 +49,7 @@ void check_chunks(struct walk *w) {
         expect(w, !what, "G1 %s", what);
 }
 
-/* ---- blocks whose data is not there ------------------------------------------------------------ */
+/* ---- blocks whose data is not there ---------------------------------------------------------- */
 
 void check_pending(struct walk *w) {
         const struct space *s = w->space;
@@ -63,9 +63,13 @@ void check_pending(struct walk *w) {
                 poisoned += b->poisoned && !b->pending;
                 if (!b->pending && !b->poisoned)
                         continue;
-                expect(w, b->state == KVD_SEALED && !b->private, "F1 block %u waits for data and is not sealed", id);
-                expect(w, !b->pending || desc->semaphore, "F2 block %u waits for data and does not say so", id);
-                expect(w, !b->poisoned || (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
+                expect(w, b->state == KVD_SEALED && !b->private,
+                       "F1 block %u waits for data and is not sealed", id);
+                expect(w, !b->pending || desc->semaphore,
+                       "F2 block %u waits for data and does not say so", id);
+                expect(w,
+                       !b->poisoned ||
+                               (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
                        "F3 block %u is poisoned and can be found", id);
         }
         for (uint32_t i = 0; i < s->n_attachments; i++)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A check says what must hold. All broken invariants are counted, and the first one is kept in words.
+ * A check says what must hold. All broken invariants are counted, and the first one is kept in
+ * words.
  */
 
 #include <stdarg.h>

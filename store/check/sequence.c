@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The invariants of sequences, Q1 and following, are checked in one go, as sums over all entries of all of a space's
- * sequences. Counts of references and holds are taken down by what was found, compared with 0, and put up again: so each
- * block's is compared, and nothing is allocated.
+ * The invariants of sequences, Q1 and following, are checked in one go, as sums over all entries of
+ * all of a space's sequences. Counts of references and holds are taken down by what was found,
+ * compared with 0, and put up again: so each block's is compared, and nothing is allocated.
  */
 
 #include <string.h>
@@ -31,7 +31,7 @@ static const struct job *job_of(const struct space *s) {
         return job->id && job->space == s ? job : NULL;
 }
 
-/* ---- references and holds --------------------------------------------------------------------------------------- */
+/* ---- references and holds -------------------------------------------------------------------- */
 
 static void refs_down(struct walk *w, struct sequence *q) {
         for (uint32_t i = 0; i < q->n_entries; i++)
@@ -72,27 +72,33 @@ static void check_refs(struct walk *w) {
 
         each_sequence(w, refs_down);
         for (uint32_t i = 0; i < s->ix->capacity; i++)
-                expect(w, s->blocks[i].refs == 0, "Q2 block %u has not as many references as entries name it", i);
+                expect(w, s->blocks[i].refs == 0,
+                       "Q2 block %u has not as many references as entries name it", i);
         each_sequence(w, refs_up);
         each_sequence(w, holds_down);
         add_job_holds(w, UINT32_MAX);
         for (uint32_t i = 0; i < s->ix->capacity; i++)
-                expect(w, s->blocks[i].holds == 0, "Q3 block %u is not held by as many jobs and offers as it says", i);
+                expect(w, s->blocks[i].holds == 0,
+                       "Q3 block %u is not held by as many jobs and offers as it says", i);
         add_job_holds(w, 1);
         each_sequence(w, holds_up);
 }
 
-/* ---- private blocks --------------------------------------------------------------------------------------------- */
+/* ---- private blocks -------------------------------------------------------------------------- */
 
 static void check_private(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
         const struct kvd_desc *desc = kvd_index_desc(s->ix, id);
 
-        expect(w, !b->indexed && !b->run && b->parent == NONE && b->child == NONE && desc->parent == KVD_ROOT &&
-               desc->key.lo == 0 && desc->key.hi == 0, "Q4 private block %u is in a table or a chain", id);
-        expect(w, desc->flags & KVD_DESC_PRIVATE && desc->n_tokens >= 1 &&
-               desc->n_tokens <= s->ix->geometry.block_tokens, "Q5 private block %u has a wrong descriptor", id);
+        expect(w,
+               !b->indexed && !b->run && b->parent == NONE && b->child == NONE &&
+                       desc->parent == KVD_ROOT && desc->key.lo == 0 && desc->key.hi == 0,
+               "Q4 private block %u is in a table or a chain", id);
+        expect(w,
+               desc->flags & KVD_DESC_PRIVATE && desc->n_tokens >= 1 &&
+                       desc->n_tokens <= s->ix->geometry.block_tokens,
+               "Q5 private block %u has a wrong descriptor", id);
 }
 
 static void check_garbage(struct walk *w) {
@@ -111,13 +117,16 @@ static void check_garbage(struct walk *w) {
                 expect(w, !b->reviving || (b->state == KVD_FILLING && b->owner == NONE),
                        "Q6 block %u is being revived and somebody's", i);
         }
-        for (uint32_t id = block_list_first(&s->private.garbage); listed < s->private.garbage.n && id != NONE; id = s->blocks[id].next, listed++) {
+        for (uint32_t id = block_list_first(&s->private.garbage);
+             listed < s->private.garbage.n && id != NONE; id = s->blocks[id].next, listed++) {
                 expect(w, block_is_garbage(&s->blocks[id]) && s->blocks[id].prev == before,
                        "Q7 block %u is in the list of garbage wrongly", id);
                 before = id;
         }
-        expect(w, listed == s->private.garbage.n && n_garbage == s->private.garbage.n, "Q7 garbage is lost");
-        expect(w, n_private == s->private.n && n_reviving == s->private.n_reviving, "Q8 private blocks are miscounted");
+        expect(w, listed == s->private.garbage.n && n_garbage == s->private.garbage.n,
+               "Q7 garbage is lost");
+        expect(w, n_private == s->private.n && n_reviving == s->private.n_reviving,
+               "Q8 private blocks are miscounted");
 }
 
 /* Every block that waits to be filled is one that a job has, or a compaction that waits. */
@@ -132,15 +141,18 @@ static void check_reviving(struct walk *w) {
         w->waiting = 0;
         each_sequence(w, count_waiting);
         for (uint32_t i = 0; job && i < job->n_items; i++)
-                w->waiting += job->items[i].held && w->space->blocks[kvd_ref_id(job->items[i].held)].reviving;
-        expect(w, w->waiting == w->space->private.n_reviving, "Q24 a block that a worker was to fill is lost");
+                w->waiting += job->items[i].held &&
+                              w->space->blocks[kvd_ref_id(job->items[i].held)].reviving;
+        expect(w, w->waiting == w->space->private.n_reviving,
+               "Q24 a block that a worker was to fill is lost");
 }
 
-/* ---- entries ---------------------------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 #define GONE (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED)
 
-static bool has_tokens_of(const struct sequence *q, const struct entry *e, const struct kvd_desc *desc) {
+static bool has_tokens_of(const struct sequence *q, const struct entry *e,
+                          const struct kvd_desc *desc) {
         return e->slots == e->n_tokens &&
                memcmp(desc->tokens, q->tokens + e->position, e->n_tokens * sizeof *q->tokens) == 0;
 }
@@ -152,12 +164,18 @@ static void check_block_of(struct walk *w, const struct sequence *q, uint32_t at
 
         if (!entry_is_own(e))
                 return;
-        expect(w, names_private(s, e), "Q9 entry %u of sequence %u names a block that is gone, or everybody's", at,
+        expect(w, names_private(s, e),
+               "Q9 entry %u of sequence %u names a block that is gone, or everybody's", at,
                q->number);
-        expect(w, !(desc->flags & KVD_DESC_COMPACT) == !(e->flags & KVD_ENTRY_COMPACT) && desc->n_tokens == e->slots,
-               "Q23 entry %u of sequence %u has a packed block and does not know, or the other way round", at,
-               q->number);
-        expect(w, desc->depth == e->position && (e->flags & KVD_ENTRY_COMPACT || has_tokens_of(q, e, desc)),
+        expect(w,
+               !(desc->flags & KVD_DESC_COMPACT) == !(e->flags & KVD_ENTRY_COMPACT) &&
+                       desc->n_tokens == e->slots,
+               "Q23 entry %u of sequence %u has a packed block and does not know, or the other way "
+               "round",
+               at, q->number);
+        expect(w,
+               desc->depth == e->position &&
+                       (e->flags & KVD_ENTRY_COMPACT || has_tokens_of(q, e, desc)),
                "Q10 entry %u of sequence %u has other tokens than its block", at, q->number);
         expect(w, !(desc->flags & KVD_DESC_APPROX) == !(e->flags & KVD_ENTRY_APPROX),
                "Q11 entry %u of sequence %u passes an approximation for exact", at, q->number);
@@ -167,18 +185,26 @@ static void check_state_of(struct walk *w, struct sequence *q, uint32_t at) {
         const struct entry *e = &q->entries[at];
         const struct sketch *k = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
 
-        expect(w, !e->ref == !!(e->flags & GONE), "Q12 entry %u of sequence %u is neither here nor gone, or both",
+        expect(w, !e->ref == !!(e->flags & GONE),
+               "Q12 entry %u of sequence %u is neither here nor gone, or both", at, q->number);
+        expect(w,
+               !(e->flags & KVD_ENTRY_DROPPED) ==
+                       !!(e->ref || (e->flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE))),
+               "Q12 entry %u of sequence %u is dropped and has a copy, or is lost without a word",
                at, q->number);
-        expect(w, !(e->flags & KVD_ENTRY_DROPPED) == !!(e->ref || (e->flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE))),
-               "Q12 entry %u of sequence %u is dropped and has a copy, or is lost without a word", at, q->number);
         expect(w, !(e->flags & KVD_ENTRY_SPILLED) || e->place != KVD_NOWHERE,
                "Q13 entry %u of sequence %u is spilled to nowhere", at, q->number);
         expect(w, !(e->flags & KVD_ENTRY_VAGUE) || e->ordinal != KVD_NO_ORDINAL,
                "Q14 entry %u of sequence %u is vague and in no sketch", at, q->number);
-        expect(w, !(e->flags & KVD_ENTRY_COMPACT) || (e->ordinal == KVD_NO_ORDINAL && !(e->flags & KVD_ENTRY_DROPPED)),
+        expect(w,
+               !(e->flags & KVD_ENTRY_COMPACT) ||
+                       (e->ordinal == KVD_NO_ORDINAL && !(e->flags & KVD_ENTRY_DROPPED)),
                "Q14 entry %u of sequence %u is packed, and in a sketch or dropped", at, q->number);
-        expect(w, e->ordinal == KVD_NO_ORDINAL || (k && (uint64_t)e->ordinal + e->n_tokens <= k->n_ordinals),
-               "Q14 entry %u of sequence %u has ordinals that its sketch did not give", at, q->number);
+        expect(w,
+               e->ordinal == KVD_NO_ORDINAL ||
+                       (k && (uint64_t)e->ordinal + e->n_tokens <= k->n_ordinals),
+               "Q14 entry %u of sequence %u has ordinals that its sketch did not give", at,
+               q->number);
 }
 
 static void check_entries(struct walk *w, struct sequence *q) {
@@ -189,7 +215,8 @@ static void check_entries(struct walk *w, struct sequence *q) {
         for (uint32_t i = 0; i < q->n_entries; i++) {
                 const struct entry *e = &q->entries[i];
 
-                expect(w, e->position == at, "Q15 entry %u of sequence %u is at another place", i, q->number);
+                expect(w, e->position == at, "Q15 entry %u of sequence %u is at another place", i,
+                       q->number);
                 at += e->n_tokens;
                 own += entry_is_own(e);
                 copies += e->place != KVD_NOWHERE;
@@ -197,21 +224,23 @@ static void check_entries(struct walk *w, struct sequence *q) {
                 if (e->ref)
                         check_block_of(w, q, i);
         }
-        expect(w, at == q->n_tokens && own == q->n_own && copies == q->n_copies, "Q15 sequence %u miscounts",
-               q->number);
+        expect(w, at == q->n_tokens && own == q->n_own && copies == q->n_copies,
+               "Q15 sequence %u miscounts", q->number);
 }
 
-/* ---- lists ------------------------------------------------------------------------------------------------------ */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
-static void check_list(struct walk *w, const struct sequence *q, const struct list *list, enum entry_busy busy) {
+static void check_list(struct walk *w, const struct sequence *q, const struct list *list,
+                       enum entry_busy busy) {
         uint32_t n = 0, all = 0;
 
         for (uint32_t at = list->first; n < list->n && at != NONE; at = q->entries[at].next, n++)
-                expect(w, q->entries[at].busy == busy, "Q16 entry %u of sequence %u is in the wrong list", at,
-                       q->number);
+                expect(w, q->entries[at].busy == busy,
+                       "Q16 entry %u of sequence %u is in the wrong list", at, q->number);
         for (uint32_t i = 0; i < q->n_entries; i++)
                 all += q->entries[i].busy == busy;
-        expect(w, n == list->n && all == n, "Q16 list %u of sequence %u is broken", busy, q->number);
+        expect(w, n == list->n && all == n, "Q16 list %u of sequence %u is broken", busy,
+               q->number);
 }
 
 static void check_lists_of(struct walk *w, struct sequence *q) {
@@ -225,7 +254,8 @@ static void check_lists_of(struct walk *w, struct sequence *q) {
         check_list(w, q, &q->forget, FORGET_WANTED);
         check_list(w, q, &q->compact, COMPACT_WANTED);
         check_list(w, q, &q->changes, OFFERED);
-        expect(w, q->n_sent <= q->changes.n, "Q17 sequence %u has sent more than it has to offer", q->number);
+        expect(w, q->n_sent <= q->changes.n, "Q17 sequence %u has sent more than it has to offer",
+               q->number);
         for (uint32_t i = 0; i < q->n_entries; i++) {
                 enum entry_busy b = q->entries[i].busy;
 
@@ -237,10 +267,11 @@ static void check_lists_of(struct walk *w, struct sequence *q) {
         if (job && job->ticket == &q->compacting)
                 for (uint32_t i = 0; i < job->n_items; i++)
                         in_job += job->items[i].flags == KVD_JOB_SOURCE;
-        expect(w, busy == in_job, "Q18 entries of sequence %u wait for a job that is not there", q->number);
+        expect(w, busy == in_job, "Q18 entries of sequence %u wait for a job that is not there",
+               q->number);
 }
 
-/* ---- copies and sketches ---------------------------------------------------------------------------------------- */
+/* ---- copies and sketches --------------------------------------------------------------------- */
 
 static uint64_t mixed(uint64_t place) {
         place = (place + 1) * UINT64_C(0x9e3779b97f4a7c15);
@@ -268,9 +299,10 @@ static void add_up(struct walk *w, struct sequence *q) {
 
                 sums.sketch_bytes += k->bytes;
                 for (uint32_t i = 0; i < q->n_entries; i++)
-                        n += q->entries[i].ordinal != KVD_NO_ORDINAL && q->entries[i].sketch == k->number;
-                expect(w, !q->attachment || n == k->n_entries, "Q19 sketch %u does not have the entries that it counts",
-                       k->number);
+                        n += q->entries[i].ordinal != KVD_NO_ORDINAL &&
+                             q->entries[i].sketch == k->number;
+                expect(w, !q->attachment || n == k->n_entries,
+                       "Q19 sketch %u does not have the entries that it counts", k->number);
         }
 }
 
@@ -301,11 +333,17 @@ static void check_sums(struct walk *w) {
                         sums.places += mixed(job->items[i].place);
                         sums.n_places++;
                 }
-        expect(w, tiers_of(s)->spill_bytes == places_used(s, KVD_TIER_memory) * s->ix->block_bytes + sums.sketch_bytes,
+        expect(w,
+               tiers_of(s)->spill_bytes ==
+                       places_used(s, KVD_TIER_memory) * s->ix->block_bytes + sums.sketch_bytes,
                "Q20 memory of copies and sketches is miscounted");
         check_places(w);
-        expect(w, sums.shared == sequences_of(s)->n_shared && sums.spilled == sequences_of(s)->n_spilled && sums.vague == sequences_of(s)->n_vague &&
-               sums.leaving == sequences_of(s)->n_leaving, "Q22 entries are miscounted");
+        expect(w,
+               sums.shared == sequences_of(s)->n_shared &&
+                       sums.spilled == sequences_of(s)->n_spilled &&
+                       sums.vague == sequences_of(s)->n_vague &&
+                       sums.leaving == sequences_of(s)->n_leaving,
+               "Q22 entries are miscounted");
 }
 
 void check_sequences(struct walk *w) {

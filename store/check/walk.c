@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Walks what must always be true of a space between two requests. A call looks at one piece of the blocks, so that the
- * loop goes on; sums over the whole space are taken in the call that starts a walk.
+ * Walks what must always be true of a space between two requests. A call looks at one piece of the
+ * blocks, so that the loop goes on; sums over the whole space are taken in the call that starts a
+ * walk.
  */
 
 #include "store/check/check.h"

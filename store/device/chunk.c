@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A chunk of a GPU's memory is here until somebody has it: it is made, cleared, given up and made again (chunk.h). The
- * memory is cleared by a worker, or made by an exporter, and the daemon keeps handles of it alone.
+ * A chunk of a GPU's memory is here until somebody has it: it is made, cleared, given up and made
+ * again (chunk.h). The memory is cleared by a worker, or made by an exporter, and the daemon keeps
+ * handles of it alone.
  */
 
 #include "store/device/chunk.h"
@@ -19,7 +20,7 @@ void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_s
         chunk->state = state;
 }
 
-/* ---- chunks ------------------------------------------------------------------------------------------------------ */
+/* ---- chunks ---------------------------------------------------------------------------------- */
 
 static int make(struct store *store, struct chunk *chunk) {
         struct device_pool *pool = pool_of(store);
@@ -29,8 +30,10 @@ static int make(struct store *store, struct chunk *chunk) {
         if (pool->cuda)
                 error = pool->cuda->cuMemCreate(&chunk->memory, pool->bytes, &pool->what, 0);
         if (error)
-                return store_refuse(store, kvd_cuda_errno(error), "a segment of %llu MiB cannot be had from the GPU: "
-                                    "%s", (unsigned long long)(pool->bytes >> 20),
+                return store_refuse(store, kvd_cuda_errno(error),
+                                    "a segment of %llu MiB cannot be had from the GPU: "
+                                    "%s",
+                                    (unsigned long long)(pool->bytes >> 20),
                                     kvd_cuda_why(pool->cuda, error, text, sizeof text));
         chunk_set_state(pool, chunk, DIRTY);
         return 0;
@@ -85,8 +88,10 @@ static int granularity_of(struct store *store, const struct cu_allocation *what,
         error = cuda->cuMemGetAllocationGranularity(ret, what, CU_GRANULARITY_RECOMMENDED);
         if (error == CU_OK && *ret)
                 return 0;
-        return store_refuse(store, error ? kvd_cuda_errno(error) : -EIO, "the GPU does not say how its memory is cut: "
-                            "%s", kvd_cuda_why(cuda, error, text, sizeof text));
+        return store_refuse(store, error ? kvd_cuda_errno(error) : -EIO,
+                            "the GPU does not say how its memory is cut: "
+                            "%s",
+                            kvd_cuda_why(cuda, error, text, sizeof text));
 }
 
 static int size_pool(struct store *store, const struct cu_allocation *what) {
@@ -97,21 +102,29 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
         if (r < 0)
                 return r;
         if (config->backend == KVD_BACKEND_LEGACY)
-                config->segment_bytes = MAX(config->segment_bytes, config->pool_bytes / LEGACY_SEGMENTS);
+                config->segment_bytes = MAX(config->segment_bytes,
+                                            config->pool_bytes / LEGACY_SEGMENTS);
         else
                 config->segment_bytes = MIN(config->segment_bytes, config->pool_bytes / 16);
         config->segment_bytes = ALIGN_UP(config->segment_bytes, granularity);
         config->pool_bytes -= config->pool_bytes % config->segment_bytes;
         store->page_bytes = granularity;
         if (config->pool_bytes == 0)
-                return store_refuse(store, -EINVAL, "pool is smaller than one segment of GPU memory, %llu MiB; raise "
-                                    "it", (unsigned long long)(config->segment_bytes >> 20));
+                return store_refuse(
+                        store, -EINVAL,
+                        "pool is smaller than one segment of GPU memory, %llu MiB; raise "
+                        "it",
+                        (unsigned long long)(config->segment_bytes >> 20));
         return 0;
 }
 
-/* Makes as many chunks as can be had. Clients of a daemon before this one may have others, until they notice. */
+/*
+ * Makes as many chunks as can be had. Clients of a daemon before this one may have others, until
+ * they notice.
+ */
 int device_open(struct store *store) {
-        struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+        struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                     .handle_types = CU_HANDLE_POSIX_FD,
                                      .location = {CU_LOCATION_DEVICE, store->config.device}};
         struct device_pool *pool;
         int r = size_pool(store, &what);
@@ -134,7 +147,7 @@ int device_open(struct store *store) {
         return r == -ENOMEM || pool->count[DIRTY] ? 0 : r;
 }
 
-/* ---- clearing ---------------------------------------------------------------------------------------------------- */
+/* ---- clearing -------------------------------------------------------------------------------- */
 
 int chunk_export(struct store *store, struct chunk *chunk) {
         const struct kvd_cuda *cuda = pool_of(store)->cuda;
@@ -143,11 +156,13 @@ int chunk_export(struct store *store, struct chunk *chunk) {
 
         if (chunk->fd >= 0)
                 return chunk->fd;
-        error = cuda->cuMemExportToShareableHandle(&chunk->fd, chunk->memory, CU_HANDLE_POSIX_FD, 0);
+        error = cuda->cuMemExportToShareableHandle(&chunk->fd, chunk->memory, CU_HANDLE_POSIX_FD,
+                                                   0);
         if (error == CU_OK)
                 return chunk->fd;
         chunk->fd = -1;
-        return store_refuse(store, kvd_cuda_errno(error), "the GPU gives no descriptor for a segment: %s",
+        return store_refuse(store, kvd_cuda_errno(error),
+                            "the GPU gives no descriptor for a segment: %s",
                             kvd_cuda_why(cuda, error, text, sizeof text));
 }
 
@@ -157,7 +172,8 @@ void store_clears(const struct store *store, struct store_clears *ret) {
         *ret = (struct store_clears){0};
         if (pool)
                 *ret = (struct store_clears){.dirty = pool->count[DIRTY] + pool->count[CLEARING],
-                                             .clean = pool->count[CLEAN], .missing = pool->count[MISSING]};
+                                             .clean = pool->count[CLEAN],
+                                             .missing = pool->count[MISSING]};
 }
 
 bool store_has_device(const struct store *store) {
@@ -206,7 +222,7 @@ void store_clear_failed(struct store *store) {
         pool_of(store)->clear_failed = true;
 }
 
-/* ---- legacy handles: an exporter makes the memory, clear, and keeps it ---------------------------------------------- */
+/* ---- legacy handles: an exporter makes the memory, clear, and keeps it ----------------------- */
 
 bool store_has_exporter(const struct store *store) {
         return store->config.backend == KVD_BACKEND_LEGACY;
@@ -227,7 +243,8 @@ bool store_next_export(struct store *store, uint32_t *number, uint64_t *bytes) {
         return false;
 }
 
-void store_export_done(struct store *store, uint32_t number, const uint8_t handle[CU_IPC_HANDLE_BYTES]) {
+void store_export_done(struct store *store, uint32_t number,
+                       const uint8_t handle[CU_IPC_HANDLE_BYTES]) {
         struct chunk *chunk = &pool_of(store)->chunks[number];
 
         memcpy(chunk->handle.bytes, handle, sizeof chunk->handle.bytes);

@@ -3,8 +3,9 @@
 #define KVD_STORE_DEVICE_CHUNK_H
 
 /*
- * A GPU's memory, without a context: the driver makes it and gives descriptors for it after cuInit alone. The pool is
- * cut into chunks of one size, each of which becomes one segment of one space at a time:
+ * A GPU's memory, without a context: the driver makes it and gives descriptors for it after cuInit
+ * alone. The pool is cut into chunks of one size, each of which becomes one segment of one space at
+ * a time:
  *
  *      MISSING ──made──► DIRTY ──a worker──► CLEARING ──it says so──► CLEAN ──begin──► USED ──let_go──► DRAINING
  *         ▲                ▲                     │                              ▲                          │
@@ -12,10 +13,11 @@
  *         └─────────made anew, for any domain────── RETURNED ◄──nobody has it mapped any more──────────────┘
  *                                                       └──begin, in the same domain──► USED
  *
- * Who once had a chunk's descriptor could have kept it, and could map it again, whatever it says: so a chunk never
- * changes domains. It is given up and another is made, which the driver does when the last mapping and the last
- * descriptor of the old one are gone, anywhere; until then there is one chunk less. What the driver makes is not known
- * to be empty, and is cleared before anybody gets it.
+ * Who once had a chunk's descriptor could have kept it, and could map it again, whatever it says:
+ * so a chunk never changes domains. It is given up and another is made, which the driver does when
+ * the last mapping and the last descriptor of the old one are gone, anywhere; until then there is
+ * one chunk less. What the driver makes is not known to be empty, and is cleared before anybody
+ * gets it.
  */
 
 #include "ipc/base/device.h"
@@ -36,7 +38,8 @@ struct chunk {
 };
 
 struct device_pool {
-        const struct kvd_cuda *cuda; /* NULL: an exporter makes the memory, and this process only keeps its handles */
+        /* NULL: an exporter makes the memory, and this process only keeps its handles */
+        const struct kvd_cuda *cuda;
         struct cu_allocation what;
         uint64_t bytes;          /* of a chunk */
         uint32_t n;
@@ -51,17 +54,20 @@ static inline struct device_pool *pool_of(const struct store *store) {
 }
 
 void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_state state);
-void chunk_remake(struct store *store, struct chunk *chunk); /* gives it up, and makes another in its place */
+/* gives it up, and makes another in its place */
+void chunk_remake(struct store *store, struct chunk *chunk);
 int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, the chunk's */
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
 
 /* memory.c */
-void device_undrain(struct space *space, struct segment *segment); /* frees its chunk if nobody has it mapped */
+/* frees its chunk if nobody has it mapped */
+void device_undrain(struct space *space, struct segment *segment);
 bool device_draining(const struct segment *segment);
 
 /* drain.c: which clients have which segments mapped */
 void drain_handed_out(struct attachment *a, uint32_t segment);
 bool drain_mapped(const struct space *space, uint32_t segment);  /* by anybody */
-bool drain_told(const struct space *space, uint32_t segment);    /* has anybody been asked, and not answered yet? */
+/* has anybody been asked, and not answered yet? */
+bool drain_told(const struct space *space, uint32_t segment);
 
 #endif

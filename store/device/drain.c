@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The store knows here which clients have which segments of a GPU mapped. Nobody can unmap memory for another process: a segment without
- * blocks keeps its chunk until everybody who was given its descriptor has said that it is unmapped, or is gone, as the
- * kernel says. The index's drain_epoch moves, clients ask what is wanted (message drain), unmap, and say so.
+ * The store knows here which clients have which segments of a GPU mapped. Nobody can unmap memory
+ * for another process: a segment without blocks keeps its chunk until everybody who was given its
+ * descriptor has said that it is unmapped, or is gone, as the kernel says. The index's drain_epoch
+ * moves, clients ask what is wanted (message drain), unmap, and say so.
  *
  *      mapped   its descriptor was handed out, and nothing has been said about it since
  *      told     this client was asked to unmap it, and has not answered: until then no block appears in it, so that
@@ -70,8 +71,8 @@ bool drain_told(const struct space *space, uint32_t segment) {
         return false;
 }
 
-uint32_t attachment_drain(struct attachment *a, const uint32_t *unmapped, uint32_t n, uint32_t *wanted,
-                          uint32_t n_wanted) {
+uint32_t attachment_drain(struct attachment *a, const uint32_t *unmapped, uint32_t n,
+                          uint32_t *wanted, uint32_t n_wanted) {
         uint32_t n_segments = a->space->ix->n_segments, found = 0;
 
         if (!a->mapped)

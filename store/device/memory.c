@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments in a GPU's memory: the other table of memory.h. A segment has one chunk while it has blocks, and keeps it
- * until nobody has it mapped any more (drain.c).
+ * Segments in a GPU's memory: the other table of memory.h. A segment has one chunk while it has
+ * blocks, and keeps it until nobody has it mapped any more (drain.c).
  */
 
 #include <errno.h>
@@ -10,13 +10,14 @@
 
 #include "store/device/chunk.h"
 
-/* ---- segments ---------------------------------------------------------------------------------------------------- */
+/* ---- segments -------------------------------------------------------------------------------- */
 
 bool device_draining(const struct segment *segment) {
         return segment->chunk && segment->chunk->state == DRAINING;
 }
 
-static struct chunk *find_chunk(struct device_pool *pool, enum chunk_state state, const struct domain *domain) {
+static struct chunk *find_chunk(struct device_pool *pool, enum chunk_state state,
+                                const struct domain *domain) {
         for (uint32_t i = 0; pool->count[state] && i < pool->n; i++) {
                 struct chunk *chunk = &pool->chunks[(pool->hand + i) % pool->n];
 
@@ -28,7 +29,9 @@ static struct chunk *find_chunk(struct device_pool *pool, enum chunk_state state
         return NULL;
 }
 
-/* A segment whose chunk only waits to be unmapped takes it back, if no client is about to unmap it. */
+/*
+ * A segment whose chunk only waits to be unmapped takes it back, if no client is about to unmap it.
+ */
 static uint32_t vacant(const struct space *space, const struct segment *segment) {
         const struct device_pool *pool = pool_of(space_store(space));
 
@@ -89,7 +92,10 @@ static void give_up(struct space *space, struct segment *segment) {
         chunk_remake(space_store(space), chunk);
 }
 
-/* Clients of a deleted space may write into what they had for some time, and are not asked to unmap it. */
+/*
+ * Clients of a deleted space may write into what they had for some time, and are not asked to unmap
+ * it.
+ */
 static void let_go(struct space *space, struct segment *segment) {
         if (!space->ix->alive) {
                 give_up(space, segment);
@@ -127,7 +133,8 @@ static int descriptor(struct space *space, struct segment *segment, bool writabl
         return chunk_export(space_store(space), segment->chunk);
 }
 
-#define MOST_DRAINING 4u /* whoever should unmap them may be asleep: that is no reason to take more, nor to take none */
+/* whoever should unmap them may be asleep: that is no reason to take more, nor to take none */
+#define MOST_DRAINING 4u
 
 /* Memory that was taken from one space is not the other's before it is made anew and cleared. */
 static bool scarce(const struct store *store) {
@@ -146,17 +153,26 @@ static void close_pool(struct store *store) {
         store->device_pool = NULL;
 }
 
-const struct memory_ops memory_device = {.close = close_pool, .vacant = vacant, .begin = begin, .fill = fill,
-                                         .let_go = let_go, .bury = bury, .idle = idle, .descriptor = descriptor,
-                                         .handed_out = drain_handed_out, .scarce = scarce};
+const struct memory_ops memory_device = {.close = close_pool,
+                                         .vacant = vacant,
+                                         .begin = begin,
+                                         .fill = fill,
+                                         .let_go = let_go,
+                                         .bury = bury,
+                                         .idle = idle,
+                                         .descriptor = descriptor,
+                                         .handed_out = drain_handed_out,
+                                         .scarce = scarce};
 
 const uint8_t *space_segment_handle(const struct space *space, uint32_t segment) {
-        const struct chunk *chunk = segment < space->ix->max_segments ? space->memory.segments[segment].chunk : NULL;
+        const struct chunk *chunk = segment < space->ix->max_segments ?
+                                            space->memory.segments[segment].chunk :
+                                            NULL;
 
         return space->ix->backend == KVD_BACKEND_LEGACY && chunk ? chunk->handle.bytes : NULL;
 }
 
-/* ---- the worker -------------------------------------------------------------------------------------------------- */
+/* ---- the worker ------------------------------------------------------------------------------ */
 
 bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment) {
         struct device_pool *pool = pool_of(store);
@@ -187,5 +203,6 @@ void store_worker_gone(struct store *store) {
         store_clear_done(store, false);
         for (uint32_t i = 0; i < pool->n; i++)
                 if (pool->chunks[i].segment && pool->chunks[i].segment->worker)
-                        space_worker_unmapped(pool->chunks[i].space, pool->chunks[i].segment->number);
+                        space_worker_unmapped(pool->chunks[i].space,
+                                              pool->chunks[i].segment->number);
 }

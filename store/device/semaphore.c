@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks of a GPU may be sealed before their data is there (ipc/base/semaphore.h). This file finds out when it is, and
- * what becomes of them if their producer dies first. A pending block is in the index like any other, but it is not evicted, and no worker reads it, until
- * the daemon has seen its semaphore reach the value that the block waits for.
+ * Blocks of a GPU may be sealed before their data is there (ipc/base/semaphore.h). This file finds
+ * out when it is, and what becomes of them if their producer dies first. A pending block is in the
+ * index like any other, but it is not evicted, and no worker reads it, until the daemon has seen
+ * its semaphore reach the value that the block waits for.
  *
- * The steps, as named in tests/client/spin/semaphore.pml. P is the producer and its stream, R a reader and its stream, O
- * the owner, which is this file:
+ * The steps, as named in tests/client/spin/semaphore.pml. P is the producer and its stream, R a
+ * reader and its stream, O the owner, which is this file:
  *
  *      P1  the stream writes the data              O1  at the seal: semaphore words, n_pending, then the slot word
  *      P2  the stream writes the semaphore         O2  sees the value: the block's semaphore := 0
@@ -20,21 +21,24 @@
  *
  * Why R4 reads what P1 wrote, or R5 says that it did not:
  *
- *  - The semaphore words of a block are stored before the slot word that makes it visible (O1), so whoever pins it sees
- *    them. Only O2 takes them back, after the value was seen, and P2 comes behind P1 on one stream.
- *  - The semaphore reaches the value by P2 or by O7. In the second case O5 comes first, a release before a release, so
- *    that whoever sees the value sees the flag. R5 reads the flag after R4, and R4 comes after the value: it cannot
- *    miss it.
- *  - Between O4 and O7 nobody writes the semaphore: the producer's GPU work is over (O3, by time, since no call tells),
- *    and its row is nobody else's before O8. So "not reached" stays true, and the value never moves back.
- *  - Whoever waits in R3 is released: by P2 or, once the producer is gone, by O7. A value that was never promised in a
- *    seal is waited for by the producer alone.
+ *  - The semaphore words of a block are stored before the slot word that makes it visible (O1), so
+ *    whoever pins it sees them. Only O2 takes them back, after the value was seen, and P2 comes
+ *    behind P1 on one stream.
+ *  - The semaphore reaches the value by P2 or by O7. In the second case O5 comes first, a release
+ *    before a release, so that whoever sees the value sees the flag. R5 reads the flag after R4,
+ *    and R4 comes after the value: it cannot miss it.
+ *  - Between O4 and O7 nobody writes the semaphore: the producer's GPU work is over (O3, by time,
+ *    since no call tells), and its row is nobody else's before O8. So "not reached" stays true, and
+ *    the value never moves back.
+ *  - Whoever waits in R3 is released: by P2 or, once the producer is gone, by O7. A value that was
+ *    never promised in a seal is waited for by the producer alone.
  *
- * A poisoned block may be pinned. It stays, with everything that hangs on it, until it is not; nobody finds it, and
- * nothing can be sealed behind it.
+ * A poisoned block may be pinned. It stays, with everything that hangs on it, until it is not;
+ * nobody finds it, and nothing can be sealed behind it.
  *
- * Whether a plain store wakes a stream that waits is the driver's secret. So the store also asks for a stream write of
- * the same value (store_next_wake) by a worker, and the row waits for that, too.
+ * Whether a plain store wakes a stream that waits is the driver's secret. So the store also asks
+ * for a stream write of the same value (store_next_wake) by a worker, and the row waits for that,
+ * too.
  */
 
 #include <errno.h>
@@ -48,9 +52,9 @@
 #include "store/job.h"
 
 /*
- * One attachment's promises: a list of blocks for each semaphore, in the order in which they were sealed. Values grow
- * along it, except where threads of a client seal at once; then a block whose data is there waits here for the one
- * before it, which hurts nobody.
+ * One attachment's promises: a list of blocks for each semaphore, in the order in which they were
+ * sealed. Values grow along it, except where threads of a client seal at once; then a block whose
+ * data is there waits here for the one before it, which hurts nobody.
  */
 struct promises {
         uint64_t busy;                /* bit i: semaphore i has blocks that wait */
@@ -69,7 +73,7 @@ static shm_u64 *semaphore_word(const struct attachment *a, uint32_t at) {
         return semaphore_words(a->space) + a->seat * SEMAPHORES + at;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 int semaphores_new(struct space *space) {
         struct semaphores *all;
@@ -100,11 +104,12 @@ static void bury(struct attachment *a) {
         free(a->promises);
 }
 
-/* ---- lists ------------------------------------------------------------------------------------------------------ */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 static void set_pending(struct space *space, uint64_t n) {
         space->unready.n_pending = n;
-        atomic_store_explicit(&space->ix->n_pending, (uint32_t)MIN(n, UINT32_MAX), memory_order_release);
+        atomic_store_explicit(&space->ix->n_pending, (uint32_t)MIN(n, UINT32_MAX),
+                              memory_order_release);
 }
 
 static void push(struct attachment *a, uint32_t at, uint32_t id) {
@@ -128,10 +133,14 @@ static uint32_t pop(struct attachment *a, uint32_t at) {
         return id;
 }
 
-/* ---- the seal (O1) ---------------------------------------------------------------------------------------------- */
+/* ---- the seal (O1) --------------------------------------------------------------------------- */
 
-/* -EINVAL, with a word for it. Fills in the semaphore words of the blocks of a request: zeros if their data is there. */
-static int promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields, const char **why) {
+/*
+ * -EINVAL, with a word for it. Fills in the semaphore words of the blocks of a request: zeros if
+ * their data is there.
+ */
+static int promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
+                   const char **why) {
         uint32_t at = q->semaphore;
         uint64_t value = q->semaphore_value;
         struct promises *p = a->promises;
@@ -155,7 +164,7 @@ static void promised(struct attachment *a, uint32_t id, const struct kvd_desc *f
         space_count(a->space, KVD_SPACE_ORDERED, 1);
 }
 
-/* ---- the data is there (O2) ------------------------------------------------------------------------------------- */
+/* ---- the data is there (O2) ------------------------------------------------------------------ */
 
 static bool reached(const struct attachment *a, uint32_t at) {
         uint32_t id = a->promises->blocks[at].first;
@@ -220,9 +229,12 @@ bool store_look_at_semaphores(struct store *store) {
         return more;
 }
 
-/* ---- the data will never be there (O4 to O7) --------------------------------------------------------------------- */
+/* ---- the data will never be there (O4 to O7) ------------------------------------------------- */
 
-/* Steps O5 and O6. Children follow in any order, since none of them is found once the block before it is not. */
+/*
+ * Steps O5 and O6. Children follow in any order, since none of them is found once the block before
+ * it is not.
+ */
 static void poison_one(struct space *space, uint32_t id) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         struct block *b = &space->blocks[id];
@@ -267,7 +279,10 @@ static void release(struct attachment *a, uint32_t at) {
         jobs_want_worker(store);
 }
 
-/* The client's GPU work is over, or its space is: a value that has not been reached by now never will be. */
+/*
+ * The client's GPU work is over, or its space is: a value that has not been reached by now never
+ * will be.
+ */
 static void resolve(struct attachment *a) {
         struct promises *p = a->promises;
         struct space *space = a->space;
@@ -292,7 +307,7 @@ static void resolve(struct attachment *a) {
         sweep_poisoned(space);
 }
 
-/* ---- waking streams --------------------------------------------------------------------------------------------- */
+/* ---- waking streams -------------------------------------------------------------------------- */
 
 void store_set_wakes(struct store *store, bool wakes) {
         store->wakes = wakes;
@@ -325,7 +340,9 @@ bool store_wants_wake(struct store *store) {
 }
 
 bool store_next_wake(struct store *store, struct store_wake *ret) {
-        struct attachment *a = store->wakes && !find_waking(store, true) ? find_waking(store, false) : NULL;
+        struct attachment *a = store->wakes && !find_waking(store, true) ?
+                                       find_waking(store, false) :
+                                       NULL;
 
         if (!a)
                 return false;
@@ -351,7 +368,7 @@ void store_wake_done(struct store *store, bool done) {
                 a->promises->wakes = 0;
 }
 
-/* ---- questions -------------------------------------------------------------------------------------------------- */
+/* ---- questions ------------------------------------------------------------------------------- */
 
 int space_semaphore_fd(const struct space *space) {
         return space->parts.semaphores ? space->parts.semaphores->page.fd : -1;

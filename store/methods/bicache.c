@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's profile of a space says how alike a prefix's keys and values are when it is computed alone and as part of an
- * input, layer by layer and by prefix ratio. A table of depths is built from it (kernels/btable.h) and lies in the index
- * header for clients to read.
+ * BiCache's profile of a space says how alike a prefix's keys and values are when it is computed
+ * alone and as part of an input, layer by layer and by prefix ratio. A table of depths is built
+ * from it (kernels/btable.h) and lies in the index header for clients to read.
  *
- * Samples are measured by a worker, in the order in which they came. Both readings of similarity are kept. The paper's
- * estimator (the mean of the requests' depths) needs each request's own depth, which depends on the threshold: another
- * threshold than that of the first sample needs new samples.
+ * Samples are measured by a worker, in the order in which they came. Both readings of similarity
+ * are kept. The paper's estimator (the mean of the requests' depths) needs each request's own
+ * depth, which depends on the threshold: another threshold than that of the first sample needs new
+ * samples.
  */
 
 #include <errno.h>
@@ -48,7 +49,8 @@ static double setting(const struct space *space, enum kvd_setting which) {
 }
 
 static int refuse(struct space *space, int error, const char *what) {
-        return store_refuse(space_store(space), error, "profile of space '%s': %s", space->name, what);
+        return store_refuse(space_store(space), error, "profile of space '%s': %s", space->name,
+                            what);
 }
 
 static float threshold(const struct space *space) {
@@ -59,7 +61,7 @@ static const struct kvd_bprofile *chosen(const struct space *space) {
         return &space->parts.profile->sim[(int)setting(space, KVD_bicache_sim)];
 }
 
-/* ---- samples ---------------------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 static void begin(struct space *space) {
         struct profile *p = space->parts.profile;
@@ -67,7 +69,8 @@ static void begin(struct space *space) {
 
         memset(p->sums, 0, 2 * n * sizeof p->sums[0]);
         for (uint32_t i = 0; i < ARRAY_SIZE(p->sim); i++)
-                p->sim[i] = (struct kvd_bprofile){.n_layers = space->ix->geometry.layers, .tau = threshold(space),
+                p->sim[i] = (struct kvd_bprofile){.n_layers = space->ix->geometry.layers,
+                                                  .tau = threshold(space),
                                                   .sum = p->sums + i * n};
 }
 
@@ -127,10 +130,12 @@ static void settle_profile(struct job *job, enum job_end end, const void *result
                 job_ask(&p->ticket);
 }
 
-static const struct job_kind job_profile = {.number = KVD_JOB_PROFILE, .result_bytes = 2 * sizeof(float),
-                                            .write = write_profile, .settle = settle_profile};
+static const struct job_kind job_profile = {.number = KVD_JOB_PROFILE,
+                                            .result_bytes = 2 * sizeof(float),
+                                            .write = write_profile,
+                                            .settle = settle_profile};
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static struct profile *profile_of(struct space *space) {
         size_t layers = space->ix->geometry.layers, n = 2 * RATIOS * layers;
@@ -174,11 +179,12 @@ static void profile_leave(struct attachment *a) {
                         s->attachment = NULL;
 }
 
-/* ---- taking samples --------------------------------------------------------------------------------------------- */
+/* ---- taking samples -------------------------------------------------------------------------- */
 
 #define SAMPLES_WAITING 64u
 
-static int check_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n) {
+static int check_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks,
+                        uint32_t n) {
         const struct kvd_shape *g = &a->space->ix->geometry;
         uint32_t side = n / g->layer_groups / 2;
 
@@ -186,15 +192,17 @@ static int check_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, con
                 return refuse(a->space, -EINVAL, "a ratio is 0 to 100 percent");
         if (!n || n > KVD_JOB_ITEMS || n != side * 2 * g->layer_groups || !n_tokens ||
             n_tokens > (uint64_t)side * g->block_tokens)
-                return refuse(a->space, -EINVAL, "a sample is, for each layer group, the blocks of the prefix alone "
+                return refuse(a->space, -EINVAL,
+                              "a sample is, for each layer group, the blocks of the prefix alone "
                               "and as many of the whole input");
         if (!blocks_filled_by(a, blocks, n))
-                return refuse(a->space, -ESTALE, "a block is not (or no longer) one that this client is filling");
+                return refuse(a->space, -ESTALE,
+                              "a block is not (or no longer) one that this client is filling");
         return 0;
 }
 
-int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks, uint32_t n_blocks,
-                 uint64_t *ticket) {
+int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks,
+                 uint32_t n_blocks, uint64_t *ticket) {
         struct sample *s;
         struct profile *p;
         int error = space_refuse_opaque(a->space, "samples");
@@ -205,7 +213,8 @@ int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_
                 return error;
         p = profile_of(a->space);
         if (p && p->n_asked - p->n_done >= SAMPLES_WAITING)
-                return refuse(a->space, -EBUSY, "too many samples wait to be measured; ask whether one is done");
+                return refuse(a->space, -EBUSY,
+                              "too many samples wait to be measured; ask whether one is done");
         s = p ? sys->calloc(1, sizeof *s + n_blocks * sizeof s->blocks[0]) : NULL;
         if (!s)
                 return refuse(a->space, -ENOMEM, "out of memory for a sample");
@@ -227,12 +236,13 @@ int space_sample_done(struct attachment *a, uint64_t ticket) {
         if (ticket > p->n_done)
                 return 0;
         if (p->n_done - ticket < FAILURES && p->failed >> (p->n_done - ticket) & 1)
-                return refuse(a->space, -EIO, "the sample could not be measured: its numbers are not finite, of 8 "
+                return refuse(a->space, -EIO,
+                              "the sample could not be measured: its numbers are not finite, of 8 "
                               "bits, or no longer there");
         return 1;
 }
 
-/* ---- the table -------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static bool has_samples(const struct space *space) {
         for (uint32_t r = 0; space->parts.profile && r < RATIOS; r++)
@@ -250,7 +260,10 @@ static void set_table(struct space *space, const uint8_t depth[RATIOS], uint32_t
         atomic_store(&ix->depth_def, def);
 }
 
-/* Depths never fall, and a ratio without samples has that of the one before. They are at least 1: nothing attends before. */
+/*
+ * Depths never fall, and a ratio without samples has that of the one before. They are at least 1:
+ * nothing attends before.
+ */
 int space_profile_build(struct space *space) {
         bool means = (int)setting(space, KVD_bicache_b_mode) == B_TAKEWHILE_OF_MEAN;
         uint32_t def = 1 + (uint32_t)setting(space, KVD_bicache_r_def);
@@ -262,7 +275,8 @@ int space_profile_build(struct space *space) {
                 return refuse(space, -ENODATA, "there are no samples");
         profile = *chosen(space);
         if (!means && profile.tau != threshold(space))
-                return refuse(space, -ENODATA, "bicache.tau changed since the samples were taken, and mean_b_floor "
+                return refuse(space, -ENODATA,
+                              "bicache.tau changed since the samples were taken, and mean_b_floor "
                               "needs it as it was; forget the samples and take new ones");
         profile.tau = threshold(space);
         profile.ratio = (enum kvd_ratio)def;
@@ -280,10 +294,14 @@ int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t
         if (error < 0)
                 return error;
         if (def != own)
-                return refuse(space, -EINVAL, "it was made with the other bicache.r_def; make it anew, or set that");
+                return refuse(
+                        space, -EINVAL,
+                        "it was made with the other bicache.r_def; make it anew, or set that");
         for (uint32_t r = 0; r < RATIOS; r++)
-                if (depth[r] == 0 || depth[r] > space->ix->geometry.layers || (r && depth[r] < depth[r - 1]))
-                        return refuse(space, -EINVAL, "depths are 1 to the number of layers, and never fall");
+                if (depth[r] == 0 || depth[r] > space->ix->geometry.layers ||
+                    (r && depth[r] < depth[r - 1]))
+                        return refuse(space, -EINVAL,
+                                      "depths are 1 to the number of layers, and never fall");
         set_table(space, depth, def);
         return 0;
 }
@@ -296,7 +314,7 @@ void space_profile_forget(struct space *space) {
                 begin(space);
 }
 
-/* ---- telling ---------------------------------------------------------------------------------------------------- */
+/* ---- telling --------------------------------------------------------------------------------- */
 
 static void tell_similarity(const struct kvd_bprofile *profile, struct profile_report *ret) {
         uint32_t layers = profile->n_layers;
@@ -304,10 +322,14 @@ static void tell_similarity(const struct kvd_bprofile *profile, struct profile_r
         for (uint32_t r = 0; r < RATIOS; r++) {
                 ret->samples[r] = profile->requests[r];
                 if (!ret->samples[r] || ret->n_similarity + layers > ARRAY_SIZE(ret->similarity))
-                        continue; /* of models with more layers than an answer has room for, the first ratios */
+                        /*
+                         * of models with more layers than an answer has room for, the first ratios
+                         */
+                        continue;
                 for (uint32_t l = 0; l < layers; l++)
                         ret->similarity[ret->n_similarity++] =
-                                (float)(profile->sum[(size_t)r * layers + l] / profile->requests[r]);
+                                (float)(profile->sum[(size_t)r * layers + l] /
+                                        profile->requests[r]);
         }
 }
 
@@ -324,5 +346,6 @@ void space_profile(struct space *space, struct profile_report *ret) {
                 tell_similarity(chosen(space), ret);
 }
 
-const struct hooks bicache_hooks = {
-        .attachment_stops = profile_leave, .space_leaves = profile_free, .space_ends = profile_free};
+const struct hooks bicache_hooks = {.attachment_stops = profile_leave,
+                                    .space_leaves = profile_free,
+                                    .space_ends = profile_free};

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's sharing configuration of a sequence is made here. Its client writes what its last prompt queries select into
- * blocks that it is filling; a worker reads them and answers whose selection each layer and head uses. A sequence has one
- * such request at a time; a new one replaces the answer before.
+ * HShare's sharing configuration of a sequence is made here. Its client writes what its last prompt
+ * queries select into blocks that it is filling; a worker reads them and answers whose selection
+ * each layer and head uses. A sequence has one such request at a time; a new one replaces the
+ * answer before.
  */
 
 #include <errno.h>
@@ -27,11 +28,11 @@ static size_t answer_bytes(const struct kvd_shape *g) {
 }
 
 static int refuse(struct attachment *a, int error, const char *what) {
-        return store_refuse(space_store(a->space), error, "sharing configuration in space '%s': %s", a->space->name,
-                            what);
+        return store_refuse(space_store(a->space), error, "sharing configuration in space '%s': %s",
+                            a->space->name, what);
 }
 
-/* ---- the job ---------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 /* A client that lets go of its blocks too early gets no answer. */
 static bool write_config(struct ticket *t, struct job *job) {
@@ -65,7 +66,8 @@ static bool answer_is_sound(const struct kvd_shape *g, const uint8_t *answer) {
         bool sound = sources_are_sound(answer, g->layers);
 
         for (uint32_t l = 0; sound && l < g->layers; l++)
-                sound = sources_are_sound(answer + g->layers + (size_t)l * g->kv_heads, g->kv_heads);
+                sound = sources_are_sound(answer + g->layers + (size_t)l * g->kv_heads,
+                                          g->kv_heads);
         return sound;
 }
 
@@ -82,10 +84,13 @@ static void settle_config(struct job *job, enum job_end end, const void *results
         sync_news(q->space);
 }
 
-static const struct job_kind job_config = {
-        .number = KVD_JOB_CONFIG, .result_bytes = 1, .urgent = true, .write = write_config, .settle = settle_config};
+static const struct job_kind job_config = {.number = KVD_JOB_CONFIG,
+                                           .result_bytes = 1,
+                                           .urgent = true,
+                                           .write = write_config,
+                                           .settle = settle_config};
 
-/* ---- asking ----------------------------------------------------------------------------------------------------- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 static void end(struct sequence *q) {
         if (!q->critical)
@@ -111,16 +116,22 @@ static struct critical *critical_of(struct sequence *q) {
 static int check(struct attachment *a, const struct critical_request *req) {
         const struct kvd_index *ix = a->space->ix;
         const struct kvd_shape *g = &ix->geometry;
-        uint64_t bits = (uint64_t)g->layers * g->kv_heads * req->queries * req->words * sizeof(uint64_t);
+        uint64_t bits = (uint64_t)g->layers * g->kv_heads * req->queries * req->words *
+                        sizeof(uint64_t);
 
         if (g->layers > 256 || g->kv_heads > 256)
                 return refuse(a, -E2BIG, "only for models of at most 256 layers and KV heads");
-        if (!req->queries || req->queries > 4096 || !req->words || req->words > 65536 || !req->selected)
-                return refuse(a, -EINVAL, "1 to 4096 queries of 1 to 65536 words, and what is selected must be given");
-        if (!req->n_blocks || req->n_blocks > KVD_JOB_ITEMS || bits > req->n_blocks * ix->block_bytes)
+        if (!req->queries || req->queries > 4096 || !req->words || req->words > 65536 ||
+            !req->selected)
+                return refuse(a, -EINVAL,
+                              "1 to 4096 queries of 1 to 65536 words, and what is selected must be "
+                              "given");
+        if (!req->n_blocks || req->n_blocks > KVD_JOB_ITEMS ||
+            bits > req->n_blocks * ix->block_bytes)
                 return refuse(a, -EINVAL, "the bits do not fit into the blocks");
         if (!blocks_filled_by(a, req->blocks, req->n_blocks))
-                return refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
+                return refuse(a, -ESTALE,
+                              "a block is not (or no longer) one that this client is filling");
         return 0;
 }
 

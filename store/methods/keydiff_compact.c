@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction packs a range of entries: each layer and KV head keeps its tokens of highest score, in as few
- * blocks as they fill. A worker fills the new blocks, which no client has seen yet; then the
- * client is asked to take all of them at once: the first entries of the range get the new blocks, the others are
- * dropped. Until it has taken them everything is as it was, and if it does not, or anything goes wrong, it stays
- * so.
+ * KeyDiff's compaction packs a range of entries: each layer and KV head keeps its tokens of highest
+ * score, in as few blocks as they fill. A worker fills the new blocks, which no client has seen
+ * yet; then the client is asked to take all of them at once: the first entries of the range get the
+ * new blocks, the others are dropped. Until it has taken them everything is as it was, and if it
+ * does not, or anything goes wrong, it stays so.
  *
- * Room for the new blocks is taken when the request comes, so that a pool that is too full refuses it in words. An
- * entry that waits (COMPACT_WANTED) has its new block in `other`; from when the job is written, the job has it.
+ * Room for the new blocks is taken when the request comes, so that a pool that is too full refuses
+ * it in words. An entry that waits (COMPACT_WANTED) has its new block in `other`; from when the job
+ * is written, the job has it.
  */
 
 #include <errno.h>
@@ -18,10 +19,11 @@
 #include "store/methods/methods.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
-        return store_refuse(space_store(a->space), error, "compacting in space '%s': %s", a->space->name, what);
+        return store_refuse(space_store(a->space), error, "compacting in space '%s': %s",
+                            a->space->name, what);
 }
 
-/* ---- what is asked for ------------------------------------------------------------------------------------------ */
+/* ---- what is asked for ----------------------------------------------------------------------- */
 
 static bool can_compact(const struct entry *e) {
         return e->busy == IDLE && e->ref && entry_is_own(e) && !(e->flags & KVD_ENTRY_APPROX);
@@ -33,13 +35,17 @@ static int check_space(struct attachment *a) {
         if (!kvd_setting_on(ix->settings, KVD_keydiff_on))
                 return refuse(a, -EOPNOTSUPP, "keydiff is off");
         if (ix->geometry.rope == KVD_rope_pre)
-                return refuse(a, -EOPNOTSUPP, "keys are stored before rotation, and a packed block has no positions");
+                return refuse(
+                        a, -EOPNOTSUPP,
+                        "keys are stored before rotation, and a packed block has no positions");
         if (ix->geometry.dtype == KVD_dtype_i8)
-                return refuse(a, -EOPNOTSUPP, "numbers of 8 bits without a scale cannot be compared");
+                return refuse(a, -EOPNOTSUPP,
+                              "numbers of 8 bits without a scale cannot be compared");
         return 0;
 }
 
-static int check_request(struct attachment *a, const struct sequence *q, uint32_t first, uint32_t n, uint32_t keep) {
+static int check_request(struct attachment *a, const struct sequence *q, uint32_t first, uint32_t n,
+                         uint32_t keep) {
         if (!n || first > q->n_entries || n > q->n_entries - first)
                 return refuse(a, -EINVAL, "the range is empty, or beyond the sequence's entries");
         if (n > KVD_SYNC_CHANGES)
@@ -78,7 +84,8 @@ static void want(struct sequence *q, uint32_t at, kvd_ref to) {
 }
 
 /* Takes room for all new blocks, or for none. */
-static int take_rooms(struct attachment *a, struct sequence *q, uint32_t first, uint32_t n, uint32_t n_to) {
+static int take_rooms(struct attachment *a, struct sequence *q, uint32_t first, uint32_t n,
+                      uint32_t n_to) {
         for (uint32_t i = first; i < first + n; i++) {
                 kvd_ref to = 0;
 
@@ -94,11 +101,14 @@ full:
         while (q->compact.n)
                 put_away(q, &q->entries[list_pop(q, &q->compact)]);
         space_count(a->space, KVD_SPACE_REFUSED_FULL, 1);
-        return refuse(a, -ENOBUFS, "there is no room for the packed blocks beside those that they replace; compact "
-                      "smaller ranges, or raise pool or quota");
+        return refuse(
+                a, -ENOBUFS,
+                "there is no room for the packed blocks beside those that they replace; compact "
+                "smaller ranges, or raise pool or quota");
 }
 
-int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint32_t n, uint32_t keep) {
+int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint32_t n,
+                     uint32_t keep) {
         struct sequence *q = sequence_find(a, number);
         uint32_t bt = a->space->ix->geometry.block_tokens, entries, n_to;
         uint64_t tokens;
@@ -120,9 +130,10 @@ int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint
         return (int)entries;
 }
 
-/* ---- the job ---------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
-static void add(struct job *job, const struct sequence *q, kvd_ref block, uint32_t at, uint32_t flags) {
+static void add(struct job *job, const struct sequence *q, kvd_ref block, uint32_t at,
+                uint32_t flags) {
         struct kvd_job_item *item = job_add(job, block, at);
 
         if (!item) /* such a block only adds to the anchor */
@@ -141,7 +152,10 @@ static void add_others(struct job *job, const struct sequence *q) {
         }
 }
 
-/* Writes the blocks that are read, those that are written, and then, for the anchor, the rest of the sequence. */
+/*
+ * Writes the blocks that are read, those that are written, and then, for the anchor, the rest of
+ * the sequence.
+ */
 static bool write_compact(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         uint32_t slots[KVD_SYNC_CHANGES], n = 0, n_to = 0;
@@ -166,7 +180,7 @@ static bool write_compact(struct ticket *t, struct job *job) {
         return n > 0;
 }
 
-/* ---- its answer ------------------------------------------------------------------------------------------------- */
+/* ---- its answer ------------------------------------------------------------------------------ */
 
 static uint32_t count_items(const struct job *job, uint32_t flag) {
         uint32_t n = 0;
@@ -229,10 +243,13 @@ static void settle_compact(struct job *job, enum job_end end, const void *result
                 discard(job);
 }
 
-static const struct job_kind job_compact = {.number = KVD_JOB_COMPACT, .result_bytes = sizeof(uint32_t), .urgent = true,
-                                            .write = write_compact, .settle = settle_compact};
+static const struct job_kind job_compact = {.number = KVD_JOB_COMPACT,
+                                            .result_bytes = sizeof(uint32_t),
+                                            .urgent = true,
+                                            .write = write_compact,
+                                            .settle = settle_compact};
 
-/* ---- its client's answer ----------------------------------------------------------------------- */
+/* ---- its client's answer --------------------------------------------------------------------- */
 
 /* All that was known of the old contents is of no use now, and blocks that go are gone for good. */
 static void taken(struct sequence *q, uint32_t at) {

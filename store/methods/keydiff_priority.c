@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file says what a block is worth, by attention mass and selections, which clients report in their pin pages, and by
- * KeyDiff's score, which a worker computes. In a sequence each counts by its rank among the sequence's blocks; a
- * signal that nobody gives drops out and the others' weights take its share. Clients can only write nonsense about the
- * order in which blocks go.
+ * This file says what a block is worth, by attention mass and selections, which clients report in
+ * their pin pages, and by KeyDiff's score, which a worker computes. In a sequence each counts by
+ * its rank among the sequence's blocks; a signal that nobody gives drops out and the others'
+ * weights take its share. Clients can only write nonsense about the order in which blocks go.
  */
 
 #include <errno.h>
@@ -38,7 +38,7 @@ static struct chain_scores *chain_scores_of(const struct space *space) {
         return space->parts.chain_scores;
 }
 
-/* ---- in a sequence ---------------------------------------------------------------------------------------------- */
+/* ---- in a sequence --------------------------------------------------------------------------- */
 
 enum signal { MASS, HITS, KEYDIFF, N_SIGNALS };
 
@@ -54,7 +54,10 @@ static uint16_t signal_of(const struct sequence *q, const struct entry *e, enum 
         return which == MASS ? use.mass : use.hits;
 }
 
-/* Counts in counts[v] the entries whose signal is v. Returns whether anybody gives the signal at all. */
+/*
+ * Counts in counts[v] the entries whose signal is v. Returns whether anybody gives the signal at
+ * all.
+ */
 static bool count_signal(const struct sequence *q, enum signal which, uint32_t *counts) {
         bool given = false;
 
@@ -68,7 +71,10 @@ static bool count_signal(const struct sequence *q, enum signal which, uint32_t *
         return given;
 }
 
-/* counts[v] becomes twice the rank of v: entries below it, and half of its equals. Returns twice the entries. */
+/*
+ * counts[v] becomes twice the rank of v: entries below it, and half of its equals. Returns twice
+ * the entries.
+ */
 static uint32_t counts_to_ranks(uint32_t *counts) {
         uint32_t below = 0;
 
@@ -83,12 +89,15 @@ static uint32_t counts_to_ranks(uint32_t *counts) {
 
 /* Tokens from here on are recent: never let go by the daemon itself. */
 static uint64_t recent_from(const struct sequence *q) {
-        double recent = setting(q->space, KVD_kvreviver_recent) * setting(q->space, KVD_kvreviver_budget) * q->n_tokens;
+        double recent = setting(q->space, KVD_kvreviver_recent) *
+                        setting(q->space, KVD_kvreviver_budget) * q->n_tokens;
 
         return q->n_tokens - (uint64_t)MIN(recent, q->n_tokens);
 }
 
-/* Entries are protected by these settings and nothing else: in a paper's profile there may be none. */
+/*
+ * Entries are protected by these settings and nothing else: in a paper's profile there may be none.
+ */
 static bool is_protected(const struct sequence *q, uint32_t at) {
         return at < setting(q->space, KVD_keydiff_sink_blocks) ||
                q->entries[at].position + q->entries[at].n_tokens > recent_from(q);
@@ -112,17 +121,19 @@ void priority_rank(struct sequence *q) {
                 for (uint32_t i = 0; i < q->n_entries; i++)
                         if (q->entries[i].ref)
                                 q->entries[i].value +=
-                                        (float)(weight * ranks[signal_of(q, &q->entries[i], k)] / all);
+                                        (float)(weight * ranks[signal_of(q, &q->entries[i], k)] /
+                                                all);
         }
         for (uint32_t i = 0; i < q->n_entries; i++) {
                 struct entry *e = &q->entries[i];
                 double p = weights > 0 ? e->value / weights : 0.5;
 
-                e->priority = is_protected(q, i) ? PRIORITY_MOST : (uint16_t)(MIN(p, 1) * (PRIORITY_MOST - 1));
+                e->priority = is_protected(q, i) ? PRIORITY_MOST :
+                                                   (uint16_t)(MIN(p, 1) * (PRIORITY_MOST - 1));
         }
 }
 
-/* ---- in a chain ------------------------------------------------------------------------------------------------- */
+/* ---- in a chain ------------------------------------------------------------------------------ */
 
 /* Turns a share of the average into 0 to 1; the average is the middle. */
 static double squash(uint32_t v) {
@@ -154,11 +165,13 @@ static double worth(const struct space *space, uint32_t id) {
         return weights > 0 ? sum / weights : 0.5;
 }
 
-/* ---- SCORE: KeyDiff's opinion ----------------------------------------------------------------------------------- */
+/* ---- SCORE: KeyDiff's opinion ---------------------------------------------------------------- */
 
 /* Returns 1 to 65535, or 0 if it is no score. */
 static uint16_t from_float(float score) {
-        return isfinite(score) && score >= 0 && score <= 1 ? (uint16_t)(1 + score * (UINT16_MAX - 1)) : 0;
+        return isfinite(score) && score >= 0 && score <= 1 ?
+                       (uint16_t)(1 + score * (UINT16_MAX - 1)) :
+                       0;
 }
 
 static bool write_score_sequence(struct ticket *t, struct job *job) {
@@ -169,7 +182,8 @@ static bool write_score_sequence(struct ticket *t, struct job *job) {
                 const struct entry *e = &q->entries[i];
                 struct kvd_job_item *item;
 
-                if (!e->ref || (e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_APPROX)) || !block_current(q->space, e->ref))
+                if (!e->ref || (e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_APPROX)) ||
+                    !block_current(q->space, e->ref))
                         continue;
                 item = job_add(job, e->ref, i);
                 if (!item)
@@ -181,7 +195,8 @@ static bool write_score_sequence(struct ticket *t, struct job *job) {
         return job->n_items > 0;
 }
 
-static void settle_score_sequence(struct job *job, enum job_end end, const void *results, uint32_t n) {
+static void settle_score_sequence(struct job *job, enum job_end end, const void *results,
+                                  uint32_t n) {
         struct sequence *q = job->ticket ? job->ticket->owner : NULL;
         const float *score = results;
 
@@ -189,18 +204,23 @@ static void settle_score_sequence(struct job *job, enum job_end end, const void 
                 q->entries[job->items[i].at].score = from_float(score[i]);
 }
 
-static const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
-                                                   .write = write_score_sequence, .settle = settle_score_sequence};
+static const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE,
+                                                   .result_bytes = sizeof(float),
+                                                   .write = write_score_sequence,
+                                                   .settle = settle_score_sequence};
 
-/* Writes a chain from its root to the leaf that wants a score; of a very long chain, only its end. */
+/*
+ * Writes a chain from its root to the leaf that wants a score; of a very long chain, only its end.
+ */
 static bool write_score_chain(struct ticket *t, struct job *job) {
         struct space *space = t->space;
         uint32_t ids[KVD_JOB_ITEMS], n = 0;
 
-        if (!block_current(space, chain_scores_of(space)->leaf) || space->blocks[kvd_ref_id(chain_scores_of(space)->leaf)].private)
+        if (!block_current(space, chain_scores_of(space)->leaf) ||
+            space->blocks[kvd_ref_id(chain_scores_of(space)->leaf)].private)
                 return false;
-        for (uint32_t id = kvd_ref_id(chain_scores_of(space)->leaf); id != NONE && n < KVD_JOB_ITEMS;
-             id = space->blocks[id].parent) {
+        for (uint32_t id = kvd_ref_id(chain_scores_of(space)->leaf);
+             id != NONE && n < KVD_JOB_ITEMS; id = space->blocks[id].parent) {
                 if (space->blocks[id].pending || space->blocks[id].poisoned)
                         return false;
                 ids[n++] = id;
@@ -230,12 +250,17 @@ static void settle_score_chain(struct job *job, enum job_end end, const void *re
         }
 }
 
-static const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE, .result_bytes = sizeof(float),
-                                                 .write = write_score_chain, .settle = settle_score_chain};
+static const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE,
+                                                 .result_bytes = sizeof(float),
+                                                 .write = write_score_chain,
+                                                 .settle = settle_score_chain};
 
 #define LOOKS 1024u /* blocks that one call looks at */
 
-/* Where worth decides, a hand goes round the leaves, corrects their order and finds those without a score. */
+/*
+ * Where worth decides, a hand goes round the leaves, corrects their order and finds those without a
+ * score.
+ */
 static bool idle(struct space *space) {
         uint32_t n = space_ids(space);
 
@@ -256,7 +281,7 @@ static bool idle(struct space *space) {
         return false;
 }
 
-/* ---- life -------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin_space(struct space *space) {
         struct chain_scores *scores = sys->calloc(1, sizeof *scores);

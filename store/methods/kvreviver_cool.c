@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver lets blocks of sequences leave the pool: a worker copies the block and puts its tokens into the sketch, then
- * the client is asked to let it go. Until it has, the block is as it was. A block that came from a sketch is never copied
- * or put into one again; it goes back to what it was.
+ * KVReviver lets blocks of sequences leave the pool: a worker copies the block and puts its tokens
+ * into the sketch, then the client is asked to let it go. Until it has, the block is as it was. A
+ * block that came from a sketch is never copied or put into one again; it goes back to what it was.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static void room_again(struct sequence *q) {
                 job_ask(&q->reviving);
 }
 
-/* ---- what is asked for ------------------------------------------------------------------------------------------ */
+/* ---- what is asked for ----------------------------------------------------------------------- */
 
 static void offer_leave(struct sequence *q, uint32_t at, uint32_t how) {
         uint32_t kept = how & KVD_ENTRY_DROPPED ? 0 : q->entries[at].flags & KVD_ENTRY_COMPACT;
@@ -31,7 +31,10 @@ static void offer_leave(struct sequence *q, uint32_t at, uint32_t how) {
         change_offer(q, at, &offer);
 }
 
-/* An approximation, or a block that came back exactly, has its copy and its tokens where they were: it can just go. */
+/*
+ * An approximation, or a block that came back exactly, has its copy and its tokens where they were:
+ * it can just go.
+ */
 static bool leave_again(struct sequence *q, uint32_t at) {
         const struct entry *e = &q->entries[at];
         uint32_t how = (e->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
@@ -49,7 +52,8 @@ static bool can_be_copied(struct space *space, enum kvd_cool how) {
                 return false;
         if (is_on(space, KVD_kvreviver_spill) && copies_have_room(space))
                 return true;
-        return how == KVD_COOL_VAGUE && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
+        return how == KVD_COOL_VAGUE &&
+               (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
 }
 
 bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how) {
@@ -78,7 +82,8 @@ bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how) {
         return true;
 }
 
-int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n) {
+int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *entries,
+                  uint32_t n) {
         struct sequence *q = sequence_find(a, number);
         int r = q ? sequence_check_entries(a, q, how, entries, n) : -ENOENT;
         int cooling = 0;
@@ -90,7 +95,7 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
         return cooling;
 }
 
-/* ---- the copy ---------------------------------------------------------------------------------------------------- */
+/* ---- the copy -------------------------------------------------------------------------------- */
 
 static void stay(struct sequence *q, struct entry *e) {
         e->busy = IDLE;
@@ -107,7 +112,8 @@ static bool find_copy_room(struct sequence *q, bool vague, uint32_t *ret) {
                (vague && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop)));
 }
 
-static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_t place, struct job *job) {
+static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_t place,
+                      struct job *job) {
         struct entry *e = &q->entries[at];
         struct kvd_job_item *item = job_add(job, e->ref, at);
 
@@ -157,13 +163,17 @@ static bool write_spill(struct ticket *t, struct job *job) {
                         list_push_first(q, &q->cool, at);
                         break;
                 }
-        /* Those that wait for a sketch to be made anew are asked for when it is (kvreviver_sketch.c). */
+        /*
+         * Those that wait for a sketch to be made anew are asked for when it is
+         * (kvreviver_sketch.c).
+         */
         if (q->cool.n && (job->n_items || !q->sketches || !q->sketches->broken))
                 job_ask(t);
         return job->n_items > 0;
 }
 
-static void copied(struct sequence *q, const struct job_item *item, const struct kvd_spilled *copy) {
+static void copied(struct sequence *q, const struct job_item *item,
+                   const struct kvd_spilled *copy) {
         struct entry *e = &q->entries[item->at];
         uint32_t flags = (item->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
                          (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : 0);
@@ -213,10 +223,12 @@ static void settle_spill(struct job *job, enum job_end end, const void *results,
                 sync_news(q->space);
 }
 
-static const struct job_kind job_spill = {.number = KVD_JOB_SPILL, .result_bytes = sizeof(struct kvd_spilled),
-                                          .write = write_spill, .settle = settle_spill};
+static const struct job_kind job_spill = {.number = KVD_JOB_SPILL,
+                                          .result_bytes = sizeof(struct kvd_spilled),
+                                          .write = write_spill,
+                                          .settle = settle_spill};
 
-/* ---- its client's answer ----------------------------------------------------------------------- */
+/* ---- its client's answer --------------------------------------------------------------------- */
 
 static void taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];

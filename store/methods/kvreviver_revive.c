@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver brings blocks of sequences back: a worker fills a fresh block, which no client has seen yet, from the exact copy
- * or from the sketch; then the client is asked to take it. With both, the approximation comes first and the exact block
- * replaces it. An approximation is marked as one for as long as it is there; a copy whose checksum is another is never
- * shown.
+ * KVReviver brings blocks of sequences back: a worker fills a fresh block, which no client has seen
+ * yet, from the exact copy or from the sketch; then the client is asked to take it. With both, the
+ * approximation comes first and the exact block replaces it. An approximation is marked as one for
+ * as long as it is there; a copy whose checksum is another is never shown.
  *
- * Where there is no room, blocks change places: resident entries of the same sequence that are worth least leave (those
- * with a copy already at once), and what was asked for waits until its client has let them go.
+ * Where there is no room, blocks change places: resident entries of the same sequence that are
+ * worth least leave (those with a copy already at once), and what was asked for waits until its
+ * client has let them go.
  */
 
 #include <errno.h>
@@ -15,7 +16,7 @@
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
-/* ---- what is asked for ------------------------------------------------------------------------------------------- */
+/* ---- what is asked for ----------------------------------------------------------------------- */
 
 /* Returns the bits of `how` (enum kvd_revive) that can be had. */
 static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t how) {
@@ -30,8 +31,8 @@ static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t h
         return can;
 }
 
-int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *entries, uint32_t n,
-                    uint32_t *exact, uint32_t *approx) {
+int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const uint32_t *entries,
+                    uint32_t n, uint32_t *exact, uint32_t *approx) {
         struct sequence *q = sequence_find(a, number);
         int r = q ? sequence_check_entries(a, q, how, entries, n) : -ENOENT;
 
@@ -54,12 +55,13 @@ int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const u
                 job_ask(&q->reviving);
         }
         if (n && how == KVD_REVIVE_APPROX && !*approx)
-                return store_refuse(space_store(a->space), -ENODATA, "the sketch has not got these blocks, or is "
+                return store_refuse(space_store(a->space), -ENODATA,
+                                    "the sketch has not got these blocks, or is "
                                     "loaded over kvreviver.max_load; revive exactly");
         return 0;
 }
 
-/* ---- the filling ------------------------------------------------------------------------------------------------- */
+/* ---- the filling ----------------------------------------------------------------------------- */
 
 static void refused(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
@@ -100,7 +102,9 @@ static bool make_way(struct sequence *q) {
 
 enum written { WRITTEN, OTHER_JOB, NO_ROOM };
 
-/* Writes one entry into the job: its approximation first, if that is wanted and can be had still. */
+/*
+ * Writes one entry into the job: its approximation first, if that is wanted and can be had still.
+ */
 static enum written write_one_revive(struct sequence *q, uint32_t at, struct job *job) {
         struct entry *e = &q->entries[at];
         struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
@@ -141,7 +145,8 @@ static bool write_revive(struct ticket *t, struct job *job) {
                         list_push_first(q, &q->revive, at);
         }
         q->swapped &= q->revive.n > 0;
-        if (q->revive.n && how != NO_ROOM) /* those that wait for room are asked for when an entry has left */
+        /* those that wait for room are asked for when an entry has left */
+        if (q->revive.n && how != NO_ROOM)
                 job_ask(t);
         return job->n_items > 0;
 }
@@ -173,7 +178,9 @@ static void copy_broken(struct sequence *q, uint32_t at) {
         entry_erase_copy(q, e);
         if (e->ref)
                 return;
-        entry_set_flags(q, e, KVD_ENTRY_OWN | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE : KVD_ENTRY_DROPPED));
+        entry_set_flags(q, e,
+                        KVD_ENTRY_OWN | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE :
+                                                                        KVD_ENTRY_DROPPED));
         e->untold = true;
         change_tell(q, at);
 }
@@ -225,10 +232,13 @@ static void settle_revive(struct job *job, enum job_end end, const void *results
                 sync_news(q->space);
 }
 
-static const struct job_kind job_revive = {.number = KVD_JOB_REVIVE, .result_bytes = sizeof(uint32_t), .urgent = true,
-                                           .write = write_revive, .settle = settle_revive};
+static const struct job_kind job_revive = {.number = KVD_JOB_REVIVE,
+                                           .result_bytes = sizeof(uint32_t),
+                                           .urgent = true,
+                                           .write = write_revive,
+                                           .settle = settle_revive};
 
-/* ---- its client's answer ----------------------------------------------------------------------- */
+/* ---- its client's answer --------------------------------------------------------------------- */
 
 /* An entry that arrived approximately, or did not take that, may still want its exact copy. */
 static void want_the_rest(struct sequence *q, uint32_t at) {

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver's sketches belong to sequences. This file says what an entry has in one, how it gets out again, and what
- * happens when a worker dies with one half written.
+ * KVReviver's sketches belong to sequences. This file says what an entry has in one, how it gets
+ * out again, and what happens when a worker dies with one half written.
  *
- * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing of one sequence
- * ever gets into another's. Tokens are known by ordinals, given in order and never again. An entry gets out by its
- * exact copy (job FORGET); without one its ordinals stay behind as noise, which the load guard counts.
+ * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing
+ * of one sequence ever gets into another's. Tokens are known by ordinals, given in order and never
+ * again. An entry gets out by its exact copy (job FORGET); without one its ordinals stay behind as
+ * noise, which the load guard counts.
  *
- * A sketch takes no more tokens than kvreviver.max_load lets it answer for: what is over that leaves with its exact
- * copy alone, and one that nothing gets into is not kept. A sequence has a sketch for each epoch of its tokens, no
- * more; so sketches cost what kvreviver.vague and kvreviver.budget say, and every cell is one that somebody may
- * ask.
+ * A sketch takes no more tokens than kvreviver.max_load lets it answer for: what is over that
+ * leaves with its exact copy alone, and one that nothing gets into is not kept. A sequence has a
+ * sketch for each epoch of its tokens, no more; so sketches cost what kvreviver.vague and
+ * kvreviver.budget say, and every cell is one that somebody may ask.
  */
 
 #include <errno.h>
@@ -29,7 +30,7 @@ static double setting(const struct space *space, enum kvd_setting which) {
         return kvd_setting_get(space->ix->settings, which);
 }
 
-/* ---- one sketch ------------------------------------------------------------------------------------------------- */
+/* ---- one sketch ------------------------------------------------------------------------------ */
 
 /* Counts the tokens of an epoch: at most as many blocks as one job can put in anew. */
 static uint32_t epoch_tokens(const struct sequence *q) {
@@ -40,19 +41,24 @@ static uint32_t epoch_tokens(const struct sequence *q) {
 }
 
 static uint32_t cell_floats(const struct kvd_index *ix) {
-        return ix->geometry.layers / ix->geometry.layer_groups * ix->geometry.kv_heads * ix->geometry.head_dim;
+        return ix->geometry.layers / ix->geometry.layer_groups * ix->geometry.kv_heads *
+               ix->geometry.head_dim;
 }
 
-/* Cells are the vague share of the sequence's budget, for as many tokens as an epoch has. 0: there is no such share. */
+/*
+ * Cells are the vague share of the sequence's budget, for as many tokens as an epoch has. 0: there
+ * is no such share.
+ */
 static uint32_t columns(const struct sequence *q, uint32_t rows) {
-        double cells = setting(q->space, KVD_kvreviver_vague) * setting(q->space, KVD_kvreviver_budget) *
-                       epoch_tokens(q);
+        double cells = setting(q->space, KVD_kvreviver_vague) *
+                       setting(q->space, KVD_kvreviver_budget) * epoch_tokens(q);
 
         return cells > 0 ? (uint32_t)MAX(cells / rows, 1) : 0;
 }
 
 static int write_header(const struct sketch *s, uint32_t floats) {
-        struct kvd_sketch_header header = {.rows = s->rows, .columns = s->columns, .cell_floats = floats};
+        struct kvd_sketch_header header = {
+                .rows = s->rows, .columns = s->columns, .cell_floats = floats};
         void *at;
         int r;
 
@@ -93,7 +99,8 @@ static bool bury_one(struct space *space) {
         s->bytes -= n;
         spill_discharge(space, n);
         if (s->bytes) {
-                sys->fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)s->bytes, (off_t)n);
+                sys->fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)s->bytes,
+                               (off_t)n);
                 return true;
         }
         sketches_of(space)->dead = s->next;
@@ -103,15 +110,18 @@ static bool bury_one(struct space *space) {
         return true;
 }
 
-#define MOST_SKETCHES 2048u /* of all spaces: each is a descriptor, and who has a sequence says how small they are */
+/* of all spaces: each is a descriptor, and who has a sequence says how small they are */
+#define MOST_SKETCHES 2048u
 
 static struct sketch *sketch_new(struct sequence *q) {
-        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows), floats = cell_floats(q->space->ix);
+        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows),
+                 floats = cell_floats(q->space->ix);
         uint32_t b = columns(q, rows);
         uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), 4096);
         struct sketch *s;
 
-        if (!b || space_store(q->space)->n_sketches >= MOST_SKETCHES || !spill_charge(q->space, bytes))
+        if (!b || space_store(q->space)->n_sketches >= MOST_SKETCHES ||
+            !spill_charge(q->space, bytes))
                 return NULL;
         s = sys->calloc(1, sizeof *s);
         if (!s) {
@@ -124,7 +134,8 @@ static struct sketch *sketch_new(struct sequence *q) {
                 sketch_close(q->space, s);
                 return NULL;
         }
-        s->number = sketches_of(q->space)->last_number = sketches_of(q->space)->last_number % (UINT32_MAX - 1) + 1;
+        s->number = sketches_of(q->space)->last_number =
+                sketches_of(q->space)->last_number % (UINT32_MAX - 1) + 1;
         return q->sketches = s;
 }
 
@@ -148,7 +159,10 @@ static bool has_ordinals(const struct sequence *q, const struct sketch *s, uint3
         return s->n_ordinals + n_tokens <= epoch_tokens(q);
 }
 
-/* Would a new one be of use, and is it due? The newest is through its epoch, or there are fewer sketches than epochs. */
+/*
+ * Would a new one be of use, and is it due? The newest is through its epoch, or there are fewer
+ * sketches than epochs.
+ */
 static bool wants_another(const struct sequence *q, uint32_t n_sketches, uint32_t n_tokens) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows);
 
@@ -195,17 +209,20 @@ static void close_all(struct sequence *q) {
 
 int space_sketch_fd(struct space *space, uint32_t number, uint64_t *bytes) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++) {
-                struct sketch *s = sequences_of(space)->at[i] ? sketch_find(sequences_of(space)->at[i], number) : NULL;
+                struct sketch *s = sequences_of(space)->at[i] ?
+                                           sketch_find(sequences_of(space)->at[i], number) :
+                                           NULL;
 
                 if (!s)
                         continue;
                 *bytes = s->bytes;
                 return s->fd;
         }
-        return store_refuse(space_store(space), -ENOENT, "space '%s' has no sketch %u", space->name, number);
+        return store_refuse(space_store(space), -ENOENT, "space '%s' has no sketch %u", space->name,
+                            number);
 }
 
-/* ---- an entry and its sketch ------------------------------------------------------------------------------------ */
+/* ---- an entry and its sketch ----------------------------------------------------------------- */
 
 void sketch_enter(struct sequence *q, struct entry *e, struct sketch *s) {
         e->sketch = s->number;
@@ -233,15 +250,16 @@ static bool deletes_estimates(const struct space *space) {
 }
 
 /*
- * Resident, and exact: its tokens leave the sketch, if there is a way to take them out. Its copy stays, so that it may
- * leave again at once, until the room is wanted (copies.c).
+ * Resident, and exact: its tokens leave the sketch, if there is a way to take them out. Its copy
+ * stays, so that it may leave again at once, until the room is wanted (copies.c).
  */
 void entry_forget_sketch(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
         bool in_sketch = e->ordinal != KVD_NO_ORDINAL;
 
         copies_clean(q->space);
-        if (in_sketch && !sketch_find(q, e->sketch)->broken && (e->place != KVD_NOWHERE || deletes_estimates(q->space))) {
+        if (in_sketch && !sketch_find(q, e->sketch)->broken &&
+            (e->place != KVD_NOWHERE || deletes_estimates(q->space))) {
                 e->busy = FORGET_WANTED;
                 list_push(q, &q->forget, at);
                 job_ask(&q->forgetting);
@@ -250,7 +268,7 @@ void entry_forget_sketch(struct sequence *q, uint32_t at) {
         sketch_leave(q, e, false);
 }
 
-/* ---- FORGET: out of the sketch ---------------------------------------------------------------------------------- */
+/* ---- FORGET: out of the sketch --------------------------------------------------------------- */
 
 static void forgotten(struct sequence *q, struct entry *e, bool taken_out) {
         sketch_leave(q, e, taken_out);
@@ -311,10 +329,12 @@ static void settle_forget(struct job *job, enum job_end end, const void *results
                 forgotten(q, &q->entries[job->items[i].at], end == JOB_DONE && error[i] == 0);
 }
 
-static const struct job_kind job_forget = {
-        .number = KVD_JOB_FORGET, .result_bytes = sizeof(uint32_t), .write = write_forget, .settle = settle_forget};
+static const struct job_kind job_forget = {.number = KVD_JOB_FORGET,
+                                           .result_bytes = sizeof(uint32_t),
+                                           .write = write_forget,
+                                           .settle = settle_forget};
 
-/* ---- REBUILD: a worker was lost while it wrote ------------------------------------------------------------------ */
+/* ---- REBUILD: a worker was lost while it wrote ----------------------------------------------- */
 
 void sketch_broken(struct sequence *q, struct sketch *s) {
         s->broken = true;
@@ -322,20 +342,22 @@ void sketch_broken(struct sequence *q, struct sketch *s) {
 }
 
 static uint32_t without_sketch(const struct entry *e, uint32_t flags) {
-        uint32_t kept = flags & ~(uint32_t)(KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED | KVD_ENTRY_DROPPED);
+        uint32_t kept = flags &
+                        ~(uint32_t)(KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED | KVD_ENTRY_DROPPED);
 
         return kept | (e->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : KVD_ENTRY_DROPPED);
 }
 
 /*
- * What the sketch knew of the entry is lost. One that has left tells its client so; one that was just leaving, without
- * a copy, stays if the client has not heard of it yet.
+ * What the sketch knew of the entry is lost. One that has left tells its client so; one that was
+ * just leaving, without a copy, stays if the client has not heard of it yet.
  */
 static void degrade(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 
         sketch_leave(q, e, false);
-        if (e->busy == OFFERED && e->change == KVD_CHANGE_LEAVE && (e->new_flags & KVD_ENTRY_VAGUE)) {
+        if (e->busy == OFFERED && e->change == KVD_CHANGE_LEAVE &&
+            (e->new_flags & KVD_ENTRY_VAGUE)) {
                 if (e->place == KVD_NOWHERE && change_withdraw(q, at))
                         return;
                 e->new_flags = (uint16_t)without_sketch(e, e->new_flags);
@@ -438,10 +460,13 @@ static void settle_rebuild(struct job *job, enum job_end end, const void *result
                 job_ask(&q->cooling);
 }
 
-static const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD, .result_bytes = sizeof(uint32_t), .urgent = true,
-                                            .write = write_rebuild, .settle = settle_rebuild};
+static const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD,
+                                            .result_bytes = sizeof(uint32_t),
+                                            .urgent = true,
+                                            .write = write_rebuild,
+                                            .settle = settle_rebuild};
 
-/* ---- life -------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin_space(struct space *space) {
         space->parts.sketches = sys->calloc(1, sizeof *space->parts.sketches);
@@ -468,6 +493,11 @@ static void end(struct sequence *q) {
         job_withdraw(&q->rebuilding);
 }
 
-const struct hooks kvreviver_sketch_hooks = {
-        .space_begins = begin_space, .idle = bury_one, .space_buried = bury_one, .space_ends = end_space,
-        .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end, .sequence_buried = close_all};
+const struct hooks kvreviver_sketch_hooks = {.space_begins = begin_space,
+                                             .idle = bury_one,
+                                             .space_buried = bury_one,
+                                             .space_ends = end_space,
+                                             .sequence_begins = begin,
+                                             .sequence_pending = pending,
+                                             .sequence_ends = end,
+                                             .sequence_buried = close_all};

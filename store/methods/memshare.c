@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * For MemShare, this file chooses the blocks that a worker compares and proposes what follows from its answer. A step that ended is compared with older
- * ones: its full blocks, but for the sequence's first and newest (memshare.recent_guard; in the paper's profile none
- * is spared), may be replaced; full blocks of older steps may stand in, if they are what they say (no approximation,
- * no replacement). A block that is replaced is the sequence's own; one that stands in may also be of the prefix
- * cache, or of another sequence of the space (cross_seq).
+ * For MemShare, this file chooses the blocks that a worker compares and proposes what follows from
+ * its answer. A step that ended is compared with older ones: its full blocks, but for the
+ * sequence's first and newest (memshare.recent_guard; in the paper's profile none is spared), may
+ * be replaced; full blocks of older steps may stand in, if they are what they say (no
+ * approximation, no replacement). A block that is replaced is the sequence's own; one that stands
+ * in may also be of the prefix cache, or of another sequence of the space (cross_seq).
  */
 
 #include <errno.h>
@@ -19,11 +20,12 @@ static double setting(const struct space *space, enum kvd_setting which) {
         return kvd_setting_get(space->ix->settings, which);
 }
 
-/* ---- steps ------------------------------------------------------------------------------------------------------ */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
 /* A step has the blocks that lie wholly inside it. */
 static struct step make_step(const struct sequence *q, uint32_t first, uint32_t n) {
-        struct step s = {.first_token = first, .n_tokens = n, .first_entry = sequence_entry_at(q, first)};
+        struct step s = {
+                .first_token = first, .n_tokens = n, .first_entry = sequence_entry_at(q, first)};
         uint32_t end;
 
         if (s.first_entry < q->n_entries && q->entries[s.first_entry].position < first)
@@ -40,10 +42,12 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         if (!q)
                 return -ENOENT;
         if (!n || first > q->n_tokens || n > q->n_tokens - first)
-                return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u tokens, not the "
-                                    "%u from %u on", a->space->name, q->n_tokens, n, first);
-        if (!setting(a->space, KVD_memshare_on) || n < setting(a->space, KVD_memshare_min_step_tokens) ||
-            q->n_steps == q->max_blocks)
+                return store_refuse(space_store(a->space), -EINVAL,
+                                    "sequence in space '%s': it has %u tokens, not the "
+                                    "%u from %u on",
+                                    a->space->name, q->n_tokens, n, first);
+        if (!setting(a->space, KVD_memshare_on) ||
+            n < setting(a->space, KVD_memshare_min_step_tokens) || q->n_steps == q->max_blocks)
                 return 0;
         step = make_step(q, first, n);
         if (!step.n_entries)
@@ -68,7 +72,7 @@ bool sequence_compare_all(struct sequence *q) {
         return any;
 }
 
-/* ---- who may replace whom --------------------------------------------------------------------------------------- */
+/* ---- who may replace whom -------------------------------------------------------------------- */
 
 static bool is_full(const struct space *space, const struct entry *e) {
         return e->n_tokens == space->ix->geometry.block_tokens;
@@ -78,9 +82,11 @@ static bool is_target(const struct sequence *q, uint32_t at) {
         const struct entry *e = &q->entries[at];
         bool paper = setting(q->space, KVD_memshare_profile) == KVD_PAPER;
 
-        return (at > 0 || paper) && at + setting(q->space, KVD_memshare_recent_guard) < q->n_entries &&
-               e->busy == IDLE && entry_is_own(e) && !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
-               is_full(q->space, e) && q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
+        return (at > 0 || paper) &&
+               at + setting(q->space, KVD_memshare_recent_guard) < q->n_entries &&
+               e->busy == IDLE && entry_is_own(e) &&
+               !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) && is_full(q->space, e) &&
+               q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }
 
 static bool is_source(const struct sequence *q, const struct sequence *of, const struct entry *e) {
@@ -92,11 +98,12 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
                is_full(q->space, e) && block_current(q->space, e->ref);
 }
 
-/* ---- the job ---------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 #define COMPARE_STEPS 1024u /* of one job */
 #define COMPARE_TOKENS (1u << 20) /* of one job: they are copied in one go */
-#define COMPARE_LOOKS 16384u /* entries and steps that one job is chosen from: a client may name any number of steps */
+/* entries and steps that one job is chosen from: a client may name any number of steps */
+#define COMPARE_LOOKS 16384u
 
 struct gathering {
         struct sequence *q;
@@ -122,8 +129,12 @@ static bool look(struct gathering *g) {
         return g->looks && g->looks--;
 }
 
-/* Adds a step's blocks that may take part, up to the first one of the new step. Returns false if there is no more room. */
-static bool add_step(struct gathering *g, struct sequence *of, const struct step *s, bool is_new, uint32_t before) {
+/*
+ * Adds a step's blocks that may take part, up to the first one of the new step. Returns false if
+ * there is no more room.
+ */
+static bool add_step(struct gathering *g, struct sequence *of, const struct step *s, bool is_new,
+                     uint32_t before) {
         struct kvd_job_step *to = &g->job->steps[g->n_steps];
         uint32_t end = MIN(s->first_entry + s->n_entries, before);
         bool room = true;
@@ -139,8 +150,9 @@ static bool add_step(struct gathering *g, struct sequence *of, const struct step
                         break;
                 if (is_new ? !is_target(of, i) : !is_source(g->q, of, &of->entries[i]))
                         continue;
-                room = job_token_room(g->job, g->n_steps + 2) > g->n_tokens + s->n_tokens +
-                                                                 sizeof(struct kvd_job_item) / sizeof(uint32_t) &&
+                room = job_token_room(g->job, g->n_steps + 2) >
+                               g->n_tokens + s->n_tokens +
+                                       sizeof(struct kvd_job_item) / sizeof(uint32_t) &&
                        add_block(g, &of->entries[i], i, is_new ? KVD_JOB_TARGET : KVD_JOB_SOURCE);
         }
         to->n_items = g->job->n_items - to->first_item;
@@ -155,8 +167,8 @@ static bool add_older(struct gathering *g, uint32_t at) {
         const struct step *s = &g->q->steps[at];
 
         for (uint32_t i = g->q->n_steps; i-- > 0;)
-                if (!look(g) ||
-                    (g->q->steps[i].number < s->number && !add_step(g, g->q, &g->q->steps[i], false, s->first_entry)))
+                if (!look(g) || (g->q->steps[i].number < s->number &&
+                                 !add_step(g, g->q, &g->q->steps[i], false, s->first_entry)))
                         return false;
         return true;
 }
@@ -170,12 +182,16 @@ static void add_others(struct gathering *g, uint64_t before) {
                 if (!of || of == g->q || of->group != g->q->group)
                         continue;
                 for (uint32_t i = of->n_steps; i-- > 0;)
-                        if (!look(g) || (of->steps[i].number < before && !add_step(g, of, &of->steps[i], false, NONE)))
+                        if (!look(g) || (of->steps[i].number < before &&
+                                         !add_step(g, of, &of->steps[i], false, NONE)))
                                 return;
         }
 }
 
-/* Gathers the new step, then older ones, latest first. Returns false if there is nothing to compare. */
+/*
+ * Gathers the new step, then older ones, latest first. Returns false if there is nothing to
+ * compare.
+ */
 static bool gather(struct gathering *g, uint32_t at) {
         const struct step *s = &g->q->steps[at];
         uint32_t targets;
@@ -227,10 +243,11 @@ static bool write_compare(struct ticket *t, struct job *job) {
         return true;
 }
 
-/* ---- its answer ------------------------------------------------------------------------------------------------- */
+/* ---- its answer ------------------------------------------------------------------------------ */
 
 static bool makes_sense(const struct job *job, const struct kvd_match *m) {
-        return m->target < job->n_items && m->source < job->n_items && job->items[m->target].flags == KVD_JOB_TARGET &&
+        return m->target < job->n_items && m->source < job->n_items &&
+               job->items[m->target].flags == KVD_JOB_TARGET &&
                job->items[m->source].flags == KVD_JOB_SOURCE && isfinite(m->distance) &&
                m->distance <= memshare_tau(job->space);
 }
@@ -239,10 +256,13 @@ static void propose(struct job *job, struct sequence *q, const struct kvd_match 
         const struct job_item *target = &job->items[m->target];
         kvd_ref source = job->items[m->source].held;
         struct entry *e = &q->entries[target->at];
-        struct offer offer = {.kind = KVD_CHANGE_REMAP, .block = source, .flags = KVD_ENTRY_OWN | KVD_ENTRY_SHARED,
+        struct offer offer = {.kind = KVD_CHANGE_REMAP,
+                              .block = source,
+                              .flags = KVD_ENTRY_OWN | KVD_ENTRY_SHARED,
                               .distance = m->distance};
 
-        if (e->ref != target->held || !is_target(q, target->at)) /* once is enough: it is busy then */
+        /* once is enough: it is busy then */
+        if (e->ref != target->held || !is_target(q, target->at))
                 return;
         if (setting(q->space, KVD_memshare_align))
                 offer.delta = (int32_t)(e->position - block_position(q->space, kvd_ref_id(source)));
@@ -270,10 +290,13 @@ static void settle_compare(struct job *job, enum job_end end, const void *result
                 sync_news(q->space);
 }
 
-static const struct job_kind job_compare = {.number = KVD_JOB_COMPARE, .result_bytes = sizeof(struct kvd_match),
-                                            .fewer = true, .write = write_compare, .settle = settle_compare};
+static const struct job_kind job_compare = {.number = KVD_JOB_COMPARE,
+                                            .result_bytes = sizeof(struct kvd_match),
+                                            .fewer = true,
+                                            .write = write_compare,
+                                            .settle = settle_compare};
 
-/* ---- its client's answer ----------------------------------------------------------------------- */
+/* ---- its client's answer --------------------------------------------------------------------- */
 
 static void taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];

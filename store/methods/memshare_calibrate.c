@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's threshold is measured here. By how much unrelated blocks differ depends on the model, the metric and the
- * alignment, so one number cannot separate repeats from strangers everywhere. With memshare.calibrate a worker measures
- * the distances of random pairs of the space's blocks (none with half of their tokens in common), and that quantile of
- * them is the threshold, in place of memshare.tau_block: that share of strangers would be taken for alike. It is measured anew whenever the steps have doubled.
+ * MemShare's threshold is measured here. By how much unrelated blocks differ depends on the model,
+ * the metric and the alignment, so one number cannot separate repeats from strangers everywhere.
+ * With memshare.calibrate a worker measures the distances of random pairs of the space's blocks
+ * (none with half of their tokens in common), and that quantile of them is the threshold, in place
+ * of memshare.tau_block: that share of strangers would be taken for alike. It is measured anew
+ * whenever the steps have doubled.
  */
 
 #include <errno.h>
@@ -25,11 +27,12 @@ static double setting(const struct space *space, enum kvd_setting which) {
         return kvd_setting_get(space->ix->settings, which);
 }
 
-/* ---- the threshold ---------------------------------------------------------------------------------------------- */
+/* ---- the threshold --------------------------------------------------------------------------- */
 
 static void tell(struct space *space) {
         atomic_store_explicit((shm_u64 *)&space->ix->counters[KVD_SPACE_TAU_BLOCK],
-                              (uint64_t)(1e6 * (double)memshare_tau(space) + 0.5), memory_order_relaxed);
+                              (uint64_t)(1e6 * (double)memshare_tau(space) + 0.5),
+                              memory_order_relaxed);
 }
 
 float memshare_tau(const struct space *space) {
@@ -40,7 +43,8 @@ float memshare_tau(const struct space *space) {
 
 void calibrate_look(struct space *space) {
         tell(space);
-        if (setting(space, KVD_memshare_calibrate) > 0 && memshare_of(space)->n_steps >= 2 * memshare_of(space)->calibrated)
+        if (setting(space, KVD_memshare_calibrate) > 0 &&
+            memshare_of(space)->n_steps >= 2 * memshare_of(space)->calibrated)
                 job_ask(&memshare_of(space)->calibrate);
 }
 
@@ -50,16 +54,18 @@ static void forget(struct space *space) {
         tell(space);
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------------------------ */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
 static uint32_t draw(struct space *space, uint32_t n) {
-        memshare_of(space)->random = memshare_of(space)->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        memshare_of(space)->random = memshare_of(space)->random * UINT64_C(6364136223846793005) +
+                                     UINT64_C(1442695040888963407);
         return (uint32_t)((memshare_of(space)->random >> 32) * n >> 32);
 }
 
 static bool is_measured(const struct sequence *q, const struct entry *e) {
         return entry_is_own(e) && e->ref && !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
-               e->n_tokens == q->space->ix->geometry.block_tokens && block_current(q->space, e->ref);
+               e->n_tokens == q->space->ix->geometry.block_tokens &&
+               block_current(q->space, e->ref);
 }
 
 struct draw {
@@ -106,7 +112,7 @@ static void add(struct job *job, const struct draw *p) {
         item->n_tokens = e->n_tokens;
 }
 
-/* ---- the job ---------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
 static bool write_calibrate(struct ticket *t, struct job *job) {
         uint32_t most = MIN(MAX(job_blocks(job) / 2, PAIRS_LEAST), PAIRS), n = 0;
@@ -116,7 +122,8 @@ static bool write_calibrate(struct ticket *t, struct job *job) {
                 return false;
         for (uint32_t i = 0; i < TRIES && n < most; i++) {
                 job->looks++;
-                if (!draw_block(t->space, &a) || !draw_block(t->space, &b) || !are_strangers(&a, &b))
+                if (!draw_block(t->space, &a) || !draw_block(t->space, &b) ||
+                    !are_strangers(&a, &b))
                         continue;
                 add(job, &a);
                 add(job, &b);
@@ -147,14 +154,17 @@ static void settle_calibrate(struct job *job, enum job_end end, const void *resu
         if (found < PAIRS_LEAST)
                 return;
         qsort(distances, found, sizeof *distances, by_size);
-        memshare_of(space)->tau = distances[MIN((uint32_t)(setting(space, KVD_memshare_calibrate) * found), found - 1)];
+        memshare_of(space)->tau = distances[MIN(
+                (uint32_t)(setting(space, KVD_memshare_calibrate) * found), found - 1)];
         memshare_of(space)->calibrated = MAX(memshare_of(space)->n_steps, 1);
         space_count(space, KVD_SPACE_CALIBRATED, found);
         tell(space);
 }
 
-static const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE, .result_bytes = sizeof(float),
-                                              .write = write_calibrate, .settle = settle_calibrate};
+static const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE,
+                                              .result_bytes = sizeof(float),
+                                              .write = write_calibrate,
+                                              .settle = settle_calibrate};
 
 static int begin(struct space *space) {
         struct memshare *m = sys->calloc(1, sizeof *m);

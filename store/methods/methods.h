@@ -2,7 +2,10 @@
 #ifndef KVD_STORE_METHODS_METHODS_H
 #define KVD_STORE_METHODS_METHODS_H
 
-/* What the methods call of each other. The rest of the store knows them by their rows in hooks.c alone. */
+/*
+ * What the methods call of each other. The rest of the store knows them by their rows in hooks.c
+ * alone.
+ */
 
 #include "store/sequence/sequence.h"
 
@@ -31,22 +34,28 @@ static inline struct sketches *sketches_of(const struct space *space) {
 
 /* kvreviver_sketch.c */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
-struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens); /* takes them; made if need be; NULL: none */
-void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch); /* if nothing is in it; NULL is fine */
-void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch); /* gives it its ordinals */
+/* takes them; made if need be; NULL: none */
+struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens);
+/* if nothing is in it; NULL is fine */
+void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch);
+/* gives it its ordinals */
+void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch);
 bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
-void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out); /* its ordinals are no more */
+/* its ordinals are no more */
+void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out);
 void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 void entry_forget_sketch(struct sequence *sequence, uint32_t at); /* exact again; its copy stays */
 
 /* kvreviver_cool.c */
-bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how); /* false: it cannot, or must not */
+/* false: it cannot, or must not */
+bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how);
 
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);
 
 /* memshare_calibrate.c */
-float memshare_tau(const struct space *space); /* the largest distance of two blocks that are alike */
+/* the largest distance of two blocks that are alike */
+float memshare_tau(const struct space *space);
 void calibrate_look(struct space *space);   /* a step has ended: is it time to measure? */
 
 /* keydiff_priority.c */
@@ -54,6 +63,7 @@ void calibrate_look(struct space *space);   /* a step has ended: is it time to m
 void priority_rank(struct sequence *sequence);
 
 /* relief.c */
-uint32_t relief_swap(struct sequence *sequence, uint32_t n); /* up to n entries that are worth least leave: how many */
+/* up to n entries that are worth least leave: how many */
+uint32_t relief_swap(struct sequence *sequence, uint32_t n);
 
 #endif

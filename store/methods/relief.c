@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Relief makes room when blocks that cannot simply be evicted take too much of a space: private blocks that sequences
- * name, and blocks being filled. Evicting prefixes is left to the allocations that need room: until then they serve. The
- * cheapest loss comes first:
+ * Relief makes room when blocks that cannot simply be evicted take too much of a space: private
+ * blocks that sequences name, and blocks being filled. Evicting prefixes is left to the allocations
+ * that need room: until then they serve. The cheapest loss comes first:
  *
  *      1  private blocks that nobody names (private.c)           in every allocation, and when there is time
  *      2  prefixes that nobody uses (evict.c)                    in every allocation
@@ -14,9 +14,9 @@
  *      6  ... without anything, if kvreviver.drop allows it and there is no sketch
  *      7  allocations are refused
  *
- * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy is as near. A
- * client that wants one asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for jobs, and clients take what comes of them
- * when they can.
+ * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy
+ * is as near. A client that wants one asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for
+ * jobs, and clients take what comes of them when they can.
  */
 
 #include <string.h>
@@ -32,10 +32,11 @@ static bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space->ix->settings, which);
 }
 
-/* ---- how much --------------------------------------------------------------------------------------------------- */
+/* ---- how much -------------------------------------------------------------------------------- */
 
 static uint64_t committed(const struct space *space) {
-        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->private.n - space->private.garbage.n;
+        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->private.n -
+               space->private.garbage.n;
 }
 
 static void end_of_need(struct space *space) {
@@ -47,7 +48,8 @@ static void end_of_need(struct space *space) {
                 }
 }
 
-#define STARVED_BLOCKS 16u /* wanted where an allocation found nothing, for all that the watermarks say */
+/* wanted where an allocation found nothing, for all that the watermarks say */
+#define STARVED_BLOCKS 16u
 
 /* Counts the blocks that should leave beside those that are leaving already. */
 static uint64_t blocks_needed(struct space *space) {
@@ -66,7 +68,7 @@ static uint64_t blocks_needed(struct space *space) {
         return want > sequences_of(space)->n_leaving ? want - sequences_of(space)->n_leaving : 0;
 }
 
-/* ---- by which means --------------------------------------------------------------------------------------------- */
+/* ---- by which means -------------------------------------------------------------------------- */
 
 /* Returns how blocks may leave; 0: they may not. */
 static enum kvd_cool means(struct space *space) {
@@ -81,9 +83,12 @@ static enum kvd_cool means(struct space *space) {
         return is_on(space, KVD_kvreviver_drop) ? vague ? KVD_COOL_VAGUE : KVD_COOL_DROP : 0;
 }
 
-/* ---- of which sequence ------------------------------------------------------------------------------------------ */
+/* ---- of which sequence ----------------------------------------------------------------------- */
 
-/* Finds the sequence with the most blocks to give. One that had none to give is passed over until it has more or fewer. */
+/*
+ * Finds the sequence with the most blocks to give. One that had none to give is passed over until
+ * it has more or fewer.
+ */
 static struct sequence *largest(const struct space *space) {
         struct sequence *best = NULL;
 
@@ -98,13 +103,16 @@ static struct sequence *largest(const struct space *space) {
 
 /* Counts the blocks that it may lose: the recent and the candidate part of its budget stay. */
 static uint64_t above_budget(const struct sequence *q) {
-        double parts = setting(q->space, KVD_kvreviver_recent) + setting(q->space, KVD_kvreviver_candidate);
+        double parts = setting(q->space, KVD_kvreviver_recent) +
+                       setting(q->space, KVD_kvreviver_candidate);
         double budget = setting(q->space, KVD_kvreviver_budget) * MIN(parts, 1) * q->n_entries;
         uint64_t leaving = 0;
 
         for (uint32_t i = 0; i < q->n_entries; i++)
                 leaving += q->entries[i].leaving;
-        return q->n_own > budget + (double)leaving ? (uint64_t)(q->n_own - budget - (double)leaving) : 0;
+        return q->n_own > budget + (double)leaving ?
+                       (uint64_t)(q->n_own - budget - (double)leaving) :
+                       0;
 }
 
 static bool may_leave(const struct sequence *q, const struct entry *e) {
@@ -133,7 +141,8 @@ static uint32_t cut(const struct sequence *q, uint64_t n) {
 static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
         uint32_t limit = cut(q, n), cooled = 0;
 
-        for (uint32_t pass = 0; pass < 2; pass++) /* those at the limit last: not all of them may be needed */
+        /* those at the limit last: not all of them may be needed */
+        for (uint32_t pass = 0; pass < 2; pass++)
                 for (uint32_t i = 0; i < q->n_entries && cooled < n; i++) {
                         const struct entry *e = &q->entries[i];
 

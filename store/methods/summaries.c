@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file knows which blocks want a summary (ipc/base/summary.h), and makes the memory for them. There is a bit for each
- * block; a job takes the next ones that are sealed still. Nothing is queued unless a method is on that reads summaries.
+ * This file knows which blocks want a summary (ipc/base/summary.h), and makes the memory for them.
+ * There is a bit for each block; a job takes the next ones that are sealed still. Nothing is queued
+ * unless a method is on that reads summaries.
  */
 
 #include <errno.h>
@@ -54,9 +55,12 @@ static void setting_changed(struct space *space) {
                 job_ask(&summaries_of(space)->ticket);
 }
 
-/* ---- the job ---------------------------------------------------------------------------------------------------- */
+/* ---- the job --------------------------------------------------------------------------------- */
 
-/* Returns the next marked block, at or after the hand, and takes its mark away. NONE: there is none. */
+/*
+ * Returns the next marked block, at or after the hand, and takes its mark away. NONE: there is
+ * none.
+ */
 static uint32_t next_marked(struct space *space) {
         uint32_t words = DIV_UP(space->ix->capacity, 64), at = summaries_of(space)->hand;
 
@@ -79,7 +83,8 @@ static bool write_summarise(struct ticket *t, struct job *job) {
                 struct kvd_job_item *item;
 
                 if (space->blocks[id].state != KVD_SEALED || block_is_garbage(&space->blocks[id]) ||
-                    space->blocks[id].pending || space->blocks[id].poisoned) /* pending: marked again later */
+                    /* pending: marked again later */
+                    space->blocks[id].pending || space->blocks[id].poisoned)
                         continue;
                 item = job_add(job, block_ref(space, id), id);
                 if (!item) {
@@ -108,7 +113,7 @@ static void settle_summarise(struct job *job, enum job_end end, const void *resu
 static const struct job_kind job_summarise = {
         .number = KVD_JOB_SUMMARISE, .write = write_summarise, .settle = settle_summarise};
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 int space_summary_fd(struct space *space, bool writable) {
         struct shared_file *file = &summaries_of(space)->file;
@@ -116,13 +121,16 @@ int space_summary_fd(struct space *space, bool writable) {
 
         if (r < 0)
                 return r;
-        r = file->fd < 0 ? shared_file_new("kvd-summaries", kvd_summary_of(space->ix).size, SHARED_TWIN, file) : 0;
+        r = file->fd < 0 ? shared_file_new("kvd-summaries", kvd_summary_of(space->ix).size,
+                                           SHARED_TWIN, file) :
+                           0;
         if (r < 0)
-                return store_refuse(space_store(space), r, "no memory for the summaries of space '%s'", space->name);
+                return store_refuse(space_store(space), r,
+                                    "no memory for the summaries of space '%s'", space->name);
         return writable ? file->fd : file->fd_ro;
 }
 
-/* ---- life -------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin(struct space *space) {
         struct summaries *all = sys->calloc(1, sizeof *all);
@@ -158,10 +166,15 @@ static void usage(const struct space *space, struct space_usage *ret) {
         const struct shared_file *file = &summaries_of(space)->file;
         struct stat st;
 
-        ret->label_bytes = file->fd >= 0 && fstat(file->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+        ret->label_bytes = file->fd >= 0 && fstat(file->fd, &st) == 0 ?
+                                   (uint64_t)st.st_blocks * 512 :
+                                   0;
 }
 
-/* A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so they come first. */
+/*
+ * A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so
+ * they come first.
+ */
 static bool pending(const struct sequence *q) {
         const struct space *space = q->space;
 

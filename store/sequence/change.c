@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemon offers changes of a sequence's table, and its client takes them or not, at a point where nobody reads the
- * table. Until
- * one is settled, the entry is as before, the block that it would bring is held, and the entry is busy. One that was
- * not taken leaves nothing behind.
+ * The daemon offers changes of a sequence's table, and its client takes them or not, at a point
+ * where nobody reads the table. Until one is settled, the entry is as before, the block that it
+ * would bring is held, and the entry is busy. One that was not taken leaves nothing behind.
  */
 
 #include <errno.h>
@@ -55,7 +54,8 @@ bool change_withdraw(struct sequence *q, uint32_t at) {
         }
         if (!q->changes.n || other != at)
                 return false;
-        for (uint32_t i = 0, sent = q->changes.first; i < q->n_sent; i++, sent = q->entries[sent].next)
+        for (uint32_t i = 0, sent = q->changes.first; i < q->n_sent;
+             i++, sent = q->entries[sent].next)
                 if (sent == at)
                         return false;
         *(before == NONE ? &q->changes.first : &q->entries[before].next) = q->entries[at].next;
@@ -67,7 +67,7 @@ bool change_withdraw(struct sequence *q, uint32_t at) {
         return true;
 }
 
-/* ---- settling --------------------------------------------------------------------------------------------------- */
+/* ---- settling -------------------------------------------------------------------------------- */
 
 static void settle(struct sequence *q, uint32_t at, bool taken) {
         struct entry *e = &q->entries[at];
@@ -87,8 +87,12 @@ static void settle(struct sequence *q, uint32_t at, bool taken) {
 
 static struct kvd_change describe(const struct sequence *q, uint32_t at) {
         const struct entry *e = &q->entries[at];
-        struct kvd_change c = {.slot = at, .kind = e->change, .ref = e->other, .delta = e->new_delta,
-                               .flags = e->new_flags, .row = NONE};
+        struct kvd_change c = {.slot = at,
+                               .kind = e->change,
+                               .ref = e->other,
+                               .delta = e->new_delta,
+                               .flags = e->new_flags,
+                               .row = NONE};
 
         if (e->change == KVD_CHANGE_COMPACT)
                 c.n_tokens = e->new_slots;
@@ -96,7 +100,8 @@ static struct kvd_change describe(const struct sequence *q, uint32_t at) {
                 c.distance = e->distance;
 
         /* Labels of what left, and of an approximation, are those of the exact copy. */
-        if (e->place != KVD_NOWHERE && (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX))) {
+        if (e->place != KVD_NOWHERE &&
+            (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX))) {
                 c.row = kvd_copy_row(q->space->ix, e->place);
                 c.row_generation = e->row_generation;
         } else if (e->other) {
@@ -107,7 +112,9 @@ static struct kvd_change describe(const struct sequence *q, uint32_t at) {
         return c;
 }
 
-/* A compaction is taken as a whole, so it comes in one answer, which has room for one of any size. */
+/*
+ * A compaction is taken as a whole, so it comes in one answer, which has room for one of any size.
+ */
 static bool fits(const struct entry *e, uint32_t n) {
         return e->change != KVD_CHANGE_COMPACT || n + (uint32_t)e->new_delta < KVD_SYNC_CHANGES;
 }
@@ -120,8 +127,10 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
         if (!q)
                 return -ENOENT;
         if (n_taken > q->n_sent)
-                return store_refuse(space_store(a->space), -EINVAL, "sync in space '%s': %u changes are answered, %u "
-                                    "were proposed", a->space->name, n_taken, q->n_sent);
+                return store_refuse(space_store(a->space), -EINVAL,
+                                    "sync in space '%s': %u changes are answered, %u "
+                                    "were proposed",
+                                    a->space->name, n_taken, q->n_sent);
         for (uint32_t i = 0; i < n_taken; i++)
                 settle(q, list_pop(q, &q->changes), taken[i] == 1);
         for (uint32_t at = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES); n++) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file keeps the exact copies of entries. An entry that is resident again keeps its copy, so that it may leave again at
- * once; such copies are clean, and are given up when the room is wanted for others.
+ * This file keeps the exact copies of entries. An entry that is resident again keeps its copy, so
+ * that it may leave again at once; such copies are clean, and are given up when the room is wanted
+ * for others.
  */
 
 #include "store/sequence/sequence.h"
@@ -16,21 +17,23 @@ void entry_erase_copy(struct sequence *q, struct entry *e) {
 }
 
 static bool is_clean(const struct entry *e) {
-        return e->ref && e->place != KVD_NOWHERE && e->busy == IDLE && !(e->flags & KVD_ENTRY_APPROX);
+        return e->ref && e->place != KVD_NOWHERE && e->busy == IDLE &&
+               !(e->flags & KVD_ENTRY_APPROX);
 }
 
 #define RECLAIM_LOOKS 8192u /* entries of one call: about half a millisecond */
 #define RECLAIM_COPIES 64u
 
 /*
- * Gives up clean copies, a bounded number a call, and goes on where the last call stopped. A whole round that finds
- * none clears has_clean, until copies_clean says that there may be some.
+ * Gives up clean copies, a bounded number a call, and goes on where the last call stopped. A whole
+ * round that finds none clears has_clean, until copies_clean says that there may be some.
  */
 static void reclaim(struct space *space) {
         uint32_t given = 0, looks;
 
         for (looks = 0; looks < RECLAIM_LOOKS && given < RECLAIM_COPIES; looks++) {
-                struct sequence *q = sequences_of(space)->at[sequences_of(space)->clean_sequence % KVD_MAX_SEQUENCES];
+                struct sequence *q = sequences_of(space)->at[sequences_of(space)->clean_sequence %
+                                                             KVD_MAX_SEQUENCES];
 
                 if (!q || sequences_of(space)->clean_entry >= q->n_entries) {
                         sequences_of(space)->clean_sequence++;

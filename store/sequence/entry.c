@@ -1,39 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * An entry of a sequence has flags, which are counted, waits in lists, and names blocks. Whoever changes any of these
- * does it here, so that the counts are right.
+ * An entry of a sequence has flags, which are counted, waits in lists, and names blocks. Whoever
+ * changes any of these does it here, so that the counts are right.
  */
 
 #include <errno.h>
 
 #include "store/sequence/sequence.h"
 
-/* ---- finding ----------------------------------------------------------------------------------- */
+/* ---- finding --------------------------------------------------------------------------------- */
 
 struct sequence *sequence_find(struct attachment *a, uint32_t number) {
         struct sequence *q = sequences_of(a->space)->at[SEQUENCE_SEAT(number)];
 
         if (q && q->number == number && q->attachment == a)
                 return q;
-        store_refuse(space_store(a->space), -ENOENT, "sequence in space '%s': this client has none of that number",
-                     a->space->name);
+        store_refuse(space_store(a->space), -ENOENT,
+                     "sequence in space '%s': this client has none of that number", a->space->name);
         return NULL;
 }
 
 /* Checks what a client asks cool and revive for. */
-int sequence_check_entries(struct attachment *a, const struct sequence *q, uint32_t how, const uint32_t *entries,
-                         uint32_t n) {
+int sequence_check_entries(struct attachment *a, const struct sequence *q, uint32_t how,
+                           const uint32_t *entries, uint32_t n) {
         if (how < 1 || how > 3)
-                return store_refuse(space_store(a->space), -EINVAL, "there is no such way to cool or revive a block");
+                return store_refuse(space_store(a->space), -EINVAL,
+                                    "there is no such way to cool or revive a block");
         for (uint32_t i = 0; i < n; i++)
                 if (entries[i] >= q->n_entries)
-                        return store_refuse(space_store(a->space), -EINVAL, "sequence in space '%s': it has %u "
-                                            "entries, not one of number %u", a->space->name, q->n_entries, entries[i]);
+                        return store_refuse(space_store(a->space), -EINVAL,
+                                            "sequence in space '%s': it has %u "
+                                            "entries, not one of number %u",
+                                            a->space->name, q->n_entries, entries[i]);
         return 0;
 }
 
-/* ---- lists ------------------------------------------------------------------------------------------------------ */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 void list_push(struct sequence *q, struct list *list, uint32_t at) {
         q->entries[at].next = NONE;
@@ -60,15 +63,18 @@ uint32_t list_pop(struct sequence *q, struct list *list) {
         return at;
 }
 
-/* ---- entries ---------------------------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 void entry_set_flags(struct sequence *q, struct entry *e, uint32_t flags) {
         struct space *space = q->space;
         bool own = entry_is_own(e);
 
-        sequences_of(space)->n_shared += !!(flags & KVD_ENTRY_SHARED) - !!(e->flags & KVD_ENTRY_SHARED);
-        sequences_of(space)->n_spilled += !!(flags & KVD_ENTRY_SPILLED) - !!(e->flags & KVD_ENTRY_SPILLED);
-        sequences_of(space)->n_vague += !!(flags & KVD_ENTRY_VAGUE) - !!(e->flags & KVD_ENTRY_VAGUE);
+        sequences_of(space)->n_shared += !!(flags & KVD_ENTRY_SHARED) -
+                                         !!(e->flags & KVD_ENTRY_SHARED);
+        sequences_of(space)->n_spilled += !!(flags & KVD_ENTRY_SPILLED) -
+                                          !!(e->flags & KVD_ENTRY_SPILLED);
+        sequences_of(space)->n_vague += !!(flags & KVD_ENTRY_VAGUE) -
+                                        !!(e->flags & KVD_ENTRY_VAGUE);
         e->flags = (uint16_t)flags;
         q->n_own += entry_is_own(e) - own;
 }
@@ -79,8 +85,8 @@ void entry_set_leaving(struct sequence *q, struct entry *e, bool leaving) {
 }
 
 bool entry_is_own(const struct entry *e) {
-        return (e->flags & KVD_ENTRY_OWN) &&
-               !(e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED));
+        return (e->flags & KVD_ENTRY_OWN) && !(e->flags & (KVD_ENTRY_SHARED | KVD_ENTRY_SPILLED |
+                                                           KVD_ENTRY_VAGUE | KVD_ENTRY_DROPPED));
 }
 
 uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
@@ -97,11 +103,12 @@ uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
         return low;
 }
 
-/* ---- their blocks ------------------------------------------------------------------------------ */
+/* ---- their blocks ---------------------------------------------------------------------------- */
 
 /* The entry's block is its own no longer. One of the prefix cache was never counted. */
 void entry_drop_block(struct sequence *q, struct entry *e) {
-        if (e->ref && q->space->blocks[kvd_ref_id(e->ref)].private && block_current(q->space, e->ref))
+        if (e->ref && q->space->blocks[kvd_ref_id(e->ref)].private &&
+            block_current(q->space, e->ref))
                 block_ref_down(q->space, kvd_ref_id(e->ref));
         e->ref = 0;
 }
@@ -125,10 +132,12 @@ void entry_drop_room(struct sequence *q, struct entry *e) {
 }
 
 void entry_seal(struct sequence *q, kvd_ref block, uint32_t at, uint32_t n_tokens, uint32_t flags) {
-        static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS]; /* of a packed block: each head has its own */
+        /* of a packed block: each head has its own */
+        static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS];
         struct kvd_desc fields = {.depth = q->entries[at].position, .n_tokens = (uint16_t)n_tokens,
                                   .group = (uint16_t)q->group, .flags = KVD_DESC_PRIVATE | flags};
 
         block_seal_private(q->space, kvd_ref_id(block), &fields,
-                           flags & KVD_DESC_COMPACT ? no_tokens : q->tokens + q->entries[at].position);
+                           flags & KVD_DESC_COMPACT ? no_tokens :
+                                                      q->tokens + q->entries[at].position);
 }

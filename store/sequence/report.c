@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * With every answer to sync a client is told whether anything is still under way for its sequence, and what its copies and
- * sketches cost. Scoring is left out: nobody asked for it, and nothing comes of it but an order.
+ * With every answer to sync a client is told whether anything is still under way for its sequence,
+ * and what its copies and sketches cost. Scoring is left out: nobody asked for it, and nothing
+ * comes of it but an order.
  */
 
 #include "store/hooks.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sequences are opened, grown and closed here. What the methods do with them is in store/methods; they are told by hooks
- * when a sequence begins and ends.
+ * Sequences are opened, grown and closed here. What the methods do with them is in store/methods;
+ * they are told by hooks when a sequence begins and ends.
  */
 
 #include <errno.h>
@@ -14,13 +14,16 @@
 #include "store/sequence/sequence.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
-        return store_refuse(space_store(a->space), error, "sequence in space '%s': %s", a->space->name, what);
+        return store_refuse(space_store(a->space), error, "sequence in space '%s': %s",
+                            a->space->name, what);
 }
 
-/* ---- opening ---------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
-#define ENTRIES_PER_BLOCK 4u /* of one sequence: more than the blocks that a space has, since entries may leave */
-#define ENTRIES_IN_ALL 16u   /* that all sequences use, for each block of the space: a prefix may be in many */
+/* of one sequence: more than the blocks that a space has, since entries may leave */
+#define ENTRIES_PER_BLOCK 4u
+/* that all sequences use, for each block of the space: a prefix may be in many */
+#define ENTRIES_IN_ALL 16u
 
 static int check_room(struct attachment *a, uint32_t max_blocks) {
         uint64_t most = (uint64_t)a->space->ix->capacity * ENTRIES_PER_BLOCK;
@@ -28,8 +31,10 @@ static int check_room(struct attachment *a, uint32_t max_blocks) {
         if (!max_blocks)
                 return refuse(a, -EINVAL, "it must have room for at least one block");
         if (max_blocks > most)
-                return store_refuse(space_store(a->space), -EDQUOT, "a sequence in space '%s' has at most %llu blocks, "
-                                    "not %u", a->space->name, (unsigned long long)most, max_blocks);
+                return store_refuse(space_store(a->space), -EDQUOT,
+                                    "a sequence in space '%s' has at most %llu blocks, "
+                                    "not %u",
+                                    a->space->name, (unsigned long long)most, max_blocks);
         return 0;
 }
 
@@ -49,10 +54,14 @@ static void sequence_free(struct sequence *q) {
         free(q);
 }
 
-/* The table is mapped, since a client says how large it is: pages come as they are used, and all go back at the end. */
+/*
+ * The table is mapped, since a client says how large it is: pages come as they are used, and all go
+ * back at the end.
+ */
 static bool make_table(struct sequence *q) {
         uint32_t bt = q->space->ix->geometry.block_tokens;
-        uint64_t n = q->max_blocks * (sizeof *q->entries + sizeof *q->steps + bt * sizeof *q->tokens);
+        uint64_t n = q->max_blocks *
+                     (sizeof *q->entries + sizeof *q->steps + bt * sizeof *q->tokens);
         void *at = sys->mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
         if (at == MAP_FAILED)
@@ -92,8 +101,10 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         if (r < 0)
                 return r;
         if (seat == NONE)
-                return store_refuse(space_store(space), -EUSERS, "space '%s' has %u sequences, the most there can be; "
-                                    "close some", space->name, KVD_MAX_SEQUENCES);
+                return store_refuse(space_store(space), -EUSERS,
+                                    "space '%s' has %u sequences, the most there can be; "
+                                    "close some",
+                                    space->name, KVD_MAX_SEQUENCES);
         q = sequence_new(a, max_blocks);
         if (!q)
                 return refuse(a, -ENOMEM, "out of memory for its table");
@@ -106,9 +117,10 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         return 0;
 }
 
-/* ---- growing ---------------------------------------------------------------------------------------------------- */
+/* ---- growing --------------------------------------------------------------------------------- */
 
-static int check_append(struct attachment *a, const struct sequence *q, const struct append_request *req) {
+static int check_append(struct attachment *a, const struct sequence *q,
+                        const struct append_request *req) {
         const struct kvd_shape *g = &a->space->ix->geometry;
         uint64_t room = (uint64_t)req->n_blocks * g->block_tokens;
 
@@ -121,13 +133,15 @@ static int check_append(struct attachment *a, const struct sequence *q, const st
                         return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         if (req->n_blocks > q->max_blocks - q->n_entries)
                 return refuse(a, -ENOSPC, "its table is full");
-        if (sequences_of(a->space)->n_entries + req->n_blocks > (uint64_t)a->space->ix->capacity * ENTRIES_IN_ALL)
+        if (sequences_of(a->space)->n_entries + req->n_blocks >
+            (uint64_t)a->space->ix->capacity * ENTRIES_IN_ALL)
                 return refuse(a, -ENOSPC, "all tables of the space together are too long");
         return 0;
 }
 
 /* A borrowed block is used as it is: with the tokens and at the place that it was made for. */
-static int check_borrowed(struct attachment *a, const struct sequence *q, const struct append_request *req) {
+static int check_borrowed(struct attachment *a, const struct sequence *q,
+                          const struct append_request *req) {
         struct space *space = a->space;
         uint32_t bt = space->ix->geometry.block_tokens;
         uint32_t group = q->group;
@@ -137,21 +151,27 @@ static int check_borrowed(struct attachment *a, const struct sequence *q, const 
                 const struct kvd_desc *desc;
 
                 if (!block_current(space, req->blocks[i]) || space->blocks[id].private)
-                        return refuse(a, -ESTALE, "a block is not in the cache (any more); look up again");
+                        return refuse(a, -ESTALE,
+                                      "a block is not in the cache (any more); look up again");
                 if (space->blocks[id].pending || space->blocks[id].poisoned)
-                        return refuse(a, -EAGAIN, "a block's data is not there (yet); see kvd_check_pin");
+                        return refuse(a, -EAGAIN,
+                                      "a block's data is not there (yet); see kvd_check_pin");
                 desc = kvd_index_desc(space->ix, id);
                 if (i == 0 && !q->n_entries)
                         group = desc->group;
-                if (desc->group != group || desc->n_tokens != bt || (uint64_t)desc->depth * bt != q->n_tokens + i * bt)
-                        return refuse(a, -EINVAL, "a borrowed block is of another layer group, or not at its place");
+                if (desc->group != group || desc->n_tokens != bt ||
+                    (uint64_t)desc->depth * bt != q->n_tokens + i * bt)
+                        return refuse(
+                                a, -EINVAL,
+                                "a borrowed block is of another layer group, or not at its place");
                 if (memcmp(desc->tokens, req->tokens + i * bt, bt * sizeof *req->tokens) != 0)
                         return refuse(a, -EINVAL, "a borrowed block has other tokens");
         }
         return 0;
 }
 
-static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const uint32_t *tokens, uint32_t n) {
+static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const uint32_t *tokens,
+                      uint32_t n) {
         struct entry *e = &q->entries[q->n_entries++];
 
         *e = (struct entry){.ref = block, .position = q->n_tokens, .n_tokens = (uint16_t)n,
@@ -165,7 +185,9 @@ static void add_entry(struct sequence *q, kvd_ref block, uint32_t flags, const u
 }
 
 static void seal_own(struct sequence *q, kvd_ref block, const uint32_t *tokens, uint32_t n) {
-        struct kvd_desc fields = {.depth = q->n_tokens, .n_tokens = (uint16_t)n, .group = (uint16_t)q->group,
+        struct kvd_desc fields = {.depth = q->n_tokens,
+                                  .n_tokens = (uint16_t)n,
+                                  .group = (uint16_t)q->group,
                                   .flags = KVD_DESC_PRIVATE};
         uint32_t id = kvd_ref_id(block);
 
@@ -176,7 +198,8 @@ static void seal_own(struct sequence *q, kvd_ref block, const uint32_t *tokens, 
         hooks_readable(q->space, id);
 }
 
-int sequence_append(struct attachment *a, uint32_t number, const struct append_request *req, uint32_t *first) {
+int sequence_append(struct attachment *a, uint32_t number, const struct append_request *req,
+                    uint32_t *first) {
         struct sequence *q = sequence_find(a, number);
         uint32_t bt = a->space->ix->geometry.block_tokens;
         int r;
@@ -187,7 +210,8 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
                 hooks_look(a->space);
         r = check_append(a, q, req);
         if (r == 0 && req->own && !blocks_filled_by(a, req->blocks, req->n_blocks))
-                r = refuse(a, -ESTALE, "a block is not (or no longer) one that this client is filling");
+                r = refuse(a, -ESTALE,
+                           "a block is not (or no longer) one that this client is filling");
         if (r == 0 && !req->own)
                 r = check_borrowed(a, q, req);
         if (r < 0)
@@ -208,7 +232,7 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
         return 0;
 }
 
-/* ---- closing ---------------------------------------------------------------------------------------------------- */
+/* ---- closing --------------------------------------------------------------------------------- */
 
 /* It is gone at once; its blocks are let go of a piece at a time. */
 static void close_one(struct sequence *q) {
@@ -250,8 +274,8 @@ static uint64_t let_go(struct sequence *q, struct entry *e) {
                 change_drop_offer(q, e);
         if (e->busy == COMPACT_WANTED)
                 entry_drop_room(q, e);
-        if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) && space->blocks[kvd_ref_id(e->ref)].private &&
-            block_current(space, e->ref))
+        if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) &&
+            space->blocks[kvd_ref_id(e->ref)].private && block_current(space, e->ref))
                 block_ref_down(space, kvd_ref_id(e->ref));
         if (e->place != KVD_NOWHERE) {
                 place_erase(space, e->place);
@@ -269,7 +293,8 @@ static bool tidy(struct space *space) {
 
         if (!q)
                 return false;
-        for (uint32_t i = 0; i < CLOSE_ENTRIES && bytes < CLOSE_BYTES && q->cursor < q->n_entries; i++)
+        for (uint32_t i = 0; i < CLOSE_ENTRIES && bytes < CLOSE_BYTES && q->cursor < q->n_entries;
+             i++)
                 bytes += let_go(q, &q->entries[q->cursor++]);
         if (q->cursor < q->n_entries)
                 return true;
@@ -279,7 +304,7 @@ static bool tidy(struct space *space) {
         return true;
 }
 
-/* ---- of a space -------------------------------------------------------------------------------- */
+/* ---- of a space ------------------------------------------------------------------------------ */
 
 static int begin(struct space *space) {
         space->parts.sequences = sys->calloc(1, sizeof *space->parts.sequences);
@@ -312,6 +337,9 @@ static void usage(const struct space *space, struct space_usage *ret) {
         ret->vague = all->n_vague;
 }
 
-const struct hooks sequence_hooks = {
-        .space_begins = begin, .idle = tidy, .space_buried = bury, .space_ends = end, .usage = usage,
-        .attachment_stops = close_all};
+const struct hooks sequence_hooks = {.space_begins = begin,
+                                     .idle = tidy,
+                                     .space_buried = bury,
+                                     .space_ends = end,
+                                     .usage = usage,
+                                     .attachment_stops = close_all};

@@ -3,8 +3,9 @@
 #define KVD_STORE_SEQUENCE_SEQUENCE_H
 
 /*
- * A sequence inside the store. An entry is resident (it names a block), or has left (an exact copy, tokens in a sketch,
- * or neither). Beside that it is idle or busy with one thing, and in one list while it waits:
+ * A sequence inside the store. An entry is resident (it names a block), or has left (an exact copy,
+ * tokens in a sketch, or neither). Beside that it is idle or busy with one thing, and in one list
+ * while it waits:
  *
  *      IDLE ─cool──► COOL_WANTED ──► COOLING ─────┐                         ┌─taken──► applied
  *      IDLE ─revive► REVIVE_WANTED ► REVIVING ────┼──► OFFERED (a change) ──┤
@@ -12,11 +13,13 @@
  *      IDLE ─────────COMPARE's answer─────────────┘                         └─not────► undone
  *      applied or undone, and tokens in a sketch that should not be: FORGET_WANTED ──► FORGETTING ──► IDLE
  *
- * Who owns what: an entry owns its copy's place, and the ordinals of its tokens in a sketch. A place that a worker
- * is writing is the job's until it has the answer. A block that is offered is held, and gets its reference when taken.
+ * Who owns what: an entry owns its copy's place, and the ordinals of its tokens in a sketch. A
+ * place that a worker is writing is the job's until it has the answer. A block that is offered is
+ * held, and gets its reference when taken.
  */
 
-#include "client/kvd_methods.h" /* enum kvd_entry_flags: what a table says is the public word for it */
+/* enum kvd_entry_flags: what a table says is the public word for it */
+#include "client/kvd_methods.h"
 #include "ipc/base/job.h"
 #include "ipc/base/sequence.h"
 #include "store/job.h"
@@ -38,7 +41,8 @@ enum entry_busy {
 struct entry {
         kvd_ref ref;           /* resident block; 0: it has left */
         uint64_t checksum;     /* of the exact copy */
-        uint32_t row_generation; /* of the block that it was made of, which the copy's row of the summaries has, too */
+        /* of the block that it was made of, which the copy's row of the summaries has, too */
+        uint32_t row_generation;
         uint32_t position;     /* of its first token */
         uint32_t place;        /* of its exact copy; KVD_NOWHERE */
         uint32_t sketch;       /* number, if ordinal is set */
@@ -48,10 +52,12 @@ struct entry {
         uint16_t slots;        /* ... and slots of its block in use: others, if it is compact */
         uint16_t flags;        /* enum kvd_entry_flags */
         uint8_t busy;
-        uint8_t want;          /* COOL_WANTED, COOLING: enum kvd_cool; REVIVE_WANTED, REVIVING: enum kvd_revive */
+        /* COOL_WANTED, COOLING: enum kvd_cool; REVIVE_WANTED, REVIVING: enum kvd_revive */
+        uint8_t want;
         bool leaving;          /* counted in sequences_of(space)->n_leaving */
         bool summarised;       /* the exact copy's row was copied along */
-        bool untold;           /* it has left, and its flags changed since the client heard of them */
+        /* it has left, and its flags changed since the client heard of them */
+        bool untold;
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
         uint16_t priority;     /* as priority_rank found it */
         float value;           /* ... on its way there */
@@ -61,7 +67,11 @@ struct entry {
         int32_t new_delta;
         float distance;
         uint32_t next;         /* in one of the lists */
-        kvd_ref other;         /* OFFERED: the block that the change brings, held; 0: none. COMPACT_WANTED: keydiff_compact.c */
+        /*
+         * OFFERED: the block that the change brings, held; 0: none. COMPACT_WANTED:
+         * keydiff_compact.c
+         */
+        kvd_ref other;
 };
 
 struct list { /* of entries */
@@ -113,7 +123,8 @@ struct sequence {
         uint32_t n_compared;   /* steps before it are not wanted */
         bool swapped;          /* entries were asked to make way for those in revive */
         bool passed;           /* relief had it compared again, in this time of need */
-        uint32_t spent;        /* ... and found nothing to let go when n_own was this; 0: did not look */
+        /* ... and found nothing to let go when n_own was this; 0: did not look */
+        uint32_t spent;
         uint32_t n_unscored;   /* entries that came since the last scoring */
         uint32_t cursor;       /* closed: next entry to let go */
         struct critical *critical; /* owned; see hshare.c */
@@ -139,25 +150,36 @@ static inline struct sequences *sequences_of(const struct space *space) {
 #define SEQUENCE_SEAT(number) ((number) % KVD_MAX_SEQUENCES)
 
 /* entry.c */
-struct sequence *sequence_find(struct attachment *attachment, uint32_t number); /* NULL, with a reason */
+/* NULL, with a reason */
+struct sequence *sequence_find(struct attachment *attachment, uint32_t number);
 void entry_set_flags(struct sequence *sequence, struct entry *entry, uint32_t flags);
 void entry_set_leaving(struct sequence *sequence, struct entry *entry, bool leaving);
 bool entry_is_own(const struct entry *entry); /* resident, filled by this sequence, not shared */
-uint32_t sequence_entry_at(const struct sequence *sequence, uint32_t token); /* whose tokens contain it, or n_entries */
+/* whose tokens contain it, or n_entries */
+uint32_t sequence_entry_at(const struct sequence *sequence, uint32_t token);
 
 void list_push(struct sequence *sequence, struct list *list, uint32_t at);
 void list_push_first(struct sequence *sequence, struct list *list, uint32_t at);
 uint32_t list_pop(struct sequence *sequence, struct list *list); /* or NONE */
 
-int sequence_check_entries(struct attachment *attachment, const struct sequence *sequence, uint32_t how,
-                         const uint32_t *entries, uint32_t n); /* of requests to cool and to revive */
+int sequence_check_entries(struct attachment *attachment, const struct sequence *sequence,
+                           uint32_t how,
+                           /* of requests to cool and to revive */
+                           const uint32_t *entries, uint32_t n);
 
-void entry_drop_block(struct sequence *sequence, struct entry *entry); /* its block is its own no longer */
-void entry_take_block(struct sequence *sequence, struct entry *entry); /* the offered block becomes its own */
-void entry_drop_room(struct sequence *sequence, struct entry *entry);  /* COMPACT_WANTED: gives back what waits */
+/* its block is its own no longer */
+void entry_drop_block(struct sequence *sequence, struct entry *entry);
+/* the offered block becomes its own */
+void entry_take_block(struct sequence *sequence, struct entry *entry);
+/* COMPACT_WANTED: gives back what waits */
+void entry_drop_room(struct sequence *sequence, struct entry *entry);
 
-/* A block that a worker has filled for an entry. flags: KVD_DESC_APPROX, or KVD_DESC_COMPACT: each head has its tokens. */
-void entry_seal(struct sequence *sequence, kvd_ref block, uint32_t at, uint32_t n_tokens, uint32_t flags);
+/*
+ * A block that a worker has filled for an entry. flags: KVD_DESC_APPROX, or KVD_DESC_COMPACT: each
+ * head has its tokens.
+ */
+void entry_seal(struct sequence *sequence, kvd_ref block, uint32_t at, uint32_t n_tokens,
+                uint32_t flags);
 
 /* change.c: proposals to the client */
 struct offer {
@@ -170,11 +192,14 @@ struct offer {
 };
 void change_offer(struct sequence *sequence, uint32_t at, const struct offer *offer);
 void change_drop_offer(struct sequence *sequence, struct entry *entry); /* the sequence closes */
-bool change_withdraw(struct sequence *sequence, uint32_t at); /* false: the client has heard of it */
-void change_tell(struct sequence *sequence, uint32_t at); /* offers what the client was not told, if it is idle */
+/* false: the client has heard of it */
+bool change_withdraw(struct sequence *sequence, uint32_t at);
+/* offers what the client was not told, if it is idle */
+void change_tell(struct sequence *sequence, uint32_t at);
 
 /* copies.c */
-bool copies_have_room(struct space *space); /* for one more; gives up copies of resident entries for it */
+/* for one more; gives up copies of resident entries for it */
+bool copies_have_room(struct space *space);
 uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
 void copies_clean(struct space *space); /* a copy is of a resident entry now: it may be given up */
 void entry_erase_copy(struct sequence *sequence, struct entry *entry);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This tier keeps exact copies in the host's memory, in one memfd for each space. A place has memory from when a worker writes it until
- * it is erased (a hole is punched). What all spaces use of it, sketches included, is bounded by spill_bytes.
+ * This tier keeps exact copies in the host's memory, in one memfd for each space. A place has
+ * memory from when a worker writes it until it is erased (a hole is punched). What all spaces use
+ * of it, sketches included, is bounded by spill_bytes.
  */
 
 #include <fcntl.h>
@@ -13,13 +14,15 @@
 #include "store/cache/cache.h"
 #include "store/tier/tier.h"
 
-#define COPIES_PER_BLOCK 8u /* a place costs address space and a few bytes, and memory only where it is used */
+/* a place costs address space and a few bytes, and memory only where it is used */
+#define COPIES_PER_BLOCK 8u
 
 static uint64_t count(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
-        return MIN(max_blocks * COPIES_PER_BLOCK, space_store(space)->config.spill_bytes / block_bytes);
+        return MIN(max_blocks * COPIES_PER_BLOCK,
+                   space_store(space)->config.spill_bytes / block_bytes);
 }
 
-/* ---- budget ----------------------------------------------------------------------------------------------------- */
+/* ---- budget ---------------------------------------------------------------------------------- */
 
 static bool fits(const struct space *space, uint64_t bytes) {
         const struct store *store = space_store(space);
@@ -51,7 +54,7 @@ static void charge(struct space *space, int64_t copies) {
                 spill_discharge(space, (uint64_t)-copies * space->ix->block_bytes);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int open_memory(struct space *space, uint64_t bytes) {
         struct shared_file file;
@@ -62,8 +65,13 @@ static int open_memory(struct space *space, uint64_t bytes) {
 
 static void erase(int fd, uint64_t from, uint64_t bytes) {
         if (fd >= 0)
-                sys->fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)bytes);
+                sys->fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from,
+                               (off_t)bytes);
 }
 
-const struct tier tier_memory = {.what = "memory", .count = count, .has_room = has_room, .charge = charge,
-                                 .open = open_memory, .erase = erase};
+const struct tier tier_memory = {.what = "memory",
+                                 .count = count,
+                                 .has_room = has_room,
+                                 .charge = charge,
+                                 .open = open_memory,
+                                 .erase = erase};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file knows which places of exact copies are used, and which tier each belongs to. Each tier of a space has its numbers on a stack, so that
- * taking and erasing cost a few instructions; whether a copy may be there, and its memory, are the tier's.
+ * This file knows which places of exact copies are used, and which tier each belongs to. Each tier
+ * of a space has its numbers on a stack, so that taking and erasing cost a few instructions;
+ * whether a copy may be there, and its memory, are the tier's.
  */
 
 #include "store/tier/tier.h"
@@ -18,7 +19,7 @@ static const struct tier *const tiers[KVD_N_TIERS] = {
 #include "ipc/base/tiers.def"
 };
 
-/* ---- a space's places ------------------------------------------------------------------------------------------- */
+/* ---- a space's places ------------------------------------------------------------------------ */
 
 static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
         uint64_t end = 0;
@@ -26,7 +27,8 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
         if (kvd_shape_is_opaque(&ix->geometry))
                 return;
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                end = MIN(end + tiers[t]->count(space, ix->block_bytes, max_blocks), UINT32_MAX / 4);
+                end = MIN(end + tiers[t]->count(space, ix->block_bytes, max_blocks),
+                          UINT32_MAX / 4);
                 ix->tier_end[t] = (uint32_t)end;
         }
 }
@@ -52,14 +54,17 @@ int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes) {
         if (p->fd < 0)
                 p->fd = tiers[tier]->open(space, *bytes);
         if (p->fd < 0)
-                return store_refuse(space_store(space), p->fd, "no %s for copies of space '%s'", tiers[tier]->what,
-                                    space->name);
+                return store_refuse(space_store(space), p->fd, "no %s for copies of space '%s'",
+                                    tiers[tier]->what, space->name);
         return p->fd;
 }
 
-/* ---- one place -------------------------------------------------------------------------------------------------- */
+/* ---- one place ------------------------------------------------------------------------------- */
 
-/* Entry i says by how much it differs from the order at first, so that what calloc gives is right as it is. */
+/*
+ * Entry i says by how much it differs from the order at first, so that what calloc gives is right
+ * as it is.
+ */
 static uint32_t number_at(const struct tier_places *p, uint32_t i) {
         return p->free[i] + (p->n - 1 - i);
 }
@@ -115,7 +120,7 @@ uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i) {
         return kvd_tier_first(space->ix, tier) + number_at(&tiers_of(space)->places[tier], i);
 }
 
-/* ---- life -------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin(struct space *space) {
         struct tiers *all = space->parts.tiers = sys->calloc(1, sizeof *space->parts.tiers);
@@ -158,7 +163,8 @@ static void end(struct space *space) {
 static void usage(const struct space *space, struct space_usage *ret) {
         for (uint32_t t = 0; t < KVD_N_TIERS; t++)
                 ret->copy_bytes += places_used(space, t) * space->ix->block_bytes;
-        ret->sketch_bytes = tiers_of(space)->spill_bytes - places_used(space, KVD_TIER_memory) * space->ix->block_bytes;
+        ret->sketch_bytes = tiers_of(space)->spill_bytes -
+                            places_used(space, KVD_TIER_memory) * space->ix->block_bytes;
         ret->spill_slots = kvd_places(space->ix);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvd-bench: kvd beside LMDB, Redis and plain sockets, in the same run. Usually started by the script "run" beside it.
+ * kvd-bench: kvd beside LMDB, Redis and plain sockets, in the same run. Usually started by the
+ * script "run" beside it.
  */
 
 #include <errno.h>
@@ -40,7 +41,8 @@ bool bench_wants_any(const struct bench *bench, const char *const *case_names) {
         return false;
 }
 
-struct contest bench_contest(const struct bench *bench, const char *name, uint64_t entries, uint32_t n_items) {
+struct contest bench_contest(const struct bench *bench, const char *name, uint64_t entries,
+                             uint32_t n_items) {
         return (struct contest){.name = name, .entries = entries, .n_items = n_items,
                                 .rounds = bench->rounds, .samples = bench->samples};
 }
@@ -66,20 +68,23 @@ static void describe_machine(void) {
         double load[3] = {0};
 
         getloadavg(load, 3);
-        printf("{\"machine\":{\"processors\":%ld,\"load\":%.2f}}\n", sysconf(_SC_NPROCESSORS_ONLN), load[0]);
+        printf("{\"machine\":{\"processors\":%ld,\"load\":%.2f}}\n", sysconf(_SC_NPROCESSORS_ONLN),
+               load[0]);
         if (load[0] > 0.5)
                 say("the machine is busy (load %.2f): times are high, ratios hold\n", load[0]);
 }
 
 static int usage(const char *name) {
-        say("usage: %s --dir DIR --kvd PATH [--quick] [--only CASE] [--entries N[,N...]] [--rounds N] [--cpu N]\n",
+        say("usage: %s --dir DIR --kvd PATH [--quick] [--only CASE] [--entries N[,N...]] [--rounds "
+            "N] [--cpu N]\n",
             name);
         return 2;
 }
 
 static void parse_sizes(struct bench *bench, char *list) {
         bench->n_sizes = 0;
-        for (char *word = strtok(list, ","); word && bench->n_sizes < MAX_SIZES; word = strtok(NULL, ","))
+        for (char *word = strtok(list, ","); word && bench->n_sizes < MAX_SIZES;
+             word = strtok(NULL, ","))
                 bench->sizes[bench->n_sizes++] = strtoull(word, NULL, 0);
 }
 
@@ -124,7 +129,8 @@ static int parse(struct bench *bench, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        struct bench bench = {.rounds = 15, .samples = 300, .sizes = {65536, 1048576}, .n_sizes = 2, .cpu = -1};
+        struct bench bench = {
+                .rounds = 15, .samples = 300, .sizes = {65536, 1048576}, .n_sizes = 2, .cpu = -1};
         int failed = 0;
 
         if (parse(&bench, argc, argv) < 0 || bench.rounds > MAX_ROUNDS || bench.rounds < 1)

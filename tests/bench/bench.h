@@ -26,7 +26,8 @@ bool bench_wants(const struct bench *bench, const char *case_name);
 bool bench_wants_any(const struct bench *bench, const char *const *case_names);
 
 /* A contest with this run's rounds and samples. */
-struct contest bench_contest(const struct bench *bench, const char *name, uint64_t entries, uint32_t n_items);
+struct contest bench_contest(const struct bench *bench, const char *name, uint64_t entries,
+                             uint32_t n_items);
 
 /* Runs and reports a contest; says on standard error what it is doing. */
 int bench_run(const struct bench *bench, const struct contest *contest);

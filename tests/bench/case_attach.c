@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What an index costs in memory, and how soon a new client gets an answer from a pool that others have filled.
+ * What an index costs in memory, and how soon a new client gets an answer from a pool that others
+ * have filled.
  *
  *      index-layout      bytes of address space per block: descriptor, tokens, tables, runs
  *      index-resident    bytes of memory behind it, as the kernel counts them
@@ -35,7 +36,7 @@ struct world {
         void *mapped;
 };
 
-/* ---- memory ------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static struct kvd_index layout_of(const struct world *w) {
         struct kvd_index layout = {.geometry = {.block_tokens = w->kvd.geometry.block_tokens},
@@ -52,7 +53,8 @@ static uint64_t index_bytes_of(const char *dir, const char *name) {
         struct stat st;
 
         snprintf(path, sizeof path, "%s/%s", dir, name);
-        if (readlink(path, target, sizeof target - 1) < 0 || !strstr(target, "memfd:") || !strstr(target, "index"))
+        if (readlink(path, target, sizeof target - 1) < 0 || !strstr(target, "memfd:") ||
+            !strstr(target, "index"))
                 return 0;
         return stat(path, &st) < 0 ? 0 : (uint64_t)st.st_blocks * 512;
 }
@@ -78,7 +80,8 @@ static uint64_t index_resident(const struct process *daemon) {
 }
 
 static void report_memory(const struct bench *bench, const struct world *w) {
-        double layout = (double)layout_of(w).size, resident = (double)index_resident(&w->kvd.daemon);
+        double layout = (double)layout_of(w).size,
+               resident = (double)index_resident(&w->kvd.daemon);
         uint64_t n = w->chains.n_blocks;
 
         if (bench_wants(bench, "index-layout"))
@@ -87,7 +90,7 @@ static void report_memory(const struct bench *bench, const struct world *w) {
                 report_value("index-resident", "kvd", n, resident / (double)n, "B/block");
 }
 
-/* ---- attach ------------------------------------------------------------------------------------------------- */
+/* ---- attach ---------------------------------------------------------------------------------- */
 
 static int choose(void *ctx, uint32_t chain) {
         struct world *w = ctx;
@@ -103,7 +106,8 @@ static int attach(void *ctx) {
                 return 1;
         if (kvd_space_open(w->handle, "bench", &w->kvd.geometry, NULL, &w->space) < 0)
                 return 1;
-        return kvd_lookup(w->space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS, &w->pin) != CHAIN_TOKENS;
+        return kvd_lookup(w->space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS, &w->pin) !=
+               CHAIN_TOKENS;
 }
 
 static int detach(void *ctx) {
@@ -122,7 +126,8 @@ static int detach(void *ctx) {
 static int populate(void *ctx) {
         struct world *w = ctx;
 
-        w->mapped = mmap(NULL, w->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, w->memfd, 0);
+        w->mapped = mmap(NULL, w->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+                         w->memfd, 0);
         return w->mapped == MAP_FAILED;
 }
 
@@ -142,7 +147,8 @@ static int make_memory(struct world *w) {
 }
 
 static int run_attach(const struct bench *bench, struct world *w) {
-        struct contest contest = bench_contest(bench, "attach", w->chains.n_blocks, w->chains.n_chains);
+        struct contest contest = bench_contest(bench, "attach", w->chains.n_blocks,
+                                               w->chains.n_chains);
         int r;
 
         if (!bench_wants(bench, contest.name))
@@ -170,7 +176,8 @@ int cases_attach(const struct bench *bench) {
         if (mkdir(dir, 0700) < 0)
                 return -errno;
         w.chains = chains_plan(bench->sizes[bench->n_sizes - 1]);
-        r = kvd_side_start(&w.kvd, bench->kvd, dir, &tiny_geometry, w.chains.n_blocks + w.chains.n_blocks / 8);
+        r = kvd_side_start(&w.kvd, bench->kvd, dir, &tiny_geometry,
+                           w.chains.n_blocks + w.chains.n_blocks / 8);
         if (r >= 0)
                 r = fill_chains(&w.kvd, &w.chains);
         if (r >= 0)

@@ -46,7 +46,7 @@ struct world {
         struct block_key keys[BATCH];
 };
 
-/* ---- read --------------------------------------------------------------------------------------------------- */
+/* ---- read ------------------------------------------------------------------------------------ */
 
 static int choose(void *ctx, uint32_t item) {
         struct world *w = ctx;
@@ -80,7 +80,7 @@ static int read_redis(void *ctx) {
         return redis_peer_read(w->redis, w->keys[0], w->bytes, &w->sum) != 1;
 }
 
-/* ---- put ---------------------------------------------------------------------------------------------------- */
+/* ---- put ------------------------------------------------------------------------------------- */
 
 static int prepare_put(void *ctx, uint32_t item) {
         struct world *w = ctx;
@@ -97,7 +97,8 @@ static int put_kvd(void *ctx) {
                 return 1;
         for (uint32_t i = 0; i < w->n; i++)
                 kvd_copy(w->blocks[i].data, w->data, w->bytes);
-        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) != (int)w->n;
+        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) !=
+               (int)w->n;
 }
 
 static int unpin(void *ctx) {
@@ -135,7 +136,7 @@ static int put_redis(void *ctx) {
         return redis_peer_ask(w->redis) != (int)w->n;
 }
 
-/* ---- contests ----------------------------------------------------------------------------------------------- */
+/* ---- contests -------------------------------------------------------------------------------- */
 
 static void explain_absent(const struct world *w, const char *name) {
         if (!w->lmdb)
@@ -172,12 +173,13 @@ static int run_put(const struct bench *bench, struct world *w, const char *name,
         if (w->lmdb)
                 contest_add(&contest, (struct contender){"lmdb", prepare_keys, put_lmdb, NULL, w});
         if (w->redis)
-                contest_add(&contest, (struct contender){"redis-set", prepare_redis, put_redis, NULL, w});
+                contest_add(&contest,
+                            (struct contender){"redis-set", prepare_redis, put_redis, NULL, w});
         explain_absent(w, name);
         return bench_run(bench, &contest);
 }
 
-/* ---- set-up ------------------------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 /* The same bytes in all three. */
 static int fill(struct world *w) {

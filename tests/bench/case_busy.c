@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The same hot lookup while another process, on another processor together with the daemon, takes, seals and lets go
- * of blocks of the same space as fast as it can; the pool is full, so that it also evicts all the time.
+ * The same hot lookup while another process, on another processor together with the daemon, takes,
+ * seals and lets go of blocks of the same space as fast as it can; the pool is full, so that it
+ * also evicts all the time.
  *
  *      chain-busy    beside "idle": the same, the writer standing still
  */
@@ -39,7 +40,7 @@ struct world {
         uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];
 };
 
-/* ---- the writer --------------------------------------------------------------------------------------------- */
+/* ---- the writer ------------------------------------------------------------------------------ */
 
 static int publish(kvd_space *space, uint64_t batch) {
         struct kvd_block blocks[BATCH];
@@ -64,7 +65,8 @@ static void write_on(void *ctx) {
         kvd *handle;
         int r = 0;
 
-        if (kvd_open(w->kvd.socket, &handle) < 0 || kvd_space_open(handle, "bench", &w->kvd.geometry, NULL, &space) < 0)
+        if (kvd_open(w->kvd.socket, &handle) < 0 ||
+            kvd_space_open(handle, "bench", &w->kvd.geometry, NULL, &space) < 0)
                 return;
         for (uint64_t batch = 0; r == 0 || r == -ENOBUFS;) {
                 if (!atomic_load(&w->shared->go)) {
@@ -79,7 +81,7 @@ static void write_on(void *ctx) {
         }
 }
 
-/* ---- us ------------------------------------------------------------------------------------------------------ */
+/* ---- us -------------------------------------------------------------------------------------- */
 
 static void pause_ms(long ms) {
         nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
@@ -93,7 +95,8 @@ static int choose(struct world *w, uint32_t chain, int go) {
         if (atomic_exchange(&w->shared->go, go) == go)
                 return 0;
         pause_ms(2);
-        for (uint32_t i = 0; go && i < PATIENCE_MS && atomic_load(&w->shared->sealed) == sealed; i++)
+        for (uint32_t i = 0; go && i < PATIENCE_MS && atomic_load(&w->shared->sealed) == sealed;
+             i++)
                 pause_ms(1);
         return go && atomic_load(&w->shared->sealed) == sealed;
 }
@@ -109,7 +112,8 @@ static int choose_idle(void *ctx, uint32_t chain) {
 static int ask(void *ctx) {
         struct world *w = ctx;
 
-        return kvd_lookup(w->kvd.space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS, &w->pin) != CHAIN_TOKENS;
+        return kvd_lookup(w->kvd.space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS,
+                          &w->pin) != CHAIN_TOKENS;
 }
 
 static int unpin(void *ctx) {
@@ -124,20 +128,22 @@ static int hold_all(struct world *w) {
                 int64_t found;
 
                 chain_tokens(&w->chains, i, w->tokens);
-                found = kvd_lookup(w->kvd.space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS, &w->held[i]);
+                found = kvd_lookup(w->kvd.space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS,
+                                   &w->held[i]);
                 if (found != CHAIN_TOKENS)
                         return -ENOMSG;
         }
         return 0;
 }
 
-/* ---- set-up ------------------------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 /* Daemon and writer on the other processor. */
 static int start_there(struct world *w, const struct bench *bench, const char *dir) {
         int r;
 
-        r = kvd_side_start(&w->kvd, bench->kvd, dir, &tiny_geometry, w->chains.n_blocks + w->chains.n_blocks / 4);
+        r = kvd_side_start(&w->kvd, bench->kvd, dir, &tiny_geometry,
+                           w->chains.n_blocks + w->chains.n_blocks / 4);
         if (r >= 0)
                 r = fill_chains(&w->kvd, &w->chains);
         return r < 0 ? r : process_run(write_on, w, &w->writer);
@@ -158,7 +164,8 @@ static int start(struct world *w, const struct bench *bench, const char *dir) {
 }
 
 static int run(struct world *w, const struct bench *bench) {
-        struct contest contest = bench_contest(bench, "chain-busy", w->chains.n_blocks, w->chains.n_chains);
+        struct contest contest = bench_contest(bench, "chain-busy", w->chains.n_blocks,
+                                               w->chains.n_chains);
         int r;
 
         contest.hot = true;
@@ -167,7 +174,8 @@ static int run(struct world *w, const struct bench *bench) {
         contest_add(&contest, (struct contender){"idle", choose_idle, ask, unpin, w});
         r = bench_run(bench, &contest);
         say("the writer sealed %llu batches meanwhile, and was refused %llu times\n",
-            (unsigned long long)atomic_load(&w->shared->sealed), (unsigned long long)atomic_load(&w->shared->refused));
+            (unsigned long long)atomic_load(&w->shared->sealed),
+            (unsigned long long)atomic_load(&w->shared->refused));
         return r;
 }
 
@@ -182,7 +190,8 @@ int cases_busy(const struct bench *bench) {
                 report_absent("chain-busy", "idle", "needs two processors");
                 return 0;
         }
-        w = (struct world){.chains = chains_plan(65536), .kvd = {.daemon = NO_PROCESS}, .writer = NO_PROCESS};
+        w = (struct world){
+                .chains = chains_plan(65536), .kvd = {.daemon = NO_PROCESS}, .writer = NO_PROCESS};
         snprintf(dir, sizeof dir, "%s/busy", bench->dir);
         r = start(&w, bench, dir);
         if (r >= 0)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What this machine can do at best, in the same run as everything else: figures to divide others by.
+ * What this machine can do at best, in the same run as everything else: figures to divide others
+ * by.
  */
 
 #include <errno.h>
@@ -37,7 +38,7 @@ struct floors {
         XXH128_hash_t hash;
 };
 
-/* ---- the clock, the fence, the load -------------------------------------------------------------------------- */
+/* ---- the clock, the fence, the load ---------------------------------------------------------- */
 
 static int read_clock(void *ctx) {
         struct floors *f = ctx;
@@ -90,7 +91,7 @@ static int follow_ring(void *ctx) {
         return 0;
 }
 
-/* ---- copies into memory that is in no cache ------------------------------------------------------------------ */
+/* ---- copies into memory that is in no cache -------------------------------------------------- */
 
 static int choose_place(void *ctx, uint32_t item) {
         struct floors *f = ctx;
@@ -120,7 +121,7 @@ static int read_place(void *ctx) {
         return 0;
 }
 
-/* ---- hashing and the socket ----------------------------------------------------------------------------------- */
+/* ---- hashing and the socket ------------------------------------------------------------------ */
 
 static int hash_chain(void *ctx) {
         struct floors *f = ctx;
@@ -144,9 +145,10 @@ static int ping(void *ctx) {
         return echo_peer_ask(f->echo, 64, 64) != 0;
 }
 
-/* ---- contests ----------------------------------------------------------------------------------------------- */
+/* ---- contests -------------------------------------------------------------------------------- */
 
-static int run_one(const struct bench *bench, struct floors *f, const char *name, uint32_t divide, int (*run)(void *)) {
+static int run_one(const struct bench *bench, struct floors *f, const char *name, uint32_t divide,
+                   int (*run)(void *)) {
         struct contest contest = bench_contest(bench, name, 0, 1u << 20);
 
         contest.divide = divide;
@@ -166,7 +168,8 @@ static int run_copies(const struct bench *bench, struct floors *f, const char *n
         return bench_run(bench, &contest);
 }
 
-static int run_hash(const struct bench *bench, struct floors *f, const char *name, uint32_t step_tokens) {
+static int run_hash(const struct bench *bench, struct floors *f, const char *name,
+                    uint32_t step_tokens) {
         f->step_tokens = step_tokens;
         return run_one(bench, f, name, 1, hash_chain);
 }
@@ -191,7 +194,8 @@ static int start(struct floors *f) {
         r = echo_peer_new(&f->echo);
         if (r < 0)
                 return r;
-        f->arena = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        f->arena = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                        0);
         f->source = aligned_alloc(4096, 2 << 20);
         if (f->arena == MAP_FAILED || !f->source)
                 return -ENOMEM;
@@ -200,9 +204,9 @@ static int start(struct floors *f) {
 }
 
 int cases_floors(const struct bench *bench) {
-        static const char *const names[] = {"floor-clock", "floor-fence", "floor-load", "floor-pingpong",
-                                            "floor-hash-blk", "floor-hash-run", "floor-copy-128k", "floor-copy-2m",
-                                            NULL};
+        static const char *const names[] = {"floor-clock",     "floor-fence",    "floor-load",
+                                            "floor-pingpong",  "floor-hash-blk", "floor-hash-run",
+                                            "floor-copy-128k", "floor-copy-2m",  NULL};
         static struct floors f;
         int r;
 

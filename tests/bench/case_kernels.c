@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The frame of kernels.h. A contest is one kernel against "read", which loads as many bytes as the kernel moves, and
- * against numpy, in a process of its own. So the ratio to "read" is the fraction of the read bandwidth; writes count as
- * much as reads, which is less than they cost.
+ * The frame of kernels.h. A contest is one kernel against "read", which loads as many bytes as the
+ * kernel moves, and against numpy, in a process of its own. So the ratio to "read" is the fraction
+ * of the read bandwidth; writes count as much as reads, which is less than they cost.
  */
 
 #include <errno.h>
@@ -58,7 +58,7 @@ static int prepare_reader(void *ctx, uint32_t item) {
         return next_window(((struct reader *)ctx)->kernels);
 }
 
-/* ---- reading, as fast as one thread can ------------------------------------------------------------------------- */
+/* ---- reading, as fast as one thread can ------------------------------------------------------ */
 
 #if defined(__x86_64__)
 typedef uint64_t wide __attribute__((vector_size(32), aligned(1), may_alias));
@@ -106,7 +106,7 @@ static int run_kernel(void *ctx) {
         return 0;
 }
 
-/* ---- numpy: a line with a name for each call, a line for its end ------------------------------------------------ */
+/* ---- numpy: a line with a name for each call, a line for its end ----------------------------- */
 
 static int ask_numpy(void *ctx) {
         struct numpy *n = ctx;
@@ -136,7 +136,8 @@ static void become_numpy(int in, int out, const struct kernels *k) {
         snprintf(windows, sizeof windows, "%u", k->windows);
         if (dup2(in, 0) < 0 || dup2(out, 1) < 0)
                 _exit(1);
-        execlp("python3", "python3", KVD_BENCH_FOLDER "/case_kernels.py", size, windows, (char *)NULL);
+        execlp("python3", "python3", KVD_BENCH_FOLDER "/case_kernels.py", size, windows,
+               (char *)NULL);
         _exit(1);
 }
 
@@ -172,10 +173,11 @@ static void end_numpy(struct numpy *n) {
                 waitpid(n->pid, NULL, 0);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *map(size_t bytes) {
-        void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                            0);
 
         if (memory == MAP_FAILED)
                 return NULL;
@@ -187,7 +189,8 @@ static void fill(struct kernels *k) {
         uint32_t n = k->windows * window_blocks(k);
         uint64_t random = 1;
 
-        for (size_t i = 0; i < k->pool_bytes; i += 8) { /* bf16: signs and fractions at random, exponent 0 */
+        /* bf16: signs and fractions at random, exponent 0 */
+        for (size_t i = 0; i < k->pool_bytes; i += 8) {
                 uint64_t four = next_random(&random) & UINT64_C(0x807f807f807f807f);
 
                 four |= UINT64_C(0x3f803f803f803f80);
@@ -221,8 +224,8 @@ static int make_kernels(struct kernels *k, bool quick) {
         k->cells = calloc(KERNEL_CELLS, sizeof *k->cells);
         k->scratch = calloc(1, SCRATCH_BYTES + (size_t)n_scores * 3 * sizeof *k->scratch);
         k->indices = calloc((size_t)n_blocks * KERNEL_BLOCK, sizeof *k->indices);
-        if (!k->pool || !k->other || !k->blocks || !k->in_other_order || !k->anchors || !k->scores || !k->cells ||
-            !k->scratch || !k->indices)
+        if (!k->pool || !k->other || !k->blocks || !k->in_other_order || !k->anchors ||
+            !k->scores || !k->cells || !k->scratch || !k->indices)
                 return -ENOMEM;
         fill(k);
         return 0;
@@ -242,23 +245,27 @@ static void free_kernels(struct kernels *k) {
         free(k->indices);
 }
 
-/* ---- the roofline ----------------------------------------------------------------------------------------------- */
+/* ---- the roofline ---------------------------------------------------------------------------- */
 
-static void report_roofline(const struct contest *c, const struct outcome *outcome, const struct kernels *k) {
+static void report_roofline(const struct contest *c, const struct outcome *outcome,
+                            const struct kernels *k) {
         double bytes = (double)(k->read + k->written), ns = contest_time(c, outcome, 0).median;
-        double roof = bytes / contest_time(c, outcome, 1).median, fraction = contest_ratio(c, outcome, 1).median;
+        double roof = bytes / contest_time(c, outcome, 1).median,
+               fraction = contest_ratio(c, outcome, 1).median;
 
-        printf("{\"case\":\"%s\",\"roofline\":{\"variant\":\"%s\",\"read_bytes\":%zu,\"written_bytes\":%zu,\"ms\":%.4g,"
-               "\"gb_s\":%.4g,\"read_gb_s\":%.4g,\"fraction\":%.4g,\"flop_per_byte\":%.3g,\"gflop_s\":%.4g", c->name,
-               k->ops->name, k->read, k->written, ns * 1e-6, bytes / ns, roof, fraction, k->operations / bytes,
-               k->operations / ns);
+        printf("{\"case\":\"%s\",\"roofline\":{\"variant\":\"%s\",\"read_bytes\":%zu,\"written_"
+               "bytes\":%zu,\"ms\":%.4g,"
+               "\"gb_s\":%.4g,\"read_gb_s\":%.4g,\"fraction\":%.4g,\"flop_per_byte\":%.3g,\"gflop_"
+               "s\":%.4g",
+               c->name, k->ops->name, k->read, k->written, ns * 1e-6, bytes / ns, roof, fraction,
+               k->operations / bytes, k->operations / ns);
         if (c->n > 2)
                 printf(",\"numpy_ms\":%.4g", contest_time(c, outcome, 2).median * 1e-6);
         printf("}}\n");
         fflush(stdout);
         say("  %-26s %7.1f + %-6.1f %8.2f ms %7.2f of %6.2f GB/s %5.0f %% %7.2f %8.1f", c->name,
-            (double)k->read / 1048576, (double)k->written / 1048576, ns * 1e-6, bytes / ns, roof, fraction * 100,
-            k->operations / bytes, k->operations / ns);
+            (double)k->read / 1048576, (double)k->written / 1048576, ns * 1e-6, bytes / ns, roof,
+            fraction * 100, k->operations / bytes, k->operations / ns);
         if (c->n > 2)
                 say(" %9.1f ms", contest_time(c, outcome, 2).median * 1e-6);
         say("\n");
@@ -274,7 +281,8 @@ static void warm_up(struct kernels *k, const struct kernel_row *row) {
         }
 }
 
-static int run_row(const struct bench *bench, struct kernels *k, const struct kernel_row *row, struct numpy *numpy) {
+static int run_row(const struct bench *bench, struct kernels *k, const struct kernel_row *row,
+                   struct numpy *numpy) {
         struct contest contest = bench_contest(bench, row->name, 0, 1u << 20);
         struct reader reader = {k, row->in_other_order, 0};
         struct subject subject = {k, row};
@@ -282,12 +290,15 @@ static int run_row(const struct bench *bench, struct kernels *k, const struct ke
         int r;
 
         contest.samples = MIN(bench->samples, 10u);
-        contest_add(&contest, (struct contender){"kvd", prepare_subject, run_kernel, NULL, &subject});
-        contest_add(&contest, (struct contender){"read", prepare_reader, read_as_much, NULL, &reader});
+        contest_add(&contest,
+                    (struct contender){"kvd", prepare_subject, run_kernel, NULL, &subject});
+        contest_add(&contest,
+                    (struct contender){"read", prepare_reader, read_as_much, NULL, &reader});
         if (numpy_knows(numpy, row->name + strlen("kernels-")))
                 contest_add(&contest, (struct contender){"numpy", NULL, ask_numpy, NULL, numpy});
         else if (!numpy->pid)
-                report_absent(row->name, "numpy", bench->quick ? "not with --quick" : "not installed");
+                report_absent(row->name, "numpy",
+                              bench->quick ? "not with --quick" : "not installed");
         warm_up(k, row);
         r = contest_run(&contest, &outcome);
         if (r < 0)

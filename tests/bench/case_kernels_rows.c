@@ -21,12 +21,16 @@ static void moved(struct kernels *k, size_t read, size_t written, double operati
         k->operations = operations_per_number * (double)(window_bytes(k) / 2);
 }
 
-/* ---- KeyDiff ---------------------------------------------------------------------------------------------------- */
+/* ---- KeyDiff --------------------------------------------------------------------------------- */
 
 static struct kvd_key_rows keys_in(const uint8_t **table) {
-        return (struct kvd_key_rows){.blocks = table, .head_stride = PLANE, .token_stride = KERNEL_DIM,
-                                 .per_block = KERNEL_BLOCK, .heads = KERNEL_HEADS, .dim = KERNEL_DIM,
-                                 .type = KVD_NUMBER_BF16};
+        return (struct kvd_key_rows){.blocks = table,
+                                     .head_stride = PLANE,
+                                     .token_stride = KERNEL_DIM,
+                                     .per_block = KERNEL_BLOCK,
+                                     .heads = KERNEL_HEADS,
+                                     .dim = KERNEL_DIM,
+                                     .type = KVD_NUMBER_BF16};
 }
 
 static void anchor(struct kernels *k) {
@@ -41,7 +45,8 @@ static void anchor(struct kernels *k) {
 static void score_in(struct kernels *k, const uint8_t **table) {
         struct kvd_key_rows keys = keys_in(table);
 
-        k->ops->keydiff->score(k->scores, window_tokens(k), &keys, 0, window_tokens(k), k->anchors, k->scratch);
+        k->ops->keydiff->score(k->scores, window_tokens(k), &keys, 0, window_tokens(k), k->anchors,
+                               k->scratch);
         moved(k, window_bytes(k), 0, 4);
 }
 
@@ -53,7 +58,7 @@ static void score_shuffled(struct kernels *k) {
         score_in(k, window_in_other_order(k));
 }
 
-/* ---- blocks ----------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* About every second token of each head. */
 static void every_second(struct kernels *k) {
@@ -64,7 +69,8 @@ static void every_second(struct kernels *k) {
 static void compact(struct kernels *k) {
         uint8_t *dense = window_other(k);
         uint32_t kept = window_tokens(k) / 2;
-        struct kvd_slots from = {(uint8_t *const *)window_table(k), 0, ROW_BYTES, KERNEL_BLOCK, ROW_BYTES};
+        struct kvd_slots from = {(uint8_t *const *)window_table(k), 0, ROW_BYTES, KERNEL_BLOCK,
+                                 ROW_BYTES};
         struct kvd_slots to = {&dense, 0, ROW_BYTES, kept, ROW_BYTES};
 
         for (uint32_t h = 0; h < KERNEL_HEADS; h++) {
@@ -79,19 +85,25 @@ static void topk(struct kernels *k) {
         uint32_t n = window_tokens(k);
 
         for (uint32_t h = 0; h < KERNEL_HEADS; h++)
-                k->ops->block->topk(k->indices, k->scores + (size_t)h * n, n, n / 16, true, (uint32_t *)k->scratch);
+                k->ops->block->topk(k->indices, k->scores + (size_t)h * n, n, n / 16, true,
+                                    (uint32_t *)k->scratch);
         moved(k, (size_t)KERNEL_HEADS * n * sizeof *k->scores, 0, 0);
 }
 
-/* ---- sketches --------------------------------------------------------------------------------------------------- */
+/* ---- sketches -------------------------------------------------------------------------------- */
 
 enum { SKETCH_ROWS = 3, SKETCH_COLUMNS = 1024 };
-_Static_assert(KERNEL_CELLS == SKETCH_ROWS * SKETCH_COLUMNS * KERNEL_DIM, "the cells are one sketch");
+_Static_assert(KERNEL_CELLS == SKETCH_ROWS * SKETCH_COLUMNS * KERNEL_DIM,
+               "the cells are one sketch");
 
 /* 1.5 MiB of cells, which stay near; all rows of a window, one after the other, are its vectors. */
 static struct kvd_sketch_part part_of(const struct kernels *k) {
-        return (struct kvd_sketch_part){.cells = k->cells, .stride = KERNEL_DIM, .rows = SKETCH_ROWS,
-                                        .columns = SKETCH_COLUMNS, .dim = KERNEL_DIM, .sign = KVD_SKETCH_KEY_SIGN};
+        return (struct kvd_sketch_part){.cells = k->cells,
+                                        .stride = KERNEL_DIM,
+                                        .rows = SKETCH_ROWS,
+                                        .columns = SKETCH_COLUMNS,
+                                        .dim = KERNEL_DIM,
+                                        .sign = KVD_SKETCH_KEY_SIGN};
 }
 
 static void place(struct kernels *k) {
@@ -100,7 +112,8 @@ static void place(struct kernels *k) {
         for (uint32_t i = 0; i < window_rows(k); i++) {
                 uint64_t ordinal = i;
 
-                kvd_sketch_place(&hash, &ordinal, 1, (uint32_t *)k->scratch + (size_t)i * SKETCH_ROWS);
+                kvd_sketch_place(&hash, &ordinal, 1,
+                                 (uint32_t *)k->scratch + (size_t)i * SKETCH_ROWS);
         }
         memset(k->cells, 0, KERNEL_CELLS * sizeof *k->cells);
 }
@@ -123,20 +136,25 @@ static void query(struct kernels *k) {
         moved(k, 0, window_bytes(k), 4 + SKETCH_ROWS);
 }
 
-/* ---- MemShare --------------------------------------------------------------------------------------------------- */
+/* ---- MemShare -------------------------------------------------------------------------------- */
 
 /* Blocks of 8 layers, keys and values: 512 KiB, the smallest window has one of each. */
-static const struct kvd_memshare_shape shape = {.layers = 8, .heads = KERNEL_HEADS, .tokens = KERNEL_BLOCK,
-                                                .dim = KERNEL_DIM, .type = KVD_NUMBER_BF16};
+static const struct kvd_memshare_shape shape = {.layers = 8,
+                                                .heads = KERNEL_HEADS,
+                                                .tokens = KERNEL_BLOCK,
+                                                .dim = KERNEL_DIM,
+                                                .type = KVD_NUMBER_BF16};
 #define WHOLE_BLOCK ((size_t)16 * KERNEL_BLOCK_BYTES)
 
 /* Each block with its neighbour, all layers. */
 static void distance(struct kernels *k) {
-        struct kvd_memshare_query q = {.shape = &shape, .metric = KVD_MEMSHARE_FRO_NORM, .limit = 1e30};
+        struct kvd_memshare_query q = {
+                .shape = &shape, .metric = KVD_MEMSHARE_FRO_NORM, .limit = 1e30};
         const uint8_t *keys = window_keys(k);
 
         for (size_t at = 0; at < window_bytes(k); at += 2 * WHOLE_BLOCK) {
-                struct kvd_memshare_block a = {.data = keys + at}, b = {.data = keys + at + WHOLE_BLOCK};
+                struct kvd_memshare_block a = {.data = keys + at},
+                                          b = {.data = keys + at + WHOLE_BLOCK};
 
                 k->scores[0] += (float)k->ops->memshare->distance(&q, &a, &b);
         }
@@ -149,7 +167,7 @@ static void norms(struct kernels *k) {
         moved(k, window_bytes(k), 0, 2);
 }
 
-/* ---- HShare ----------------------------------------------------------------------------------------------------- */
+/* ---- HShare ---------------------------------------------------------------------------------- */
 
 enum { CHANNELS = 32, POSITIONS = 4096 };
 
@@ -158,9 +176,10 @@ static void label(struct kernels *k) {
 
         for (uint16_t i = 0; i < CHANNELS; i++)
                 channels[i] = (uint16_t)(i * 4 + i % 3);
-        k->ops->hshare->label(window_other(k), window_keys(k), KERNEL_DIM, KVD_NUMBER_BF16, window_rows(k), channels,
-                              CHANNELS);
-        moved(k, window_bytes(k), window_rows(k) * kvd_label_bytes(CHANNELS), 4.0 * CHANNELS / KERNEL_DIM);
+        k->ops->hshare->label(window_other(k), window_keys(k), KERNEL_DIM, KVD_NUMBER_BF16,
+                              window_rows(k), channels, CHANNELS);
+        moved(k, window_bytes(k), window_rows(k) * kvd_label_bytes(CHANNELS),
+              4.0 * CHANNELS / KERNEL_DIM);
 }
 
 /* Labels again and again until the window is full of them. */
@@ -173,7 +192,8 @@ static void fill_with_labels(struct kernels *k) {
 }
 
 static void label_scores(struct kernels *k) {
-        uint32_t n = (uint32_t)(window_bytes(k) / kvd_label_bytes(CHANNELS)) / POSITIONS * POSITIONS;
+        uint32_t n = (uint32_t)(window_bytes(k) / kvd_label_bytes(CHANNELS)) / POSITIONS *
+                     POSITIONS;
         struct kvd_label_query queries[KERNEL_QUERIES] = {0};
         uint16_t channels[CHANNELS];
 
@@ -184,8 +204,8 @@ static void label_scores(struct kernels *k) {
         for (uint32_t i = 0; i < n; i += POSITIONS) {
                 const uint8_t *block = window_other(k) + i * kvd_label_bytes(CHANNELS);
 
-                k->ops->hshare->scores(k->scratch, POSITIONS, &block, 0, POSITIONS, CHANNELS, queries, KERNEL_QUERIES,
-                                       0, POSITIONS);
+                k->ops->hshare->scores(k->scratch, POSITIONS, &block, 0, POSITIONS, CHANNELS,
+                                       queries, KERNEL_QUERIES, 0, POSITIONS);
         }
         moved(k, n * kvd_label_bytes(CHANNELS), 0, 0);
         k->operations = 2.0 * CHANNELS * KERNEL_QUERIES * n;
@@ -206,11 +226,12 @@ static void overlap(struct kernels *k) {
         size_t half = window_bytes(k) / 2;
 
         k->ops->hshare->overlap(k->indices, (const uint64_t *)window_keys(k),
-                                (const uint64_t *)(window_keys(k) + half), (uint32_t)(half / 512), 64);
+                                (const uint64_t *)(window_keys(k) + half), (uint32_t)(half / 512),
+                                64);
         moved(k, window_bytes(k), 0, 0);
 }
 
-/* ---- BiCache ---------------------------------------------------------------------------------------------------- */
+/* ---- BiCache --------------------------------------------------------------------------------- */
 
 /* The first half of the window beside the second, a token and head a row. */
 static void similarity(struct kernels *k) {
@@ -218,24 +239,40 @@ static void similarity(struct kernels *k) {
         const uint8_t *alone = window_keys(k), *whole = alone + window_bytes(k) / 2;
 
         for (size_t at = 0; at < window_bytes(k) / 2; at += PLANE * 2)
-                k->ops->bicache->products(products, alone + at, KERNEL_DIM, whole + at, KERNEL_DIM, KVD_NUMBER_BF16,
-                                          KERNEL_BLOCK, KERNEL_DIM);
+                k->ops->bicache->products(products, alone + at, KERNEL_DIM, whole + at, KERNEL_DIM,
+                                          KVD_NUMBER_BF16, KERNEL_BLOCK, KERNEL_DIM);
         k->scores[0] = (float)products[0].ab;
         moved(k, window_bytes(k), 0, 3);
 }
 
-/* ---- attention -------------------------------------------------------------------------------------------------- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
-/* Blocks of four heads of keys and four of values; each KV head has four query heads, as in Llama 3. */
+/*
+ * Blocks of four heads of keys and four of values; each KV head has four query heads, as in Llama
+ * 3.
+ */
 static void attend(struct kernels *k, const uint32_t *chosen, uint32_t n_chosen) {
         uint32_t n = window_tokens(k), seen = chosen ? n_chosen : n;
         float out[KERNEL_QUERIES * KERNEL_DIM];
-        struct kvd_attention a = {.ops = k->ops, .blocks = window_table(k), .stride = KERNEL_DIM,
-                                  .type = KVD_NUMBER_BF16, .block_tokens = KERNEL_BLOCK, .dim = KERNEL_DIM,
-                                  .first = n - 1, .n_keys = n, .chosen = chosen, .n_chosen = n_chosen, .n = 1,
-                                  .group = KERNEL_QUERIES, .scale = 0.088388f, .q = k->anchors, .out = out,
-                                  .ldq = KERNEL_QUERIES * KERNEL_DIM, .ldo = KERNEL_QUERIES * KERNEL_DIM,
-                                  .scratch = (float *)window_other(k)}; /* keys and values widened: half of it */
+        struct kvd_attention a = {.ops = k->ops,
+                                  .blocks = window_table(k),
+                                  .stride = KERNEL_DIM,
+                                  .type = KVD_NUMBER_BF16,
+                                  .block_tokens = KERNEL_BLOCK,
+                                  .dim = KERNEL_DIM,
+                                  .first = n - 1,
+                                  .n_keys = n,
+                                  .chosen = chosen,
+                                  .n_chosen = n_chosen,
+                                  .n = 1,
+                                  .group = KERNEL_QUERIES,
+                                  .scale = 0.088388f,
+                                  .q = k->anchors,
+                                  .out = out,
+                                  .ldq = KERNEL_QUERIES * KERNEL_DIM,
+                                  .ldo = KERNEL_QUERIES * KERNEL_DIM,
+                                  /* keys and values widened: half of it */
+                                  .scratch = (float *)window_other(k)};
 
         for (uint32_t h = 0; h < KERNEL_HEADS / 2; h++) {
                 a.k_offset = h * PLANE * 2;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tokens in, pinned chain out: 2,048 tokens, 128 blocks. The peers are given the keys of the same chain, so they have
- * no hashing to do; kvd hashes, compares every token, and pins.
+ * Tokens in, pinned chain out: 2,048 tokens, 128 blocks. The peers are given the keys of the same
+ * chain, so they have no hashing to do; kvd hashes, compares every token, and pins.
  *
  *      chain-cold    another chain each time, out of all: most of its lines are in no cache
  *      chain-hot     the same chain again
@@ -55,7 +55,7 @@ struct world {
         struct socket_peer *socket;
 };
 
-/* ---- kvd ---------------------------------------------------------------------------------------------------- */
+/* ---- kvd ------------------------------------------------------------------------------------- */
 
 static int ask_prepare(void *ctx, uint32_t chain) {
         struct question *q = ctx;
@@ -69,7 +69,8 @@ static int ask_prepare(void *ctx, uint32_t chain) {
 static int ask(void *ctx) {
         struct question *q = ctx;
 
-        return kvd_lookup(q->space, 0, q->tokens, q->n_tokens, q->ids, CHAIN_BLOCKS, &q->pin) != q->expected;
+        return kvd_lookup(q->space, 0, q->tokens, q->n_tokens, q->ids, CHAIN_BLOCKS, &q->pin) !=
+               q->expected;
 }
 
 static int ask_finish(void *ctx) {
@@ -92,7 +93,7 @@ static struct contender with_unpin(struct question *q) {
         return (struct contender){"kvd-and-unpin", ask_prepare, ask_and_unpin, NULL, q};
 }
 
-/* ---- peers -------------------------------------------------------------------------------------------------- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 static int keys_prepare(void *ctx, uint32_t chain) {
         struct keys_question *q = ctx;
@@ -120,13 +121,15 @@ static int ask_socket(void *ctx) {
 }
 
 static void add_redis(struct contest *contest, struct world *w, struct keys_question questions[3]) {
-        static const char *const names[] = {[REDIS_PIPELINE] = "redis-pipeline", [REDIS_EXISTS] = "redis-exists",
+        static const char *const names[] = {[REDIS_PIPELINE] = "redis-pipeline",
+                                            [REDIS_EXISTS] = "redis-exists",
                                             [REDIS_MGET] = "redis-mget"};
 
         for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
                 questions[i] = (struct keys_question){.chains = &w->chains, .redis = w->redis};
                 questions[i].form = (enum redis_form)i;
-                contest_add(contest, (struct contender){names[i], keys_prepare, ask_redis, NULL, &questions[i]});
+                contest_add(contest, (struct contender){names[i], keys_prepare, ask_redis, NULL,
+                                                        &questions[i]});
         }
 }
 
@@ -136,22 +139,26 @@ static void add_peers(struct contest *contest, struct world *w) {
         lmdb = (struct keys_question){.chains = &w->chains, .lmdb = w->lmdb};
         socket = (struct keys_question){.chains = &w->chains, .socket = w->socket};
         if (w->lmdb)
-                contest_add(contest, (struct contender){"lmdb", keys_prepare, ask_lmdb, NULL, &lmdb});
+                contest_add(contest,
+                            (struct contender){"lmdb", keys_prepare, ask_lmdb, NULL, &lmdb});
         else
                 report_absent(contest->name, "lmdb", "not installed when this was built");
         if (w->socket)
-                contest_add(contest, (struct contender){"socket", keys_prepare, ask_socket, NULL, &socket});
+                contest_add(contest,
+                            (struct contender){"socket", keys_prepare, ask_socket, NULL, &socket});
         if (w->redis)
                 add_redis(contest, w, redis);
         else
                 report_absent(contest->name, "redis", "not installed");
 }
 
-/* ---- contests ----------------------------------------------------------------------------------------------- */
+/* ---- contests -------------------------------------------------------------------------------- */
 
-static int run_chain(struct world *w, const char *name, bool hot, struct question shape, bool with_peers) {
+static int run_chain(struct world *w, const char *name, bool hot, struct question shape,
+                     bool with_peers) {
         static struct question q, unpinned;
-        struct contest contest = bench_contest(w->bench, name, w->chains.n_blocks, w->chains.n_chains);
+        struct contest contest = bench_contest(w->bench, name, w->chains.n_blocks,
+                                               w->chains.n_chains);
 
         if (!bench_wants(w->bench, name))
                 return 0;
@@ -181,7 +188,7 @@ static int run_chains(struct world *w) {
         return r < 0 ? r : run_chain(w, "chain-new", false, new, false);
 }
 
-/* ---- set-up ------------------------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 /* Peers that are not installed stay NULL; one that is there and fails ends the run. */
 static int start_peers(struct world *w, const char *dir) {
@@ -207,7 +214,8 @@ static int start_world(struct world *w, uint64_t entries, const char *dir) {
         int r;
 
         w->chains = chains_plan(entries);
-        r = kvd_side_start(&w->kvd, w->bench->kvd, dir, &tiny_geometry, w->chains.n_blocks + w->chains.n_blocks / 8);
+        r = kvd_side_start(&w->kvd, w->bench->kvd, dir, &tiny_geometry,
+                           w->chains.n_blocks + w->chains.n_blocks / 8);
         if (r < 0)
                 return r;
         begin = now_ns();
@@ -242,7 +250,8 @@ static int lookups_among(const struct bench *bench, uint64_t entries) {
 }
 
 int cases_lookup(const struct bench *bench) {
-        static const char *const names[] = {"chain-cold", "chain-hot", "chain-tail", "chain-new", NULL};
+        static const char *const names[] = {"chain-cold", "chain-hot", "chain-tail", "chain-new",
+                                            NULL};
         int r = 0;
 
         if (!bench_wants_any(bench, names))

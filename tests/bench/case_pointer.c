@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pointer to one block: 16 tokens in, look up, pin, address, unpin; 64 different blocks per sample, each asked for
- * by itself. A socket peer pays a round trip for each, LMDB a read transaction.
+ * A pointer to one block: 16 tokens in, look up, pin, address, unpin; 64 different blocks per
+ * sample, each asked for by itself. A socket peer pays a round trip for each, LMDB a read
+ * transaction.
  *
  *      pointer       64 random blocks, others each time
  *      pointer-hot   the same 64 again: what the instructions cost, without the memory
@@ -52,7 +53,8 @@ static int ask_kvd(void *ctx) {
                 struct kvd_pin pin = {0};
                 uint32_t id;
 
-                r |= kvd_lookup(w->kvd.space, 0, w->tokens[i], BLOCK_TOKENS, &id, 1, &pin) != BLOCK_TOKENS;
+                r |= kvd_lookup(w->kvd.space, 0, w->tokens[i], BLOCK_TOKENS, &id, 1, &pin) !=
+                     BLOCK_TOKENS;
                 w->sum += (uintptr_t)kvd_pin_block(&pin, id);
                 kvd_unpin(w->kvd.space, &pin);
         }
@@ -129,7 +131,9 @@ static int pointers_among(const struct bench *bench, uint64_t n_blocks) {
         return r;
 }
 
-/* Each block is a chain and a request of its own to seal: a quick run leaves the large index out. */
+/*
+ * Each block is a chain and a request of its own to seal: a quick run leaves the large index out.
+ */
 int cases_pointer(const struct bench *bench) {
         static const char *const names[] = {"pointer", "pointer-hot", NULL};
         uint32_t n = bench->quick ? MIN(bench->n_sizes, 1u) : bench->n_sizes;

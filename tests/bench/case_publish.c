@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks come and go: no data in them (128 bytes that nobody writes), so that what is timed is the control path.
- * Figures are per block.
+ * Blocks come and go: no data in them (128 bytes that nobody writes), so that what is timed is the
+ * control path. Figures are per block.
  *
  *      alloc         256 blocks, taken one at a time: what the library's stock and its refills cost
  *      seal-N        N blocks that are taken already, as one chain; beside a SEQPACKET ping-pong of the same size
@@ -23,7 +23,10 @@
 
 #define MOST 256u
 
-/* Bytes of a seal request and its answer besides tokens and references: frame, verb, space, parent, counts. */
+/*
+ * Bytes of a seal request and its answer besides tokens and references: frame, verb, space, parent,
+ * counts.
+ */
 #define REQUEST_BYTES 64u
 #define REFERENCE_BYTES 9u /* a 64-bit number in msgpack */
 #define TOKEN_BYTES 4u
@@ -41,7 +44,7 @@ struct world {
         struct block_key keys[MOST];
 };
 
-/* ---- kvd ---------------------------------------------------------------------------------------------------- */
+/* ---- kvd ------------------------------------------------------------------------------------- */
 
 static int prepare_tokens(void *ctx, uint32_t item) {
         struct world *w = ctx;
@@ -70,7 +73,8 @@ static int take_singly(void *ctx) {
 static int seal(void *ctx) {
         struct world *w = ctx;
 
-        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) != (int)w->n;
+        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) !=
+               (int)w->n;
 }
 
 static int take_and_seal(void *ctx) {
@@ -93,7 +97,7 @@ static int seal_and_unpin(void *ctx) {
         return r;
 }
 
-/* ---- peers -------------------------------------------------------------------------------------------------- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 static int prepare_keys(void *ctx, uint32_t item) {
         struct world *w = ctx;
@@ -106,14 +110,16 @@ static int prepare_keys(void *ctx, uint32_t item) {
 static int put_lmdb(void *ctx) {
         struct world *w = ctx;
 
-        return lmdb_peer_put(w->lmdb, w->keys, w->n, "a block's place", PEER_VALUE_BYTES) != (int)w->n;
+        return lmdb_peer_put(w->lmdb, w->keys, w->n, "a block's place", PEER_VALUE_BYTES) !=
+               (int)w->n;
 }
 
 static int prepare_redis(void *ctx, uint32_t item) {
         struct world *w = ctx;
 
         prepare_keys(ctx, item);
-        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->n, "a block's place", PEER_VALUE_BYTES);
+        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->n, "a block's place",
+                                  PEER_VALUE_BYTES);
 }
 
 static int put_redis(void *ctx) {
@@ -125,13 +131,15 @@ static int put_redis(void *ctx) {
 static int put_echo(void *ctx) {
         struct world *w = ctx;
 
-        return echo_peer_ask(w->echo, REQUEST_BYTES + w->n * (REFERENCE_BYTES + BLOCK_TOKENS * TOKEN_BYTES),
+        return echo_peer_ask(w->echo,
+                             REQUEST_BYTES + w->n * (REFERENCE_BYTES + BLOCK_TOKENS * TOKEN_BYTES),
                              REQUEST_BYTES + w->n * REFERENCE_BYTES);
 }
 
-/* ---- contests ----------------------------------------------------------------------------------------------- */
+/* ---- contests -------------------------------------------------------------------------------- */
 
-static struct contest contest_of(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
+static struct contest contest_of(const struct bench *bench, struct world *w, const char *name,
+                                 uint32_t n) {
         struct contest contest = bench_contest(bench, name, 0, 1);
 
         w->n = n;
@@ -143,7 +151,8 @@ static struct contest contest_of(const struct bench *bench, struct world *w, con
 static int run_alloc(const struct bench *bench, struct world *w) {
         struct contest contest = contest_of(bench, w, "alloc", MOST);
 
-        contest_add(&contest, (struct contender){"kvd", prepare_tokens, take_singly, seal_and_unpin, w});
+        contest_add(&contest,
+                    (struct contender){"kvd", prepare_tokens, take_singly, seal_and_unpin, w});
         return bench_run(bench, &contest);
 }
 
@@ -166,7 +175,8 @@ static int run_publish(const struct bench *bench, struct world *w, const char *n
         else
                 report_absent(name, "lmdb", "not installed when this was built");
         if (w->redis)
-                contest_add(&contest, (struct contender){"redis-set", prepare_redis, put_redis, NULL, w});
+                contest_add(&contest,
+                            (struct contender){"redis-set", prepare_redis, put_redis, NULL, w});
         else
                 report_absent(name, "redis", "not installed");
         return bench_run(bench, &contest);
@@ -238,7 +248,8 @@ static int start(struct world *w, const struct bench *bench, const char *dir) {
 }
 
 int cases_publish(const struct bench *bench) {
-        static const char *const names[] = {"owner-cpu", "alloc", "seal-1", "seal-16", "seal-64", "publish-1",
+        static const char *const names[] = {"owner-cpu",  "alloc",      "seal-1",
+                                            "seal-16",    "seal-64",    "publish-1",
                                             "publish-16", "publish-64", NULL};
         static struct world w = {.kvd = {.daemon = NO_PROCESS}};
         char dir[256];

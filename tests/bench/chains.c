@@ -7,7 +7,8 @@ struct chains chains_plan(uint64_t blocks) {
         uint64_t per_trunk = TRUNK_BLOCKS + TRUNK_CHAINS * (CHAIN_BLOCKS - TRUNK_BLOCKS);
         uint64_t trunks = blocks / per_trunk ? blocks / per_trunk : 1;
 
-        return (struct chains){.n_chains = (uint32_t)(trunks * TRUNK_CHAINS), .n_blocks = trunks * per_trunk};
+        return (struct chains){.n_chains = (uint32_t)(trunks * TRUNK_CHAINS),
+                               .n_blocks = trunks * per_trunk};
 }
 
 /* Number of a chain's i-th block: first all trunks, then the chains' own blocks. */
@@ -16,7 +17,8 @@ static uint64_t chain_block(const struct chains *chains, uint32_t chain, uint32_
 
         if (i < TRUNK_BLOCKS)
                 return (uint64_t)(chain / TRUNK_CHAINS) * TRUNK_BLOCKS + i;
-        return trunks * TRUNK_BLOCKS + (uint64_t)chain * (CHAIN_BLOCKS - TRUNK_BLOCKS) + (i - TRUNK_BLOCKS);
+        return trunks * TRUNK_BLOCKS + (uint64_t)chain * (CHAIN_BLOCKS - TRUNK_BLOCKS) +
+               (i - TRUNK_BLOCKS);
 }
 
 void block_tokens(uint64_t block, uint32_t ret[BLOCK_TOKENS]) {

@@ -3,9 +3,10 @@
 #define KVD_BENCH_CHAINS_H
 
 /*
- * What is in the cache: chains of 128 blocks of 16 tokens. Sixteen chains share a trunk (a system prompt, an agent's
- * instructions) of 64 blocks, and each has 64 blocks of its own. Nothing is stored: tokens and keys of a block are
- * computed from its number, so that a question costs the caches only what a caller would have in them anyway.
+ * What is in the cache: chains of 128 blocks of 16 tokens. Sixteen chains share a trunk (a system
+ * prompt, an agent's instructions) of 64 blocks, and each has 64 blocks of its own. Nothing is
+ * stored: tokens and keys of a block are computed from its number, so that a question costs the
+ * caches only what a caller would have in them anyway.
  */
 
 #include <stdint.h>
@@ -31,7 +32,10 @@ struct chains chains_plan(uint64_t blocks);
 void chain_tokens(const struct chains *chains, uint32_t chain, uint32_t ret[CHAIN_TOKENS]);
 void chain_keys(const struct chains *chains, uint32_t chain, struct block_key ret[CHAIN_BLOCKS]);
 
-/* Blocks are numbered 0 to n_blocks - 1. Numbers above that give tokens and keys that are in no cache. */
+/*
+ * Blocks are numbered 0 to n_blocks - 1. Numbers above that give tokens and keys that are in no
+ * cache.
+ */
 void block_tokens(uint64_t block, uint32_t ret[BLOCK_TOKENS]);
 struct block_key block_key(uint64_t block);
 

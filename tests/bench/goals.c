@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is promised. Times are nanoseconds per operation (per block where a batch is published). Ratios are medians of
- * per-round ratios. Reading a large block is bound by memory: parity with LMDB is all that physics leaves.
+ * What is promised. Times are nanoseconds per operation (per block where a batch is published).
+ * Ratios are medians of per-round ratios. Reading a large block is bound by memory: parity with
+ * LMDB is all that physics leaves.
  */
 
 #include <stddef.h>
@@ -75,5 +76,7 @@ static bool reaches(const struct goal *goal, double value, double limit) {
 }
 
 const char *goal_verdict(const struct goal *goal, double value) {
-        return reaches(goal, value, goal->aim) ? "aim" : reaches(goal, value, goal->goal) ? "goal" : "missed";
+        return reaches(goal, value, goal->aim)  ? "aim" :
+               reaches(goal, value, goal->goal) ? "goal" :
+                                                  "missed";
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Within a round each contender runs all its samples in a row. Each round has another order, so that none always
- * follows the same neighbour through the cache (who runs after LMDB finds it emptied). Each draws items of its own:
- * where two contenders ask the same index, the second must not find what the first has just brought in. Before its
- * samples a contender runs some that do not count: its process is scheduled, its code is in the cache.
+ * Within a round each contender runs all its samples in a row. Each round has another order, so
+ * that none always follows the same neighbour through the cache (who runs after LMDB finds it
+ * emptied). Each draws items of its own: where two contenders ask the same index, the second must
+ * not find what the first has just brought in. Before its samples a contender runs some that do not
+ * count: its process is scheduled, its code is in the cache.
  */
 
 #include <errno.h>
@@ -103,7 +104,8 @@ static double sample(const struct contest *c, const struct contender *who, uint3
         return r ? -1 : (double)(end - begin) / repeat / divide;
 }
 
-static double round_of(const struct contest *c, size_t contender, uint32_t round, double *samples, uint64_t *wrong) {
+static double round_of(const struct contest *c, size_t contender, uint32_t round, double *samples,
+                       uint64_t *wrong) {
         const struct contender *who = &c->contenders[contender];
         uint32_t warm = MAX(c->samples / 8, 1u);
         uint64_t random = mix64(round * MAX_CONTENDERS + contender + 1);
@@ -147,12 +149,14 @@ int contest_run(const struct contest *c, struct outcome *ret) {
 
                 shuffle(order, c->n, round);
                 for (size_t i = 0; i < c->n; i++)
-                        ret->p50[order[i]][round] = round_of(c, order[i], round, samples, &ret->wrong);
+                        ret->p50[order[i]][round] = round_of(c, order[i], round, samples,
+                                                             &ret->wrong);
         }
         return 0;
 }
 
-struct spread contest_time(const struct contest *c, const struct outcome *outcome, size_t contender) {
+struct spread contest_time(const struct contest *c, const struct outcome *outcome,
+                           size_t contender) {
         return spread_of(outcome->p50[contender], c->rounds);
 }
 

@@ -3,8 +3,9 @@
 #define KVD_BENCH_HARNESS_H
 
 /*
- * A contest: kvd and its peers do the same work in interleaved rounds of one run. Absolute times on a shared machine
- * move by a third between hours; the ratio of two medians of the same round does not, so that is what is judged.
+ * A contest: kvd and its peers do the same work in interleaved rounds of one run. Absolute times on
+ * a shared machine move by a third between hours; the ratio of two medians of the same round does
+ * not, so that is what is judged.
  */
 
 #include <stdbool.h>
@@ -16,7 +17,8 @@
 
 struct contender {
         const char *name;
-        int (*prepare)(void *ctx, uint32_t item); /* not timed: what a caller has ready before it asks. May be NULL */
+        /* not timed: what a caller has ready before it asks. May be NULL */
+        int (*prepare)(void *ctx, uint32_t item);
         int (*run)(void *ctx);                    /* timed. 0, or a wrong answer */
         int (*finish)(void *ctx);                 /* not timed: lets go again. May be NULL */
         void *ctx;
@@ -31,12 +33,14 @@ struct contest {
         uint32_t repeat;   /* runs per sample; 0 means 1 */
         uint32_t divide;   /* operations in one run; 0 means 1 */
         size_t n;
-        struct contender contenders[MAX_CONTENDERS]; /* the first is the subject, the others are its peers */
+        /* the first is the subject, the others are its peers */
+        struct contender contenders[MAX_CONTENDERS];
 };
 
 struct outcome {
         double p50[MAX_CONTENDERS][MAX_ROUNDS]; /* nanoseconds per operation */
-        uint64_t wrong;                         /* runs with a wrong answer: makes the figures void */
+        /* runs with a wrong answer: makes the figures void */
+        uint64_t wrong;
 };
 
 struct spread {
@@ -47,8 +51,10 @@ void contest_add(struct contest *contest, struct contender contender);
 int contest_run(const struct contest *contest, struct outcome *ret);
 
 struct spread spread_of(const double *values, size_t n);
-struct spread contest_time(const struct contest *contest, const struct outcome *outcome, size_t contender);
-struct spread contest_ratio(const struct contest *contest, const struct outcome *outcome, size_t peer);
+struct spread contest_time(const struct contest *contest, const struct outcome *outcome,
+                           size_t contender);
+struct spread contest_ratio(const struct contest *contest, const struct outcome *outcome,
+                            size_t peer);
 
 uint64_t now_ns(void);
 

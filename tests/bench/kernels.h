@@ -3,18 +3,26 @@
 #define KVD_BENCH_KERNELS_H
 
 /*
- * Kernels over memory that is in no cache, beside what one thread reads in the same round, and beside numpy. A new
- * kernel is a row of kernel_rows[], and a function of the same name in case_kernels.py if numpy can do it.
+ * Kernels over memory that is in no cache, beside what one thread reads in the same round, and
+ * beside numpy. A new kernel is a row of kernel_rows[], and a function of the same name in
+ * case_kernels.py if numpy can do it.
  *
- * All work on one pool of keys, which is in no cache: 256 MiB, in blocks of 8 heads, 16 tokens, 128 numbers of bf16. A
- * call works on one window of it, 4 MiB and another one each time, so that a call is short: where others want the
- * processor too, half of the calls are not interrupted, and the median is one of those. --quick: 4 MiB and 1 MiB, which
- * shows that everything runs, and measures nothing.
+ * All work on one pool of keys, which is in no cache: 256 MiB, in blocks of 8 heads, 16 tokens, 128
+ * numbers of bf16. A call works on one window of it, 4 MiB and another one each time, so that a
+ * call is short: where others want the processor too, half of the calls are not interrupted, and
+ * the median is one of those. --quick: 4 MiB and 1 MiB, which shows that everything runs, and
+ * measures nothing.
  */
 
 #include "kernels/ops.h"
 
-enum { KERNEL_HEADS = 8, KERNEL_DIM = 128, KERNEL_BLOCK = 16, KERNEL_QUERIES = 4, KERNEL_BLOCK_BYTES = 32768 };
+enum {
+        KERNEL_HEADS = 8,
+        KERNEL_DIM = 128,
+        KERNEL_BLOCK = 16,
+        KERNEL_QUERIES = 4,
+        KERNEL_BLOCK_BYTES = 32768
+};
 
 struct kernels {
         const struct kvd_ops *ops;

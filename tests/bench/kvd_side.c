@@ -12,16 +12,27 @@
 #define READY_FD 9
 
 const struct kvd_geometry tiny_geometry = {
-        .layers = 1, .kv_heads = 1, .head_dim = 4, .block_tokens = BLOCK_TOKENS, .dtype = KVD_I8, .vocab = VOCABULARY,
+        .layers = 1,
+        .kv_heads = 1,
+        .head_dim = 4,
+        .block_tokens = BLOCK_TOKENS,
+        .dtype = KVD_I8,
+        .vocab = VOCABULARY,
         .fingerprint = {0x6b7664, 1},
 };
 
 struct kvd_geometry large_geometry(uint32_t kib) {
-        return (struct kvd_geometry){.layers = kib / 64, .kv_heads = 8, .head_dim = 128, .block_tokens = BLOCK_TOKENS,
-                                     .dtype = KVD_F16, .vocab = VOCABULARY, .fingerprint = {0x6b7664, kib}};
+        return (struct kvd_geometry){.layers = kib / 64,
+                                     .kv_heads = 8,
+                                     .head_dim = 128,
+                                     .block_tokens = BLOCK_TOKENS,
+                                     .dtype = KVD_F16,
+                                     .vocab = VOCABULARY,
+                                     .fingerprint = {0x6b7664, kib}};
 }
 
-static int start_daemon(struct kvd_side *side, const char *program, const char *dir, uint64_t pool_bytes) {
+static int start_daemon(struct kvd_side *side, const char *program, const char *dir,
+                        uint64_t pool_bytes) {
         static unsigned number;
         char own[400], log[512], pool[32], ready[16];
         char *argv[] = {(char *)program, "--private", own, "--backend", "host", "--pool", pool,
@@ -37,13 +48,14 @@ static int start_daemon(struct kvd_side *side, const char *program, const char *
         return process_start_ready(argv, log, READY_FD, &side->daemon);
 }
 
-int kvd_side_start(struct kvd_side *side, const char *program, const char *dir, const struct kvd_geometry *geometry,
-                   uint64_t n_blocks) {
+int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
+                   const struct kvd_geometry *geometry, uint64_t n_blocks) {
         struct kvd_space_options options = {.max_blocks = n_blocks};
         int r;
 
         *side = (struct kvd_side){.daemon = NO_PROCESS, .geometry = *geometry};
-        r = start_daemon(side, program, dir, n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20));
+        r = start_daemon(side, program, dir,
+                         n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20));
         if (r < 0) {
                 say("kvd does not start: %s\n", strerror(-r));
                 return r;
@@ -91,7 +103,8 @@ static int store_chain(kvd_space *space, const uint32_t *tokens) {
         missing = (CHAIN_TOKENS - (uint32_t)found) / BLOCK_TOKENS;
         r = take_blocks(space, missing, blocks);
         if (r >= 0) {
-                r = kvd_seal(space, &pin, missing, blocks, tokens + found, CHAIN_TOKENS - (uint32_t)found);
+                r = kvd_seal(space, &pin, missing, blocks, tokens + found,
+                             CHAIN_TOKENS - (uint32_t)found);
                 if (r < 0)
                         kvd_free(space, missing, blocks);
         }
@@ -109,7 +122,8 @@ static int find_chain(kvd_space *space, const uint32_t *tokens) {
         return found == CHAIN_TOKENS ? 0 : -ENOMSG;
 }
 
-static int for_all_chains(struct kvd_side *side, const struct chains *chains, int (*f)(kvd_space *, const uint32_t *)) {
+static int for_all_chains(struct kvd_side *side, const struct chains *chains,
+                          int (*f)(kvd_space *, const uint32_t *)) {
         for (uint32_t i = 0; i < chains->n_chains; i++) {
                 uint32_t tokens[CHAIN_TOKENS];
                 int r;
@@ -117,7 +131,8 @@ static int for_all_chains(struct kvd_side *side, const struct chains *chains, in
                 chain_tokens(chains, i, tokens);
                 r = f(side->space, tokens);
                 if (r < 0) {
-                        say("kvd, chain %u of %u: %s %s\n", i, chains->n_chains, strerror(-r), kvd_error());
+                        say("kvd, chain %u of %u: %s %s\n", i, chains->n_chains, strerror(-r),
+                            kvd_error());
                         return r;
                 }
         }
@@ -146,7 +161,8 @@ int fill_single(struct kvd_side *side, uint64_t n) {
                 if (r >= 0)
                         r = kvd_seal(side->space, &pin, 1, &block, tokens, BLOCK_TOKENS);
                 if (r < 0) {
-                        say("kvd, block %llu: %s %s\n", (unsigned long long)i, strerror(-r), kvd_error());
+                        say("kvd, block %llu: %s %s\n", (unsigned long long)i, strerror(-r),
+                            kvd_error());
                         return r;
                 }
                 kvd_unpin(side->space, &pin);

@@ -22,9 +22,12 @@ extern const struct kvd_geometry tiny_geometry;
 /* Blocks of that many KiB, 128 or more. */
 struct kvd_geometry large_geometry(uint32_t kib);
 
-/* Starts a daemon with a directory of its own below dir and room for n_blocks blocks, and opens the space. */
-int kvd_side_start(struct kvd_side *side, const char *program, const char *dir, const struct kvd_geometry *geometry,
-                   uint64_t n_blocks);
+/*
+ * Starts a daemon with a directory of its own below dir and room for n_blocks blocks, and opens the
+ * space.
+ */
+int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
+                   const struct kvd_geometry *geometry, uint64_t n_blocks);
 void kvd_side_end(struct kvd_side *side);
 
 /* Takes exactly n blocks. */

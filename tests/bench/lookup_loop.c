@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the script "instructions" counts the instructions of: hot lookups of a chain of 128 blocks, and nothing else
- * inside measured_lookups. Also a thing to point a profiler at: lookup_loop KVD N [ENTRIES].
+ * What the script "instructions" counts the instructions of: hot lookups of a chain of 128 blocks,
+ * and nothing else inside measured_lookups. Also a thing to point a profiler at: lookup_loop KVD N
+ * [ENTRIES].
  */
 
 #include <stdio.h>
@@ -57,7 +58,8 @@ int main(int argc, char **argv) {
         process_stay_on(-1);
         if (temporary_make(dir, sizeof dir) < 0)
                 return 1;
-        r = loop(argv[1], dir, (uint32_t)atoi(argv[2]), argc == 4 ? strtoull(argv[3], NULL, 0) : 4096);
+        r = loop(argv[1], dir, (uint32_t)atoi(argv[2]),
+                 argc == 4 ? strtoull(argv[3], NULL, 0) : 4096);
         temporary_remove(dir);
         return r;
 }

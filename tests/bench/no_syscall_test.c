@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A lookup makes no system call. Proven, not measured: a process that may make none at all (its filter kills it at
- * the first, whichever it is, even exit) does 10,000 lookups and says so in shared memory.
+ * A lookup makes no system call. Proven, not measured: a process that may make none at all (its
+ * filter kills it at the first, whichever it is, even exit) does 10,000 lookups and says so in
+ * shared memory.
  *
  *      parent    starts a kvd and fills it
  *      child     connects, asks once, gives up all system calls, asks on, raises a flag, spins until it is killed
@@ -50,7 +51,7 @@ static _Noreturn void spin(void) {
                 atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* ---- child -------------------------------------------------------------------------------------------------- */
+/* ---- child ----------------------------------------------------------------------------------- */
 
 /* A question of n tokens of which the first known ones are stored. */
 static bool ask(kvd_space *space, const uint32_t *tokens, uint32_t n, uint32_t known) {
@@ -63,7 +64,10 @@ static bool ask(kvd_space *space, const uint32_t *tokens, uint32_t n, uint32_t k
         return found == known && kvd_match(space, 0, tokens, n) == known;
 }
 
-/* Whole chains, chains that end inside a run, chains whose second half nobody stored, and unknown ones. */
+/*
+ * Whole chains, chains that end inside a run, chains whose second half nobody stored, and unknown
+ * ones.
+ */
 static bool ask_all_ways(kvd_space *space, const struct chains *chains, uint32_t i) {
         uint32_t tokens[CHAIN_TOKENS], half = TRUNK_BLOCKS * BLOCK_TOKENS;
 
@@ -87,7 +91,8 @@ static _Noreturn void child(const char *socket, const struct chains *chains) {
         kvd *handle;
         int result = DONE;
 
-        if (kvd_open(socket, &handle) < 0 || kvd_space_open(handle, "bench", &tiny_geometry, NULL, &space) < 0) {
+        if (kvd_open(socket, &handle) < 0 ||
+            kvd_space_open(handle, "bench", &tiny_geometry, NULL, &space) < 0) {
                 fprintf(stderr, "child: %s\n", kvd_error());
                 _exit(1);
         }
@@ -115,9 +120,12 @@ static _Noreturn void disobedient_child(void) {
         spin();
 }
 
-/* ---- parent ------------------------------------------------------------------------------------------------- */
+/* ---- parent ---------------------------------------------------------------------------------- */
 
-/* Waits until the child raised its flag or died, and ends it. Returns the stage it reached; *killed_by: its signal. */
+/*
+ * Waits until the child raised its flag or died, and ends it. Returns the stage it reached;
+ * *killed_by: its signal.
+ */
 static int watch(pid_t pid, int *killed_by) {
         int status = 0, reached;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * LMDB with everything that makes it fast and nothing that makes it safe: no sync, writable map, one read transaction
- * that is renewed, keys inserted in order so that pages are full.
+ * LMDB with everything that makes it fast and nothing that makes it safe: no sync, writable map,
+ * one read transaction that is renewed, keys inserted in order so that pages are full.
  */
 
 #include <errno.h>
@@ -33,7 +33,8 @@ static int open_env(struct lmdb_peer *peer, const char *dir, uint64_t map_bytes)
                 return r;
         if ((r = mdb_env_set_mapsize(peer->env, map_bytes)))
                 return r;
-        if ((r = mdb_env_open(peer->env, dir, MDB_NOSYNC | MDB_WRITEMAP | MDB_NOTLS | MDB_NORDAHEAD, 0600)))
+        if ((r = mdb_env_open(peer->env, dir, MDB_NOSYNC | MDB_WRITEMAP | MDB_NOTLS | MDB_NORDAHEAD,
+                              0600)))
                 return r;
         if ((r = mdb_txn_begin(peer->env, NULL, 0, &txn)))
                 return r;
@@ -79,7 +80,8 @@ static int by_bytes(const void *a, const void *b) {
         return memcmp(a, b, sizeof(struct block_key));
 }
 
-static int put_all(MDB_txn *txn, MDB_dbi dbi, struct block_key *keys, uint64_t n, MDB_val value, unsigned flags) {
+static int put_all(MDB_txn *txn, MDB_dbi dbi, struct block_key *keys, uint64_t n, MDB_val value,
+                   unsigned flags) {
         int r = 0;
 
         for (uint64_t i = 0; i < n && !r; i++) {
@@ -90,7 +92,8 @@ static int put_all(MDB_txn *txn, MDB_dbi dbi, struct block_key *keys, uint64_t n
         return r;
 }
 
-static int put(struct lmdb_peer *peer, struct block_key *keys, uint64_t n, MDB_val value, unsigned flags) {
+static int put(struct lmdb_peer *peer, struct block_key *keys, uint64_t n, MDB_val value,
+               unsigned flags) {
         MDB_txn *txn;
         int r;
 
@@ -116,7 +119,8 @@ int lmdb_peer_fill(struct lmdb_peer *peer, uint64_t n_blocks) {
         for (uint64_t i = 0; i < n_blocks; i++)
                 keys[i] = block_key(i);
         qsort(keys, n_blocks, sizeof *keys, by_bytes);
-        r = put(peer, keys, n_blocks, (MDB_val){.mv_size = sizeof value, .mv_data = value}, MDB_APPEND);
+        r = put(peer, keys, n_blocks, (MDB_val){.mv_size = sizeof value, .mv_data = value},
+                MDB_APPEND);
         free(keys);
         return r;
 }
@@ -138,8 +142,10 @@ int lmdb_peer_get(struct lmdb_peer *peer, const struct block_key *keys, uint32_t
         return found;
 }
 
-int lmdb_peer_put(struct lmdb_peer *peer, const struct block_key *keys, uint32_t n, const void *value, size_t bytes) {
-        int r = put(peer, (struct block_key *)keys, n, (MDB_val){.mv_size = bytes, .mv_data = (void *)value}, 0);
+int lmdb_peer_put(struct lmdb_peer *peer, const struct block_key *keys, uint32_t n,
+                  const void *value, size_t bytes) {
+        int r = put(peer, (struct block_key *)keys, n,
+                    (MDB_val){.mv_size = bytes, .mv_data = (void *)value}, 0);
 
         return r < 0 ? r : (int)n;
 }

@@ -23,7 +23,8 @@ int lmdb_peer_get(struct lmdb_peer *peer, const struct block_key *keys, uint32_t
         return -ENOSYS;
 }
 
-int lmdb_peer_put(struct lmdb_peer *peer, const struct block_key *keys, uint32_t n, const void *value, size_t bytes) {
+int lmdb_peer_put(struct lmdb_peer *peer, const struct block_key *keys, uint32_t n,
+                  const void *value, size_t bytes) {
         return -ENOSYS;
 }
 

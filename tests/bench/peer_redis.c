@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Redis over a Unix socket, with a raw client: a request is put together before the clock runs, and the size of the
- * right answer is known, so that all that is timed is one write and the reads. hiredis takes 1.5 to 2 times as long.
+ * Redis over a Unix socket, with a raw client: a request is put together before the clock runs, and
+ * the size of the right answer is known, so that all that is timed is one write and the reads.
+ * hiredis takes 1.5 to 2 times as long.
  */
 
 #include <errno.h>
@@ -34,7 +35,7 @@ struct redis_peer {
         size_t value_room;
 };
 
-/* ---- request ------------------------------------------------------------------------------------------------ */
+/* ---- request --------------------------------------------------------------------------------- */
 
 static int room_for(char **buffer, size_t *room, size_t bytes) {
         char *larger;
@@ -55,7 +56,8 @@ static void add_bytes(struct redis_peer *peer, const void *bytes, size_t n) {
 }
 
 static void add_header(struct redis_peer *peer, char kind, size_t n) {
-        peer->request_bytes += (size_t)sprintf(peer->request + peer->request_bytes, "%c%zu\r\n", kind, n);
+        peer->request_bytes += (size_t)sprintf(peer->request + peer->request_bytes, "%c%zu\r\n",
+                                               kind, n);
 }
 
 static void add_string(struct redis_peer *peer, const void *string, size_t n) {
@@ -69,7 +71,8 @@ static void add_command(struct redis_peer *peer, const char *name, size_t argume
         add_string(peer, name, strlen(name));
 }
 
-static void add_request(struct redis_peer *peer, const struct block_key *keys, const void *value, size_t bytes) {
+static void add_request(struct redis_peer *peer, const struct block_key *keys, const void *value,
+                        size_t bytes) {
         const char *together = peer->form == REDIS_EXISTS ? "EXISTS" : "MGET";
         bool apart = peer->form == REDIS_PIPELINE || peer->form == REDIS_SET;
 
@@ -77,15 +80,16 @@ static void add_request(struct redis_peer *peer, const struct block_key *keys, c
                 add_command(peer, together, peer->n_keys);
         for (uint32_t i = 0; i < peer->n_keys; i++) {
                 if (apart)
-                        add_command(peer, peer->form == REDIS_SET ? "SET" : "EXISTS", peer->form == REDIS_SET ? 2 : 1);
+                        add_command(peer, peer->form == REDIS_SET ? "SET" : "EXISTS",
+                                    peer->form == REDIS_SET ? 2 : 1);
                 add_string(peer, &keys[i], sizeof keys[i]);
                 if (peer->form == REDIS_SET)
                         add_string(peer, value, bytes);
         }
 }
 
-int redis_peer_prepare(struct redis_peer *peer, enum redis_form form, const struct block_key *keys, uint32_t n,
-                       const void *value, size_t bytes) {
+int redis_peer_prepare(struct redis_peer *peer, enum redis_form form, const struct block_key *keys,
+                       uint32_t n, const void *value, size_t bytes) {
         size_t room = (size_t)(n + 1) * (bytes + sizeof *keys + 4 * NUMBER_ROOM);
         int r;
 
@@ -99,7 +103,7 @@ int redis_peer_prepare(struct redis_peer *peer, enum redis_form form, const stru
         return 0;
 }
 
-/* ---- question and answer ------------------------------------------------------------------------------------ */
+/* ---- question and answer --------------------------------------------------------------------- */
 
 static int write_all(int fd, const char *bytes, size_t n) {
         while (n) {
@@ -168,7 +172,8 @@ int redis_peer_ask(struct redis_peer *peer) {
 }
 
 int redis_peer_read(struct redis_peer *peer, struct block_key key, size_t bytes, uint64_t *sum) {
-        size_t header = (size_t)snprintf(NULL, 0, "$%zu\r\n", bytes), total = header + bytes + strlen("\r\n");
+        size_t header = (size_t)snprintf(NULL, 0, "$%zu\r\n", bytes),
+               total = header + bytes + strlen("\r\n");
         int r;
 
         r = room_for(&peer->value, &peer->value_room, total);
@@ -186,7 +191,7 @@ int redis_peer_read(struct redis_peer *peer, struct block_key key, size_t bytes,
         return 1;
 }
 
-/* ---- server ------------------------------------------------------------------------------------------------- */
+/* ---- server ---------------------------------------------------------------------------------- */
 
 static int connect_to(const char *path) {
         struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -221,8 +226,8 @@ static int connect_when_ready(const char *path) {
 
 static int start_server(struct redis_peer *peer, const char *dir) {
         char path[512], log[512];
-        char *argv[] = {"redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no",
-                        "--dir", (char *)dir, NULL};
+        char *argv[] = {"redis-server", "--port", "0",     "--unixsocket", path, "--save", "",
+                        "--appendonly", "no",     "--dir", (char *)dir,    NULL};
         int r;
 
         snprintf(path, sizeof path, "%s/redis.sock", dir);

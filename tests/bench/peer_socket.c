@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The least that any daemon asked over a socket can cost: a SEQPACKET pair, one message each way. One answers with
- * bytes of nothing; the other looks keys up in an open-addressing table, so that it does what a lookup daemon does.
+ * The least that any daemon asked over a socket can cost: a SEQPACKET pair, one message each way.
+ * One answers with bytes of nothing; the other looks keys up in an open-addressing table, so that
+ * it does what a lookup daemon does.
  */
 
 #include <errno.h>
@@ -30,7 +31,7 @@ struct echo_peer {
         struct process process;
 };
 
-/* ---- lookup over a socket ------------------------------------------------------------------------------------ */
+/* ---- lookup over a socket -------------------------------------------------------------------- */
 
 static struct table_slot *slot_of(const struct socket_peer *peer, struct block_key key) {
         uint64_t i = key.lo & peer->mask;
@@ -108,7 +109,7 @@ int socket_peer_get(struct socket_peer *peer, const struct block_key *keys, uint
         return got < 0 ? -errno : (int)((size_t)got / sizeof *places);
 }
 
-/* ---- ping-pong ---------------------------------------------------------------------------------------------- */
+/* ---- ping-pong ------------------------------------------------------------------------------- */
 
 /* The first word of a request says how long the answer is. */
 static size_t echo(void *ctx, void *message, size_t n) {
@@ -145,10 +146,12 @@ int echo_peer_ask(struct echo_peer *peer, size_t request_bytes, size_t answer_by
         static char message[REQUEST_ROOM];
         uint32_t answer = (uint32_t)answer_bytes;
 
-        if (request_bytes > sizeof message || answer_bytes > sizeof message || request_bytes < sizeof answer)
+        if (request_bytes > sizeof message || answer_bytes > sizeof message ||
+            request_bytes < sizeof answer)
                 return -EMSGSIZE;
         memcpy(message, &answer, sizeof answer);
         if (send(peer->process.fd, message, request_bytes, MSG_NOSIGNAL) < 0)
                 return -errno;
-        return recv(peer->process.fd, message, sizeof message, 0) == (ssize_t)answer_bytes ? 0 : -EIO;
+        return recv(peer->process.fd, message, sizeof message, 0) == (ssize_t)answer_bytes ? 0 :
+                                                                                             -EIO;
 }

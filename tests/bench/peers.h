@@ -3,9 +3,10 @@
 #define KVD_BENCH_PEERS_H
 
 /*
- * What else one could keep an index, or blocks, in. Each peer gets its best case: ready keys, keys inserted in an
- * order that suits it, one transaction or one batch for a whole chain, server and client on one processor.
- * The calls that ask return the number of keys that were found, or a negative errno.
+ * What else one could keep an index, or blocks, in. Each peer gets its best case: ready keys, keys
+ * inserted in an order that suits it, one transaction or one batch for a whole chain, server and
+ * client on one processor. The calls that ask return the number of keys that were found, or a
+ * negative errno.
  */
 
 #include <stddef.h>
@@ -16,7 +17,7 @@
 
 #define PEER_VALUE_BYTES 16u
 
-/* ---- LMDB: a B+ tree in shared memory. -ENOSYS if it was not there when this was built ----------------------- */
+/* ---- LMDB: a B+ tree in shared memory. -ENOSYS if it was not there when this was built ------- */
 
 struct lmdb_peer;
 
@@ -24,10 +25,11 @@ int lmdb_peer_new(const char *dir, uint64_t map_bytes, struct lmdb_peer **ret);
 struct lmdb_peer *lmdb_peer_free(struct lmdb_peer *peer);
 int lmdb_peer_fill(struct lmdb_peer *peer, uint64_t n_blocks);
 int lmdb_peer_get(struct lmdb_peer *peer, const struct block_key *keys, uint32_t n, uint64_t *sum);
-int lmdb_peer_put(struct lmdb_peer *peer, const struct block_key *keys, uint32_t n, const void *value, size_t bytes);
+int lmdb_peer_put(struct lmdb_peer *peer, const struct block_key *keys, uint32_t n,
+                  const void *value, size_t bytes);
 int lmdb_peer_read(struct lmdb_peer *peer, struct block_key key, size_t bytes, uint64_t *sum);
 
-/* ---- Redis over a Unix socket, with a raw client. -ENOSYS: there is no redis-server -------------------------- */
+/* ---- Redis over a Unix socket, with a raw client. -ENOSYS: there is no redis-server ---------- */
 
 enum redis_form { REDIS_PIPELINE, REDIS_EXISTS, REDIS_MGET, REDIS_SET };
 
@@ -37,15 +39,18 @@ int redis_peer_new(const char *dir, struct redis_peer **ret);
 struct redis_peer *redis_peer_free(struct redis_peer *peer);
 int redis_peer_fill(struct redis_peer *peer, uint64_t n_blocks);
 
-/* Puts a request together (not timed), sends it and reads the whole answer (timed). value: REDIS_SET only. */
-int redis_peer_prepare(struct redis_peer *peer, enum redis_form form, const struct block_key *keys, uint32_t n,
-                       const void *value, size_t bytes);
+/*
+ * Puts a request together (not timed), sends it and reads the whole answer (timed). value:
+ * REDIS_SET only.
+ */
+int redis_peer_prepare(struct redis_peer *peer, enum redis_form form, const struct block_key *keys,
+                       uint32_t n, const void *value, size_t bytes);
 int redis_peer_ask(struct redis_peer *peer);
 
 /* One GET of a large value, read into a buffer and summed. */
 int redis_peer_read(struct redis_peer *peer, struct block_key key, size_t bytes, uint64_t *sum);
 
-/* ---- the smallest C daemon: one request with all keys over a Unix socket, a hash table ------------------------ */
+/* ---- the smallest C daemon: one request with all keys over a Unix socket, a hash table ------- */
 
 struct socket_peer;
 
@@ -53,7 +58,7 @@ int socket_peer_new(uint64_t n_blocks, struct socket_peer **ret);
 struct socket_peer *socket_peer_free(struct socket_peer *peer);
 int socket_peer_get(struct socket_peer *peer, const struct block_key *keys, uint32_t n);
 
-/* ---- nothing but the socket: a request of one size, an answer of another ------------------------------------- */
+/* ---- nothing but the socket: a request of one size, an answer of another --------------------- */
 
 struct echo_peer;
 

@@ -24,7 +24,7 @@ static void pause_ms(long ms) {
         nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
-/* ---- starting ------------------------------------------------------------------------------------------------ */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 /* In the child: dies with its parent, also with one that died before this call. */
 static void die_with(pid_t parent) {
@@ -92,7 +92,8 @@ int process_start_ready(char *const argv[], const char *log, int ready_fd, struc
         return r;
 }
 
-static _Noreturn void respond_forever(int fd, size_t (*respond)(void *, void *, size_t), void *ctx) {
+static _Noreturn void respond_forever(int fd, size_t (*respond)(void *, void *, size_t),
+                                      void *ctx) {
         static char message[LARGEST_MESSAGE];
 
         for (;;) {
@@ -138,7 +139,7 @@ int process_run(void (*function)(void *), void *ctx, struct process *ret) {
         return 0;
 }
 
-/* ---- ending, waiting ----------------------------------------------------------------------------------------- */
+/* ---- ending, waiting ------------------------------------------------------------------------- */
 
 void process_end(struct process *process) {
         if (process->fd >= 0)
@@ -181,7 +182,7 @@ void process_settle(const struct process *process) {
         } while (after - before > IDLE_NS && now_ns() - begin < PATIENCE_MS * UINT64_C(1000000));
 }
 
-/* ---- processors --------------------------------------------------------------------------------------------- */
+/* ---- processors ------------------------------------------------------------------------------ */
 
 int process_other_cpu(int cpu) {
         cpu_set_t set;

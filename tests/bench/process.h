@@ -3,8 +3,8 @@
 #define KVD_BENCH_PROCESS_H
 
 /*
- * Processes that a benchmark needs: each dies with it, however it ends. They stay on the processor of the benchmark,
- * which is where a socket peer is fastest: no other processor has to be woken up.
+ * Processes that a benchmark needs: each dies with it, however it ends. They stay on the processor
+ * of the benchmark, which is where a socket peer is fastest: no other processor has to be woken up.
  */
 
 #include <stddef.h>
@@ -21,24 +21,36 @@ struct process {
 /* argv[0] is searched for in PATH; output goes to log. */
 int process_start(char *const argv[], const char *log, struct process *ret);
 
-/* The same, and waits until it wrote to (or closed) descriptor ready_fd, at most 20 seconds. -EIO: it ended. */
+/*
+ * The same, and waits until it wrote to (or closed) descriptor ready_fd, at most 20 seconds. -EIO:
+ * it ended.
+ */
 int process_start_ready(char *const argv[], const char *log, int ready_fd, struct process *ret);
 
-/* A child that answers requests on a SOCK_SEQPACKET socket: respond returns the size of the answer. */
-int process_fork(size_t (*respond)(void *ctx, void *message, size_t n), void *ctx, struct process *ret);
+/*
+ * A child that answers requests on a SOCK_SEQPACKET socket: respond returns the size of the answer.
+ */
+int process_fork(size_t (*respond)(void *ctx, void *message, size_t n), void *ctx,
+                 struct process *ret);
 
 /* A child that runs a function until it is ended. */
 int process_run(void (*function)(void *ctx), void *ctx, struct process *ret);
 
 void process_end(struct process *process);
 
-/* Waits until it has done nothing for 100 ms (background work after a start or a fill), at most 20 seconds. */
+/*
+ * Waits until it has done nothing for 100 ms (background work after a start or a fill), at most 20
+ * seconds.
+ */
 void process_settle(const struct process *process);
 
 /* Time that it has run on a processor. */
 uint64_t process_cpu_ns(const struct process *process);
 
-/* Keeps this process, and all children that it makes from now on, on one processor; -1: the last one it may use. */
+/*
+ * Keeps this process, and all children that it makes from now on, on one processor; -1: the last
+ * one it may use.
+ */
 int process_stay_on(int cpu);
 
 /* A processor that this process may use besides that one; -1: none. */

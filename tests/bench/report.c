@@ -23,7 +23,8 @@ static struct row rows[MAX_ROWS];
 static size_t n_rows;
 static uint64_t wrong;
 
-static struct row *new_row(const char *case_name, const char *who, uint64_t entries, const char *goal_peer) {
+static struct row *new_row(const char *case_name, const char *who, uint64_t entries,
+                           const char *goal_peer) {
         static struct row spare;
         struct row *row = n_rows < MAX_ROWS ? &rows[n_rows++] : &spare;
 
@@ -39,11 +40,12 @@ static void judge(struct row *row, double value) {
                 row->verdict = goal_verdict(row->goal, value);
 }
 
-/* ---- JSON --------------------------------------------------------------------------------------------------- */
+/* ---- JSON ------------------------------------------------------------------------------------ */
 
 static void print_goal(const struct row *row) {
         if (row->goal)
-                printf(",\"goal\":%.4g,\"aim\":%.4g,\"verdict\":\"%s\"", row->goal->goal, row->goal->aim, row->verdict);
+                printf(",\"goal\":%.4g,\"aim\":%.4g,\"verdict\":\"%s\"", row->goal->goal,
+                       row->goal->aim, row->verdict);
         printf("}\n");
         fflush(stdout);
 }
@@ -51,12 +53,13 @@ static void print_goal(const struct row *row) {
 static void print_times(const struct contest *c, const char *peer, struct spread time) {
         printf("{\"case\":\"%s\",\"subject\":\"%s\",\"peer\":", c->name, c->contenders[0].name);
         printf(peer ? "\"%s\"" : "null", peer);
-        printf(",\"entries\":%llu,\"hot\":%s,\"rounds\":%u,\"n\":%u", (unsigned long long)c->entries,
-               c->hot ? "true" : "false", c->rounds, c->rounds * c->samples);
+        printf(",\"entries\":%llu,\"hot\":%s,\"rounds\":%u,\"n\":%u",
+               (unsigned long long)c->entries, c->hot ? "true" : "false", c->rounds,
+               c->rounds * c->samples);
         printf(",\"p50_ns\":%.1f,\"min_ns\":%.1f,\"max_ns\":%.1f", time.median, time.min, time.max);
 }
 
-/* ---- contests ----------------------------------------------------------------------------------------------- */
+/* ---- contests -------------------------------------------------------------------------------- */
 
 static void report_subject(const struct contest *c, const struct outcome *outcome) {
         struct row *row = new_row(c->name, c->contenders[0].name, c->entries, NULL);
@@ -68,7 +71,8 @@ static void report_subject(const struct contest *c, const struct outcome *outcom
         print_goal(row);
 }
 
-static void report_peer(const struct contest *c, const struct outcome *outcome, size_t peer, const char *as) {
+static void report_peer(const struct contest *c, const struct outcome *outcome, size_t peer,
+                        const char *as) {
         struct spread time = contest_time(c, outcome, peer);
         struct row *row = new_row(c->name, as, c->entries, as);
 
@@ -77,8 +81,8 @@ static void report_peer(const struct contest *c, const struct outcome *outcome, 
         row->ratio = row->spread.median;
         judge(row, row->ratio);
         print_times(c, as, time);
-        printf(",\"ratio_median\":%.4g,\"ratio_min\":%.4g,\"ratio_max\":%.4g", row->ratio, row->spread.min,
-               row->spread.max);
+        printf(",\"ratio_median\":%.4g,\"ratio_min\":%.4g,\"ratio_max\":%.4g", row->ratio,
+               row->spread.min, row->spread.max);
         if (strcmp(as, c->contenders[peer].name) != 0)
                 printf(",\"form\":\"%s\"", c->contenders[peer].name);
         print_goal(row);
@@ -89,7 +93,8 @@ static size_t fastest_redis(const struct contest *c, const struct outcome *outco
 
         for (size_t i = 1; i < c->n; i++)
                 if (strncmp(c->contenders[i].name, "redis-", 6) == 0 &&
-                    (!best || contest_time(c, outcome, i).median < contest_time(c, outcome, best).median))
+                    (!best ||
+                     contest_time(c, outcome, i).median < contest_time(c, outcome, best).median))
                         best = i;
         return best;
 }
@@ -104,16 +109,19 @@ void report_contest(const struct contest *c, const struct outcome *outcome) {
                 report_peer(c, outcome, redis, "redis");
         wrong += outcome->wrong;
         if (outcome->wrong)
-                fprintf(stderr, "%s: %llu wrong answers\n", c->name, (unsigned long long)outcome->wrong);
+                fprintf(stderr, "%s: %llu wrong answers\n", c->name,
+                        (unsigned long long)outcome->wrong);
 }
 
-void report_value(const char *case_name, const char *subject, uint64_t entries, double value, const char *unit) {
+void report_value(const char *case_name, const char *subject, uint64_t entries, double value,
+                  const char *unit) {
         struct row *row = new_row(case_name, subject, entries, NULL);
 
         row->value = row->spread.min = row->spread.max = value;
         snprintf(row->unit, sizeof row->unit, "%s", unit);
         judge(row, value);
-        printf("{\"case\":\"%s\",\"subject\":\"%s\",\"peer\":null,\"entries\":%llu,\"value\":%.6g,\"unit\":\"%s\"",
+        printf("{\"case\":\"%s\",\"subject\":\"%s\",\"peer\":null,\"entries\":%llu,\"value\":%.6g,"
+               "\"unit\":\"%s\"",
                case_name, subject, (unsigned long long)entries, value, unit);
         print_goal(row);
 }
@@ -123,8 +131,9 @@ void report_absent(const char *case_name, const char *peer, const char *why) {
 
         row->verdict = strstr(why, "not installed") ? "not installed" : "not measured";
         row->goal = NULL;
-        printf("{\"case\":\"%s\",\"subject\":\"kvd\",\"peer\":\"%s\",\"verdict\":\"%s\",\"why\":\"%s\"}\n", case_name,
-               peer, row->verdict, why);
+        printf("{\"case\":\"%s\",\"subject\":\"kvd\",\"peer\":\"%s\",\"verdict\":\"%s\",\"why\":\"%"
+               "s\"}\n",
+               case_name, peer, row->verdict, why);
         fflush(stdout);
 }
 
@@ -132,7 +141,7 @@ uint64_t report_wrong(void) {
         return wrong;
 }
 
-/* ---- table -------------------------------------------------------------------------------------------------- */
+/* ---- table ----------------------------------------------------------------------------------- */
 
 static void format_value(char *to, size_t room, double value, const char *unit) {
         if (strcmp(unit, "ns") != 0)
@@ -181,13 +190,13 @@ static void print_row(const struct row *row) {
                 snprintf(ratio, sizeof ratio, "%.3gx", row->ratio);
         if (row->entries)
                 snprintf(entries, sizeof entries, "%llu", (unsigned long long)row->entries);
-        fprintf(stderr, "%-15s %-16s %9s %12s %8s %-26s %10s %10s  %s\n", row->case_name, row->who, entries, value,
-                ratio, spread, goal, aim, row->verdict);
+        fprintf(stderr, "%-15s %-16s %9s %12s %8s %-26s %10s %10s  %s\n", row->case_name, row->who,
+                entries, value, ratio, spread, goal, aim, row->verdict);
 }
 
 void report_table(void) {
-        fprintf(stderr, "\n%-15s %-16s %9s %12s %8s %-26s %10s %10s  %s\n", "case", "who", "entries", "p50", "kvd is",
-                "spread over rounds", "goal", "aim", "verdict");
+        fprintf(stderr, "\n%-15s %-16s %9s %12s %8s %-26s %10s %10s  %s\n", "case", "who",
+                "entries", "p50", "kvd is", "spread over rounds", "goal", "aim", "verdict");
         for (size_t i = 0; i < n_rows; i++) {
                 if (i && strcmp(rows[i].case_name, rows[i - 1].case_name) != 0)
                         fprintf(stderr, "\n");

@@ -3,19 +3,23 @@
 #define KVD_BENCH_REPORT_H
 
 /*
- * Results: one JSON line each on standard output as soon as they are known, and at the end one table on standard
- * error with what was aimed for. A goal is what a release must reach; the aim is what we want in the end.
+ * Results: one JSON line each on standard output as soon as they are known, and at the end one
+ * table on standard error with what was aimed for. A goal is what a release must reach; the aim is
+ * what we want in the end.
  */
 
 #include <stdint.h>
 
 #include "tests/bench/harness.h"
 
-/* One line for the subject, one for each peer, and one for the fastest of the peers named redis-... */
+/*
+ * One line for the subject, one for each peer, and one for the fastest of the peers named redis-...
+ */
 void report_contest(const struct contest *contest, const struct outcome *outcome);
 
 /* A figure that is no time, or has no rounds. */
-void report_value(const char *case_name, const char *subject, uint64_t entries, double value, const char *unit);
+void report_value(const char *case_name, const char *subject, uint64_t entries, double value,
+                  const char *unit);
 
 /* A row that could not be measured, and why. */
 void report_absent(const char *case_name, const char *peer, const char *why);

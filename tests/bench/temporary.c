@@ -9,7 +9,8 @@
 #include "tests/bench/temporary.h"
 
 int temporary_make(char *ret, size_t room) {
-        snprintf(ret, room, "%s/kvd-bench-XXXXXX", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+        snprintf(ret, room, "%s/kvd-bench-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
         return mkdtemp(ret) ? 0 : -errno;
 }
 

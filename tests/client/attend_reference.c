@@ -26,10 +26,11 @@ float reference_rounded(float x, uint32_t dtype) {
         return dtype == KVD_F32 ? x : dtype == KVD_F16 ? rounded_f16(x) : rounded_bf16(x);
 }
 
-void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head, float scale,
-                      const float *q, double *out) {
+void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head,
+                      float scale, const float *q, double *out) {
         const struct kvd_geometry *g = h->geometry;
-        size_t width = (size_t)g->kv_heads * g->head_dim, at = (size_t)(head / (heads / g->kv_heads)) * g->head_dim;
+        size_t width = (size_t)g->kv_heads * g->head_dim,
+               at = (size_t)(head / (heads / g->kv_heads)) * g->head_dim;
         double *score = calloc(position + 1, sizeof *score), most = -INFINITY, total = 0;
 
         memset(out, 0, g->head_dim * sizeof *out);

@@ -2,7 +2,10 @@
 #ifndef KVD_TESTS_ATTEND_REFERENCE_H
 #define KVD_TESTS_ATTEND_REFERENCE_H
 
-/* Attention as its definition says, in double precision, over keys and values that were never in a block. */
+/*
+ * Attention as its definition says, in double precision, over keys and values that were never in a
+ * block.
+ */
 
 #include <stdint.h>
 
@@ -17,7 +20,7 @@ struct history { /* of one layer; rows [position][kv_heads][head_dim] */
 float reference_rounded(float x, uint32_t dtype);
 
 /* The query head's result at a position. */
-void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head, float scale,
-                      const float *q, double *out);
+void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head,
+                      float scale, const float *q, double *out);
 
 #endif

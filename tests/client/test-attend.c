@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvd_paged_write and kvd_paged_attention against the definition of attention, over everything that enters an address.
- * Blocks are used in a shuffled order, some sealed and some being filled, and what is not a token in them is NaN: a
- * number read from a wrong place shows. KVD_TEST_BACKEND is the daemon's: on a GPU the calls are refused.
+ * kvd_paged_write and kvd_paged_attention against the definition of attention, over everything that
+ * enters an address. Blocks are used in a shuffled order, some sealed and some being filled, and
+ * what is not a token in them is NaN: a number read from a wrong place shows. KVD_TEST_BACKEND is
+ * the daemon's: on a GPU the calls are refused.
  */
 
 #include <errno.h>
@@ -30,7 +31,10 @@ static kvd_space *space;
 static struct kvd_geometry geometry;
 static uint64_t state = 1;
 
-/* What one layer group holds of a sequence; the first n_sealed blocks are sealed, the rest are being filled. */
+/*
+ * What one layer group holds of a sequence; the first n_sealed blocks are sealed, the rest are
+ * being filled.
+ */
 static struct sequence {
         uint32_t group, n_blocks, n_sealed;
         struct kvd_block blocks[MOST_BLOCKS];
@@ -55,7 +59,7 @@ static float *random_floats(size_t n) {
         return to;
 }
 
-/* ---- spaces and sequences -------------------------------------------------------------------------------------- */
+/* ---- spaces and sequences -------------------------------------------------------------------- */
 
 static void start_daemon(void) {
         instance_start(&server, SETTINGS("daemon.segment=2M"));
@@ -88,7 +92,8 @@ static void shuffle(struct kvd_block *blocks, uint32_t n) {
 
 /* Blocks for so many tokens, not in order, full of NaN. */
 static void start_sequence(uint32_t group, uint32_t n_tokens) {
-        sequence = (struct sequence){.group = group, .n_blocks = DIV_UP(n_tokens, geometry.block_tokens)};
+        sequence = (struct sequence){.group = group,
+                                     .n_blocks = DIV_UP(n_tokens, geometry.block_tokens)};
         sequence.pin.group = group;
         for (uint32_t got = 0; got < sequence.n_blocks;) {
                 int r = kvd_alloc(space, sequence.n_blocks - got, sequence.blocks + got);
@@ -109,7 +114,9 @@ static void seal_blocks(uint32_t n) {
 
         for (uint32_t i = 0; i < n * geometry.block_tokens; i++)
                 tokens[i] = i % VOCAB;
-        ck_assert_int_eq(kvd_seal(space, &sequence.pin, n, sequence.blocks, tokens, n * geometry.block_tokens), (int)n);
+        ck_assert_int_eq(kvd_seal(space, &sequence.pin, n, sequence.blocks, tokens,
+                                  n * geometry.block_tokens),
+                         (int)n);
         sequence.n_sealed = n;
 }
 
@@ -124,7 +131,7 @@ static struct kvd_table table(uint32_t first, uint32_t n) {
         return (struct kvd_table){s->blocks[s->n_blocks - 1].view, s->ids, s->n_blocks, first, n};
 }
 
-/* ---- against the definition ------------------------------------------------------------------------------------ */
+/* ---- against the definition ------------------------------------------------------------------ */
 
 static struct history new_history(uint32_t n) {
         size_t floats = (size_t)n * geometry.kv_heads * geometry.head_dim;
@@ -151,7 +158,8 @@ static void write_tokens(uint32_t layer, const struct history *h, uint32_t first
         free(v);
 }
 
-static void expect_attention(uint32_t layer, const struct history *h, uint32_t heads, uint32_t first, uint32_t n) {
+static void expect_attention(uint32_t layer, const struct history *h, uint32_t heads,
+                             uint32_t first, uint32_t n) {
         size_t width = (size_t)heads * geometry.head_dim, ldq = width + PAD, ldo = width + 2 * PAD;
         float *q = random_floats(n * ldq), *out = malloc(n * ldo * sizeof *out);
         float scale = 1.7f / sqrtf((float)geometry.head_dim);
@@ -159,13 +167,15 @@ static void expect_attention(uint32_t layer, const struct history *h, uint32_t h
         double expected[128];
 
         memset(out, 0xff, n * ldo * sizeof *out);
-        ck_assert_msg(kvd_paged_attention(space, layer, &t, heads, scale, q, ldq, out, ldo) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_paged_attention(space, layer, &t, heads, scale, q, ldq, out, ldo) == 0,
+                      "%s", kvd_error());
         for (uint32_t i = 0; i < n; i++) {
                 for (uint32_t head = 0; head < heads; head++) {
-                        reference_attend(h, first + i, heads, head, scale, q + i * ldq + head * geometry.head_dim,
-                                         expected);
+                        reference_attend(h, first + i, heads, head, scale,
+                                         q + i * ldq + head * geometry.head_dim, expected);
                         for (uint32_t d = 0; d < geometry.head_dim; d++)
-                                ck_assert_double_eq_tol(out[i * ldo + head * geometry.head_dim + d], expected[d], 4e-6);
+                                ck_assert_double_eq_tol(out[i * ldo + head * geometry.head_dim + d],
+                                                        expected[d], 4e-6);
                 }
                 for (size_t d = width; d < ldo; d++)
                         ck_assert_float_nan(out[i * ldo + d]);
@@ -181,9 +191,13 @@ static void round_history(struct history *h, uint32_t n) {
         }
 }
 
-/* All layers of a group: a prompt in two parts, the full blocks of which are then sealed, and tokens one by one. */
+/*
+ * All layers of a group: a prompt in two parts, the full blocks of which are then sealed, and
+ * tokens one by one.
+ */
 static void play_group(uint32_t group, uint32_t heads) {
-        uint32_t per_group = geometry.layers / geometry.layer_groups, tokens = geometry.block_tokens;
+        uint32_t per_group = geometry.layers / geometry.layer_groups,
+                 tokens = geometry.block_tokens;
         uint32_t ends[] = {tokens + 1, 2 * tokens + 2, 2 * tokens + 3, 2 * tokens + 4}, n = ends[3];
 
         start_sequence(group, n);
@@ -214,10 +228,14 @@ START_TEST(attention_is_right) {
 
         start_daemon();
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
-                open_space(&(struct kvd_geometry){.layers = rows[i].layers, .kv_heads = rows[i].kv_heads,
-                                                  .head_dim = rows[i].dim, .block_tokens = rows[i].tokens,
-                                                  .layer_groups = rows[i].groups, .dtype = KVD_F32 + (uint32_t)_i / 2,
-                                                  .order = _i % 2 ? KVD_HND : KVD_NHD, .vocab = VOCAB});
+                open_space(&(struct kvd_geometry){.layers = rows[i].layers,
+                                                  .kv_heads = rows[i].kv_heads,
+                                                  .head_dim = rows[i].dim,
+                                                  .block_tokens = rows[i].tokens,
+                                                  .layer_groups = rows[i].groups,
+                                                  .dtype = KVD_F32 + (uint32_t)_i / 2,
+                                                  .order = _i % 2 ? KVD_HND : KVD_NHD,
+                                                  .vocab = VOCAB});
                 for (uint32_t group = 0; group < rows[i].groups; group++)
                         play_group(group, rows[i].heads);
                 space = kvd_space_close(space);
@@ -226,10 +244,14 @@ START_TEST(attention_is_right) {
 }
 END_TEST
 
-/* ---- what is refused ------------------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
-static const struct kvd_geometry small = {.layers = 2, .kv_heads = 2, .head_dim = 8, .block_tokens = 4,
-                                          .dtype = KVD_F32, .vocab = VOCAB};
+static const struct kvd_geometry small = {.layers = 2,
+                                          .kv_heads = 2,
+                                          .head_dim = 8,
+                                          .block_tokens = 4,
+                                          .dtype = KVD_F32,
+                                          .vocab = VOCAB};
 
 static void expect_refused(int r, const char *words) {
         ck_assert_int_eq(r, -EINVAL);
@@ -307,7 +329,8 @@ START_TEST(other_contents_are_refused) {
         expect_refused(write_one(0, table(0, 1)), "f32, f16 and bf16");
         end_sequence();
         space = kvd_space_close(space);
-        open_space(&(struct kvd_geometry){.block_tokens = 4, .block_bytes = 4096, .layout = "theirs", .vocab = VOCAB});
+        open_space(&(struct kvd_geometry){
+                .block_tokens = 4, .block_bytes = 4096, .layout = "theirs", .vocab = VOCAB});
         start_sequence(0, 4);
         expect_refused(write_one(0, table(0, 1)), "opaque blocks (theirs)");
         expect_refused(attend_one(table(0, 1), 2, 1.0f), "opaque");
@@ -337,10 +360,11 @@ START_TEST(blocks_on_a_gpu_are_refused) {
 }
 END_TEST
 
-/* ---- daemons and threads --------------------------------------------------------------------------------------- */
+/* ---- daemons and threads --------------------------------------------------------------------- */
 
 /* One of the new daemon: what the library kept in stock is the old one's. */
-static struct kvd_block alloc_of_another_view(struct kvd_block *others, uint32_t *n, uint32_t room) {
+static struct kvd_block alloc_of_another_view(struct kvd_block *others, uint32_t *n,
+                                              uint32_t room) {
         for (*n = 0; *n < room;) {
                 int r = kvd_alloc(space, 1, others + *n);
 
@@ -350,7 +374,10 @@ static struct kvd_block alloc_of_another_view(struct kvd_block *others, uint32_t
         ck_abort_msg("all blocks are of the old daemon");
 }
 
-/* The old pool's blocks are used as before; the new daemon's are of another view, where an id is another block's. */
+/*
+ * The old pool's blocks are used as before; the new daemon's are of another view, where an id is
+ * another block's.
+ */
 START_TEST(a_table_outlives_its_daemon) {
         struct kvd_block others[400], fresh;
         struct history h;

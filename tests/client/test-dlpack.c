@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tensors of blocks and layers: they lie where the blocks lie, have the shape that the geometry says, and hold what
- * they should, until their deleter is called, from whichever thread. KVD_TEST_BACKEND is the daemon's: host or cuda.
+ * Tensors of blocks and layers: they lie where the blocks lie, have the shape that the geometry
+ * says, and hold what they should, until their deleter is called, from whichever thread.
+ * KVD_TEST_BACKEND is the daemon's: host or cuda.
  */
 
 #include <errno.h>
@@ -29,12 +30,18 @@ static kvd_space *space;
 static struct kvd_place place;
 
 static void open_space(uint32_t dtype, uint32_t order) {
-        const struct kvd_geometry geometry = {.layers = LAYERS, .kv_heads = HEADS, .head_dim = DIM,
-                                              .block_tokens = TOKENS, .layer_groups = GROUPS, .dtype = dtype,
-                                              .order = order, .vocab = VOCAB};
+        const struct kvd_geometry geometry = {.layers = LAYERS,
+                                              .kv_heads = HEADS,
+                                              .head_dim = DIM,
+                                              .block_tokens = TOKENS,
+                                              .layer_groups = GROUPS,
+                                              .dtype = dtype,
+                                              .order = order,
+                                              .vocab = VOCAB};
 
         ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
-        ck_assert_msg(kvd_space_open(handle, "tensors", &geometry, NULL, &space) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_space_open(handle, "tensors", &geometry, NULL, &space) == 0, "%s",
+                      kvd_error());
         ck_assert_int_eq(kvd_space_place(space, &place), 0);
 }
 
@@ -68,21 +75,24 @@ static void seal_chain(uint32_t n, uint32_t number, struct kvd_pin *pin, struct 
                 ck_assert_msg(r > 0, "%s", kvd_error());
                 got += (uint32_t)r;
         }
-        ck_assert_msg(kvd_seal(space, pin, n, blocks, tokens, n * TOKENS) == (int)n, "%s", kvd_error());
+        ck_assert_msg(kvd_seal(space, pin, n, blocks, tokens, n * TOKENS) == (int)n, "%s",
+                      kvd_error());
 }
 
-static void expect_shape(const struct DLManagedTensor *it, int n, const int64_t *shape, const int64_t *strides) {
+static void expect_shape(const struct DLManagedTensor *it, int n, const int64_t *shape,
+                         const int64_t *strides) {
         ck_assert_int_eq(it->tensor.ndim, n);
         for (int i = 0; i < n; i++) {
                 ck_assert_int_eq(it->tensor.shape[i], shape[i]);
                 ck_assert_int_eq(it->tensor.strides[i], strides[i]);
         }
         ck_assert_uint_eq(it->tensor.byte_offset, 0);
-        ck_assert_int_eq(it->tensor.device.type, place.memory == KVD_MEMORY_CUDA ? DLPACK_CUDA : DLPACK_CPU);
+        ck_assert_int_eq(it->tensor.device.type,
+                         place.memory == KVD_MEMORY_CUDA ? DLPACK_CUDA : DLPACK_CPU);
         ck_assert_int_eq(it->tensor.device.id, place.memory == KVD_MEMORY_CUDA ? place.device : 0);
 }
 
-/* ---- shapes ---------------------------------------------------------------------------------------------------- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 START_TEST(shapes_are_the_geometry) {
         static const struct {
@@ -93,7 +103,8 @@ START_TEST(shapes_are_the_geometry) {
                 {KVD_BF16, KVD_HND, DLPACK_BFLOAT, 16},
                 {KVD_I8, KVD_NHD, DLPACK_INT, 8},
         };
-        const int64_t a = rows[_i].order == KVD_HND ? HEADS : TOKENS, b = rows[_i].order == KVD_HND ? TOKENS : HEADS;
+        const int64_t a = rows[_i].order == KVD_HND ? HEADS : TOKENS,
+                      b = rows[_i].order == KVD_HND ? TOKENS : HEADS;
         const int64_t plane = HEADS * TOKENS * DIM, block = plane * 2 * LAYERS / GROUPS;
         struct DLManagedTensor *tensor;
         struct kvd_space_memory memory;
@@ -114,9 +125,11 @@ START_TEST(shapes_are_the_geometry) {
         ck_assert_int_eq(kvd_dlpack_layer(space, 3, 1, &tensor), 0);
         ck_assert_int_eq(kvd_layer_view(space, 3, &layer), 0);
         ck_assert_ptr_eq(tensor->tensor.data, layer.values);
-        ck_assert_uint_eq(layer.blocks * (uint64_t)block * rows[_i].bits / 8, layer.blocks * layer.block_stride);
+        ck_assert_uint_eq(layer.blocks * (uint64_t)block * rows[_i].bits / 8,
+                          layer.blocks * layer.block_stride);
         ck_assert_int_eq(kvd_space_memory(space, &memory), 0);
-        expect_shape(tensor, 4, (int64_t[]){memory.blocks, a, b, DIM}, (int64_t[]){block, b * DIM, DIM, 1});
+        expect_shape(tensor, 4, (int64_t[]){memory.blocks, a, b, DIM},
+                     (int64_t[]){block, b * DIM, DIM, 1});
         ck_assert_uint_gt(layer.blocks, one.id);
         tensor->deleter(tensor);
         ck_assert_int_eq(kvd_dlpack_memory(space, &tensor), 0);
@@ -138,7 +151,8 @@ START_TEST(what_is_refused) {
         open_space(KVD_F32, KVD_HND);
         seal_chain(2, 0, &pin, blocks);
         ck_assert_int_eq(kvd_dlpack_block(space, &empty, blocks[0].id, &tensor), -EINVAL);
-        ck_assert_int_eq(kvd_dlpack_block(space, &pin, blocks[1].id + 1 + blocks[0].id, &tensor), -EINVAL);
+        ck_assert_int_eq(kvd_dlpack_block(space, &pin, blocks[1].id + 1 + blocks[0].id, &tensor),
+                         -EINVAL);
         ck_assert_int_eq(kvd_dlpack_block(space, &pin, UINT32_MAX, &tensor), -EINVAL);
         ck_assert_int_eq(kvd_dlpack_filling(space, &nothing, &tensor), -EINVAL);
         ck_assert_int_eq(kvd_dlpack_layer(space, LAYERS, 0, &tensor), -EINVAL);
@@ -147,7 +161,7 @@ START_TEST(what_is_refused) {
 }
 END_TEST
 
-/* ---- what tensors hold ----------------------------------------------------------------------------------------- */
+/* ---- what tensors hold ----------------------------------------------------------------------- */
 
 /* More other blocks than the pool has, so that everything that is not held goes. */
 static void fill_pool(uint32_t number) {
@@ -177,8 +191,9 @@ static void *delete_it(void *tensor) {
 }
 
 /*
- * A tensor of the second of three blocks keeps that block and its parent after the caller let go, whatever else comes
- * into the pool; the third goes. When it is deleted, by another thread, they may go, too.
+ * A tensor of the second of three blocks keeps that block and its parent after the caller let go,
+ * whatever else comes into the pool; the third goes. When it is deleted, by another thread, they
+ * may go, too.
  */
 START_TEST(a_tensor_holds_its_block) {
         struct DLManagedTensor *tensor;
@@ -246,12 +261,14 @@ START_TEST(versioned_tensors_have_flags) {
 END_TEST
 
 START_TEST(opaque_blocks_are_bytes) {
-        struct kvd_geometry geometry = {.block_tokens = TOKENS, .vocab = VOCAB, .block_bytes = 4096, .layout = "rows"};
+        struct kvd_geometry geometry = {
+                .block_tokens = TOKENS, .vocab = VOCAB, .block_bytes = 4096, .layout = "rows"};
         struct DLManagedTensor *tensor;
         struct kvd_block block;
 
         ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
-        ck_assert_msg(kvd_space_open(handle, "opaque", &geometry, NULL, &space) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_space_open(handle, "opaque", &geometry, NULL, &space) == 0, "%s",
+                      kvd_error());
         ck_assert_int_eq(kvd_space_place(space, &place), 0);
         ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
         ck_assert_int_eq(kvd_dlpack_filling(space, &block, &tensor), 0);
@@ -265,7 +282,10 @@ START_TEST(opaque_blocks_are_bytes) {
 }
 END_TEST
 
-/* Space and connection are closed while tensors are there: they end with the last of these, and what it held goes. */
+/*
+ * Space and connection are closed while tensors are there: they end with the last of these, and
+ * what it held goes.
+ */
 START_TEST(a_tensor_outlives_its_space) {
         struct DLManagedTensor *tensor, *layer;
         struct kvd_pin pin = {0};
@@ -292,7 +312,10 @@ START_TEST(a_tensor_outlives_its_space) {
 }
 END_TEST
 
-/* The daemon is replaced, the space attaches anew; what tensors of the old memory show stays until they are deleted. */
+/*
+ * The daemon is replaced, the space attaches anew; what tensors of the old memory show stays until
+ * they are deleted.
+ */
 START_TEST(a_tensor_outlives_the_daemon) {
         struct DLManagedTensor *block, *layer;
         struct kvd_block blocks[2], again;
@@ -344,7 +367,7 @@ START_TEST(a_forked_child_may_delete) {
 }
 END_TEST
 
-/* ---- on a GPU: a stream still reads when the tensor is deleted ------------------------------------------------- */
+/* ---- on a GPU: a stream still reads when the tensor is deleted ------------------------------- */
 
 struct gate {
         _Atomic int open;
@@ -372,7 +395,9 @@ START_TEST(a_deleted_tensor_waits_for_its_stream) {
         ck_assert_int_eq(cuda->cuDevicePrimaryCtxRetain(&context, place.device), CU_OK);
         ck_assert_int_eq(cuda->cuCtxPushCurrent(context), CU_OK);
         if (_i)
-                ck_assert_int_eq(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), CU_OK);
+                ck_assert_int_eq(
+                        cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
+                        CU_OK);
         seal_chain(1, 0, &pin, &one);
         ck_assert_int_eq(kvd_dlpack_block(space, &pin, one.id, &tensor), 0);
         if (_i)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What engines need that keep block tables of their own: where the blocks lie, that it is read-only once it is sealed
- * and the same for ever if it must, ids in order, blocks kept in reserve, how many there could be, and seals that leave
- * their blocks alone. Two clients, `ours` and `other`, on one daemon.
+ * What engines need that keep block tables of their own: where the blocks lie, that it is read-only
+ * once it is sealed and the same for ever if it must, ids in order, blocks kept in reserve, how
+ * many there could be, and seals that leave their blocks alone. Two clients, `ours` and `other`, on
+ * one daemon.
  */
 
 #include <errno.h>
@@ -33,15 +34,20 @@ struct client {
 static struct instance server;
 static struct client ours, other;
 
-static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32, .block_tokens = TOKENS,
-                                             .dtype = KVD_F32, .vocab = 1000000};
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = 32,
+                                             .block_tokens = TOKENS,
+                                             .dtype = KVD_F32,
+                                             .vocab = 1000000};
 
 static struct client client_open_with(uint32_t flags, uint64_t max_blocks) {
         const struct kvd_space_options options = {.max_blocks = max_blocks, .flags = flags};
         struct client c;
 
         ck_assert_msg(kvd_open(server.socket, &c.handle) == 0, "%s", kvd_error());
-        ck_assert_msg(kvd_space_open(c.handle, "engine", &geometry, &options, &c.space) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_space_open(c.handle, "engine", &geometry, &options, &c.space) == 0, "%s",
+                      kvd_error());
         return c;
 }
 
@@ -85,14 +91,16 @@ static void publish(struct client *c, uint32_t number, uint32_t n, struct kvd_pi
         take(c, n, blocks);
         for (uint32_t i = 0; i < n; i++)
                 oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
-        ck_assert_msg(kvd_seal(c->space, pin, n, blocks, tokens, n * TOKENS) == (int)n, "%s", kvd_error());
+        ck_assert_msg(kvd_seal(c->space, pin, n, blocks, tokens, n * TOKENS) == (int)n, "%s",
+                      kvd_error());
         free(blocks);
         free(tokens);
 }
 
 /* Looks the chain up; every byte must be the oracle's. How many blocks were found. */
 static uint32_t found(struct client *c, uint32_t number, uint32_t n) {
-        uint32_t *tokens = calloc(n, TOKENS * sizeof *tokens), *ids = calloc(n, sizeof *ids), blocks;
+        uint32_t *tokens = calloc(n, TOKENS * sizeof *tokens), *ids = calloc(n, sizeof *ids),
+                 blocks;
         struct kvd_pin pin = {0};
 
         make_tokens(number, n, tokens);
@@ -107,7 +115,7 @@ static uint32_t found(struct client *c, uint32_t number, uint32_t n) {
         return blocks;
 }
 
-/* ---- where blocks lie ------------------------------------------------------------------------------------------- */
+/* ---- where blocks lie ------------------------------------------------------------------------ */
 
 START_TEST(memory_is_one_range) {
         struct kvd_space_memory before, after;
@@ -129,7 +137,10 @@ START_TEST(memory_is_one_range) {
 }
 END_TEST
 
-/* A scheduler allocates, its worker writes: the worker learns of memory that it never met a block of. */
+/*
+ * A scheduler allocates, its worker writes: the worker learns of memory that it never met a block
+ * of.
+ */
 START_TEST(memory_follows_another_process) {
         struct kvd_space_memory mine, its;
         struct kvd_block blocks[1000];
@@ -146,7 +157,7 @@ START_TEST(memory_follows_another_process) {
 }
 END_TEST
 
-/* ---- sealed blocks are read-only -------------------------------------------------------------------------------- */
+/* ---- sealed blocks are read-only ------------------------------------------------------------- */
 
 enum writer { AUTHOR_BY_BLOCK, AUTHOR_BY_PIN, READER, AUTHOR_OF_DUPLICATE, N_WRITERS };
 
@@ -158,7 +169,8 @@ static uint8_t *sealed_address(struct client *c, enum writer how) {
 
         make_tokens(1, 4, tokens);
         if (how == READER) {
-                ck_assert_int_eq(kvd_lookup(c->space, 0, tokens, 4 * TOKENS, ids, 4, &pin), 4 * TOKENS);
+                ck_assert_int_eq(kvd_lookup(c->space, 0, tokens, 4 * TOKENS, ids, 4, &pin),
+                                 4 * TOKENS);
                 return kvd_pin_block(&pin, ids[2]);
         }
         take(c, 4, blocks);
@@ -216,7 +228,7 @@ START_TEST(memory_is_mapped_twice) {
 }
 END_TEST
 
-/* ---- order ------------------------------------------------------------------------------------------------------ */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 START_TEST(ids_ascend) {
         struct kvd_block blocks[600], odd[300];
@@ -238,7 +250,7 @@ START_TEST(ids_ascend) {
 }
 END_TEST
 
-/* ---- reserve ---------------------------------------------------------------------------------------------------- */
+/* ---- reserve --------------------------------------------------------------------------------- */
 
 /* Everything that is to be had, by both clients as far as quotas let them. */
 static uint32_t take_all(struct client *c, struct kvd_block *blocks) {
@@ -291,13 +303,14 @@ START_TEST(reserve_is_a_floor) {
 }
 END_TEST
 
-/* ---- how many --------------------------------------------------------------------------------------------------- */
+/* ---- how many -------------------------------------------------------------------------------- */
 
 START_TEST(available_is_what_alloc_gives) {
         static struct kvd_block blocks[BLOCKS];
         uint32_t n;
 
-        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2); /* what one client may be filling */
+        /* what one client may be filling */
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2);
         take(&ours, 100, blocks);
         ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2 - 100);
         n = take_all(&ours, blocks + 100);
@@ -314,12 +327,14 @@ START_TEST(available_counts_what_pins_hold) {
 
         for (uint32_t i = 0; i < 3; i++)
                 publish(&ours, i, 1000, &pins[i]);
-        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 3000); /* others see it at their next look */
+        /* others see it at their next look */
+        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 3000);
         ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* we, at once */
         WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);
 
         make_tokens(0, 1000, tokens);
-        ck_assert_int_eq(kvd_lookup(ours.space, 0, tokens, 500 * TOKENS, ids, 1000, &again), 500 * TOKENS);
+        ck_assert_int_eq(kvd_lookup(ours.space, 0, tokens, 500 * TOKENS, ids, 1000, &again),
+                         500 * TOKENS);
         ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* as if they were others */
         WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);     /* they are not */
         kvd_unpin(ours.space, &pins[0]);
@@ -327,7 +342,8 @@ START_TEST(available_counts_what_pins_hold) {
         kvd_unpin(ours.space, &again);
         for (uint32_t i = 1; i < 3; i++)
                 kvd_unpin(ours.space, &pins[i]);
-        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2); /* no waiting for the daemon to look */
+        /* no waiting for the daemon to look */
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2);
         WAIT_UNTIL(kvd_available(other.space) == BLOCKS / 2);
 }
 END_TEST
@@ -340,8 +356,10 @@ START_TEST(available_counts_shared_blocks_once) {
         publish(&ours, 7, 1900, &mine);
         publish(&other, 8, 1900, &more);
         make_tokens(7, 1900, tokens);
-        ck_assert_int_eq(kvd_lookup(other.space, 0, tokens, 1900 * TOKENS, ids, 2000, &its), 1900 * TOKENS);
-        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3800 && kvd_available(other.space) == BLOCKS - 3800);
+        ck_assert_int_eq(kvd_lookup(other.space, 0, tokens, 1900 * TOKENS, ids, 2000, &its),
+                         1900 * TOKENS);
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3800 &&
+                   kvd_available(other.space) == BLOCKS - 3800);
         kvd_unpin(ours.space, &mine);
         ck_assert_int_eq(kvd_available(ours.space), BLOCKS - 3800);
         kvd_unpin(other.space, &its);
@@ -350,7 +368,7 @@ START_TEST(available_counts_shared_blocks_once) {
 }
 END_TEST
 
-/* ---- fixed addresses -------------------------------------------------------------------------------------------- */
+/* ---- fixed addresses ------------------------------------------------------------------------- */
 
 static void replace_daemon(const char *pool) {
         instance_kill(&server);
@@ -358,8 +376,8 @@ static void replace_daemon(const char *pool) {
 }
 
 /*
- * What kvd_alloc says of a new daemon. The old one's stock would serve it; so something is asked before that only the
- * daemon can answer, and whose first calls find out that the old one is gone.
+ * What kvd_alloc says of a new daemon. The old one's stock would serve it; so something is asked
+ * before that only the daemon can answer, and whose first calls find out that the old one is gone.
  */
 static int alloc_result(struct client *c, struct kvd_block *block) {
         kvd_sequence *sequence = NULL;
@@ -375,7 +393,8 @@ static void expect_block_at(const struct kvd_block *block, const struct kvd_spac
 }
 
 /* A chain's bytes, by the addresses alone. */
-static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_t number, uint32_t n) {
+static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_t number,
+                         uint32_t n) {
         uint32_t tokens[8 * TOKENS];
 
         make_tokens(number, n, tokens);
@@ -385,8 +404,9 @@ static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_
 }
 
 /*
- * The daemon is killed while a pin and a block are held. Until both are let go, their bytes stay and nothing of the new
- * daemon's is mapped, though others use it; then it is, at the same addresses.
+ * The daemon is killed while a pin and a block are held. Until both are let go, their bytes stay
+ * and nothing of the new daemon's is mapped, though others use it; then it is, at the same
+ * addresses.
  */
 START_TEST(fixed_addresses_are_taken_over) {
         struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
@@ -448,7 +468,8 @@ START_TEST(fixed_addresses_outlive_many_daemons) {
 
         ck_assert_int_eq(kvd_space_memory(fixed.space, &first), 0);
         for (uint32_t round = 0; round < 12; round++) {
-                uint32_t what = random_below(&random, 4), n = 1 + random_below(&random, 600), deaths = 0;
+                uint32_t what = random_below(&random, 4), n = 1 + random_below(&random, 600),
+                         deaths = 0;
                 struct kvd_block blocks[600] = {{0}}, one;
                 struct kvd_pin pin = {0};
 
@@ -506,7 +527,7 @@ START_TEST(unknown_flags_are_refused) {
 }
 END_TEST
 
-/* ---- seals that leave blocks alone ------------------------------------------------------------------------------- */
+/* ---- seals that leave blocks alone ----------------------------------------------------------- */
 
 START_TEST(duplicates_are_kept) {
         uint32_t tokens[6 * TOKENS], ids[6], at[4];
@@ -539,7 +560,8 @@ START_TEST(duplicates_are_kept) {
         make_tokens(2, 4, tokens); /* what was kept can be anything else yet */
         for (uint32_t i = 0; i < 4; i++)
                 oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
-        ck_assert_int_eq(kvd_seal_keep_on(ours.space, &third, 4, blocks, tokens, 4 * TOKENS, ids, NULL), 4);
+        ck_assert_int_eq(
+                kvd_seal_keep_on(ours.space, &third, 4, blocks, tokens, 4 * TOKENS, ids, NULL), 4);
         ck_assert_uint_eq(found(&other, 2, 4), 4);
         kvd_unpin(ours.space, &third);
         kvd_unpin(ours.space, &pin);

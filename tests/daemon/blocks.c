@@ -9,13 +9,17 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 
-static const struct kvd_geometry geometry = {
-        .layers = 2, .kv_heads = 2, .head_dim = 32, .block_tokens = 16, .dtype = KVD_F32, .vocab = 1000};
+static const struct kvd_geometry geometry = {.layers = 2,
+                                             .kv_heads = 2,
+                                             .head_dim = 32,
+                                             .block_tokens = 16,
+                                             .dtype = KVD_F32,
+                                             .vocab = 1000};
 
 #define OK(call) ck_assert_msg((call) >= 0, "%s: %s", #call, kvd_error())
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 void user_set(struct user *u, const char *setting) {
         char copy[128], *equals;
@@ -44,7 +48,7 @@ void user_close(struct user *u) {
         peer_close(u->peer);
 }
 
-/* ---- contents --------------------------------------------------------------------------------------------------- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 static float number(uint32_t slot, uint32_t i) {
         uint32_t x = (slot * 7919 + i) * 2654435761u;
@@ -79,7 +83,8 @@ static void check_bytes(const struct kvd_entry *entry, uint32_t slot) {
         static float want[16384];
 
         fill(want, slot);
-        ck_assert_msg(memcmp(entry->data, want, kvd_block_bytes(&geometry)) == 0, "entry %u has wrong bytes", slot);
+        ck_assert_msg(memcmp(entry->data, want, kvd_block_bytes(&geometry)) == 0,
+                      "entry %u has wrong bytes", slot);
 }
 
 uint32_t user_resident(struct user *u) {
@@ -111,7 +116,7 @@ void user_sync(struct user *u) {
         OK(kvd_sequence_sync(u->sequence));
 }
 
-/* ---- leaving and coming back ------------------------------------------------------------------------------------- */
+/* ---- leaving and coming back ----------------------------------------------------------------- */
 
 static uint32_t all_slots(struct user *u, uint32_t *slots) {
         uint32_t n;
@@ -122,7 +127,10 @@ static uint32_t all_slots(struct user *u, uint32_t *slots) {
         return n;
 }
 
-/* A worker that is killed twice over one job loses what was asked for, so it is asked for until it is so. */
+/*
+ * A worker that is killed twice over one job loses what was asked for, so it is asked for until it
+ * is so.
+ */
 void user_spill(struct user *u) {
         uint32_t slots[USER_BLOCKS], n = all_slots(u, slots);
 
@@ -139,7 +147,8 @@ void user_revive(struct user *u) {
         uint32_t slots[USER_BLOCKS], n = all_slots(u, slots);
 
         for (int i = 0; user_resident(u) < n; i++) {
-                ck_assert_msg(i < 10000, "%u of %u entries do not come back", n - user_resident(u), n);
+                ck_assert_msg(i < 10000, "%u of %u entries do not come back", n - user_resident(u),
+                              n);
                 if (i % 50 == 0)
                         OK(kvd_sequence_revive(u->sequence, n, slots, KVD_REVIVE_EXACT));
                 usleep(1000);
@@ -147,7 +156,7 @@ void user_revive(struct user *u) {
         }
 }
 
-/* ---- the daemon -------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
 struct kvd_msg_daemon_info_reply user_info(struct user *u) {
         return peer_ok(u->peer, MSG(daemon_info)).daemon_info_reply;
@@ -171,8 +180,10 @@ void user_check(struct user *u) {
         struct kvd_msg reply = {0};
 
         do {
-                reply = peer_ok(u->peer, MSG(check, .space = kvd_slice_of("s"), .cursor = reply.check_reply.next));
-                ck_assert_msg(reply.check_reply.broken == 0, "%.*s", (int)reply.check_reply.first.size,
+                reply = peer_ok(u->peer, MSG(check, .space = kvd_slice_of("s"),
+                                             .cursor = reply.check_reply.next));
+                ck_assert_msg(reply.check_reply.broken == 0, "%.*s",
+                              (int)reply.check_reply.first.size,
                               (const char *)reply.check_reply.first.data);
         } while (reply.check_reply.next);
 }

@@ -3,8 +3,8 @@
 #define KVD_TESTS_DAEMON_BLOCKS_H
 
 /*
- * A client of libkvd with one sequence, whose blocks' bytes follow from their places, so that every exact entry can be
- * checked at any time. Every failure fails the test.
+ * A client of libkvd with one sequence, whose blocks' bytes follow from their places, so that every
+ * exact entry can be checked at any time. Every failure fails the test.
  */
 
 #include "client/kvd_methods.h"
@@ -20,13 +20,17 @@ struct user {
         uint64_t seed;
 };
 
-/* Opens space "s", of blocks of 16 KiB (f32), with these settings: "kvreviver=on", NULL behind the last. */
+/*
+ * Opens space "s", of blocks of 16 KiB (f32), with these settings: "kvreviver=on", NULL behind the
+ * last.
+ */
 void user_open(struct user *u, const char *socket, const char *const settings[]);
 void user_close(struct user *u);
 void user_set(struct user *u, const char *setting);
 
 void user_append(struct user *u, uint32_t n); /* n blocks, filled and checked from then on */
-uint32_t user_resident(struct user *u);       /* entries that are; checks the bytes of those that are exact */
+/* entries that are; checks the bytes of those that are exact */
+uint32_t user_resident(struct user *u);
 uint32_t user_flags(struct user *u, uint32_t flag); /* entries that have it */
 void user_sync(struct user *u);
 

@@ -18,7 +18,7 @@
 
 #define GENERATION 7u
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void *make_memory(int *fd, uint64_t bytes) {
         void *at;
@@ -48,14 +48,16 @@ static void open_device(struct owner *o, struct cu_uuid *uuid) {
 }
 
 static void *make_device_memory(struct owner *o, int *fd, uint64_t bytes) {
-        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                           .handle_types = CU_HANDLE_POSIX_FD,
                                            .location = {CU_LOCATION_DEVICE, o->device.ordinal}};
         const struct kvd_cuda *cuda = o->device.cuda;
         cu_memory memory;
         cu_address at;
 
         ck_assert_int_eq(cuda->cuMemCreate(&memory, bytes, &what, 0), CU_OK);
-        ck_assert_int_eq(cuda->cuMemExportToShareableHandle(fd, memory, CU_HANDLE_POSIX_FD, 0), CU_OK);
+        ck_assert_int_eq(cuda->cuMemExportToShareableHandle(fd, memory, CU_HANDLE_POSIX_FD, 0),
+                         CU_OK);
         ck_assert_int_eq(kvd_device_reserve(&o->device, bytes, &at), 0);
         ck_assert_int_eq(kvd_device_map(&o->device, at, bytes, *fd, true), 0);
         cuda->cuMemRelease(memory);
@@ -76,8 +78,13 @@ static void put_on_device(struct owner *o, struct kvd_index *ix) {
 
 static void make_index(struct owner *o, uint32_t n_blocks) {
         const char *why;
-        struct kvd_index ix = {.magic = KVD_INDEX_MAGIC, .version = KVD_LAYOUT_VERSION, .kind = KVD_CAUSAL,
-                               .keys = KVD_KEYS_SERVE, .policy = KVD_LRU, .run_capacity = 1, .max_segments = 1};
+        struct kvd_index ix = {.magic = KVD_INDEX_MAGIC,
+                               .version = KVD_LAYOUT_VERSION,
+                               .kind = KVD_CAUSAL,
+                               .keys = KVD_KEYS_SERVE,
+                               .policy = KVD_LRU,
+                               .run_capacity = 1,
+                               .max_segments = 1};
 
         ck_assert_int_eq(kvd_shape_normalise(&o->g, &why), 0);
         ix.geometry = o->g;
@@ -95,7 +102,8 @@ static void make_index(struct owner *o, uint32_t n_blocks) {
         o->ix = make_memory(&o->fds[0], ix.size);
         memcpy(o->ix, &ix, sizeof ix);
         for (uint32_t i = 0; i < n_blocks; i++)
-                atomic_store(&kvd_index_desc(o->ix, i)->slot, kvd_slot_make(KVD_SEALED, GENERATION));
+                atomic_store(&kvd_index_desc(o->ix, i)->slot,
+                             kvd_slot_make(KVD_SEALED, GENERATION));
 }
 
 static void make_all(struct owner *o, uint32_t n_blocks) {
@@ -109,7 +117,7 @@ static void make_all(struct owner *o, uint32_t n_blocks) {
                              make_memory(&o->fds[4], o->ix->segment_bytes);
 }
 
-/* ---- the worker ------------------------------------------------------------------------------------------------- */
+/* ---- the worker ------------------------------------------------------------------------------ */
 
 static void spawn(struct owner *o) {
         char *const arguments[] = {"kvd", "--worker", "3", "2", NULL};
@@ -123,7 +131,8 @@ static void spawn(struct owner *o) {
 }
 
 void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks) {
-        struct kvd_msg segments = {.number = KVD_MSG_work_segments, .work_segments = {.space = 5, .count = 1}};
+        struct kvd_msg segments = {.number = KVD_MSG_work_segments,
+                                   .work_segments = {.space = 5, .count = 1}};
         struct kvd_msg space = {.number = KVD_MSG_work_space};
         uint64_t copies;
 
@@ -133,7 +142,8 @@ void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks) 
         ck_assert_int_eq(kvd_decoder_new(&o->decoder), 0);
         make_all(o, n_blocks);
         copies = OWNER_SPILLS * o->ix->block_bytes;
-        space.work_space = (struct kvd_msg_work_space){5, o->ix->size, o->layout.size, {&copies, sizeof copies}};
+        space.work_space = (struct kvd_msg_work_space){
+                5, o->ix->size, o->layout.size, {&copies, sizeof copies}};
         spawn(o);
         ck_assert_uint_eq(owner_ask(o, space, o->fds, 4), 0);
         ck_assert_uint_eq(owner_ask(o, segments, &o->fds[4], 1), 0);
@@ -158,8 +168,11 @@ void owner_sketch(struct owner *o, uint32_t rows, uint32_t columns) {
         closep(&o->fds[5]);
         o->sketch = make_memory(&o->fds[5], bytes);
         *o->sketch = (struct kvd_sketch_header){.rows = rows, .columns = columns, .salt = 99, .cell_floats = floats};
-        ck_assert_uint_eq(owner_ask(o, (struct kvd_msg){.number = KVD_MSG_work_sketch, .work_sketch = {5, 1, bytes}},
-                                    &o->fds[5], 1), 0);
+        ck_assert_uint_eq(owner_ask(o,
+                                    (struct kvd_msg){.number = KVD_MSG_work_sketch,
+                                                     .work_sketch = {5, 1, bytes}},
+                                    &o->fds[5], 1),
+                          0);
 }
 
 uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t n_fds) {
@@ -195,14 +208,21 @@ uint32_t owner_do(struct owner *o, const struct owner_job *job) {
         struct kvd_job *to = o->arguments;
         uint8_t *at = (uint8_t *)(to + 1);
 
-        *to = (struct kvd_job){.kind = job->kind, .space = 5, .id = ++o->jobs, .n_items = job->n_items,
-                               .n_steps = job->n_steps, .n_tokens = job->n_tokens, .sketch = job->sketch};
+        *to = (struct kvd_job){.kind = job->kind,
+                               .space = 5,
+                               .id = ++o->jobs,
+                               .n_items = job->n_items,
+                               .n_steps = job->n_steps,
+                               .n_tokens = job->n_tokens,
+                               .sketch = job->sketch};
         memcpy(to->param, job->param, sizeof to->param);
         at = mempcpy(at, job->items, job->n_items * sizeof job->items[0]);
         at = mempcpy(at, job->steps, job->n_steps * sizeof job->steps[0]);
         at = mempcpy(at, job->tokens, job->n_tokens * sizeof job->tokens[0]);
-        return owner_ask(o, (struct kvd_msg){.number = KVD_MSG_work,
-                                             .work = {o->jobs, (uint64_t)(at - (uint8_t *)to)}}, NULL, 0);
+        return owner_ask(o,
+                         (struct kvd_msg){.number = KVD_MSG_work,
+                                          .work = {o->jobs, (uint64_t)(at - (uint8_t *)to)}},
+                         NULL, 0);
 }
 
 kvd_ref owner_ref(uint32_t block) {
@@ -210,43 +230,52 @@ kvd_ref owner_ref(uint32_t block) {
 }
 
 struct kvd_job_item owner_item(const struct owner *o, uint32_t block) {
-        return (struct kvd_job_item){.ref = owner_ref(block), .row = block, .to_row = UINT32_MAX, .place = KVD_NOWHERE,
-                                     .ordinal = KVD_NO_ORDINAL, .n_tokens = o->g.block_tokens};
+        return (struct kvd_job_item){.ref = owner_ref(block),
+                                     .row = block,
+                                     .to_row = UINT32_MAX,
+                                     .place = KVD_NOWHERE,
+                                     .ordinal = KVD_NO_ORDINAL,
+                                     .n_tokens = o->g.block_tokens};
 }
 
-/* ---- numbers ---------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 uint8_t *owner_block(const struct owner *o, uint32_t block) {
         return o->pool + block * o->ix->block_bytes;
 }
 
-static size_t place(const struct owner *o, uint32_t layer, int plane, uint32_t head, uint32_t token, uint32_t d) {
+static size_t place(const struct owner *o, uint32_t layer, int plane, uint32_t head, uint32_t token,
+                    uint32_t d) {
         const struct kvd_shape *g = &o->g;
         size_t in_plane = g->order == KVD_HND ? (size_t)head * g->block_tokens + token :
                                                 (size_t)token * g->kv_heads + head;
 
-        return ((2 * layer + plane) * (size_t)g->kv_heads * g->block_tokens + in_plane) * g->head_dim + d;
+        return ((2 * layer + plane) * (size_t)g->kv_heads * g->block_tokens + in_plane) *
+                       g->head_dim +
+               d;
 }
 
-void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
-               uint32_t d, double x) {
+void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head,
+               uint32_t token, uint32_t d, double x) {
         size_t at = place(o, layer, plane, head, token, d);
         float f = (float)x;
 
         if (o->g.dtype == KVD_F32)
                 ((float *)block)[at] = f;
         else
-                kvd_ops_pick("scalar")->narrow((uint16_t *)block + at, &f, 1, (enum kvd_number)o->g.dtype);
+                kvd_ops_pick("scalar")->narrow((uint16_t *)block + at, &f, 1,
+                                               (enum kvd_number)o->g.dtype);
 }
 
-double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
-                 uint32_t d) {
+double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
+                 uint32_t head, uint32_t token, uint32_t d) {
         size_t at = place(o, layer, plane, head, token, d);
         float f;
 
         if (o->g.dtype == KVD_F32)
                 return ((const float *)block)[at];
-        kvd_ops_pick("scalar")->widen(&f, (const uint16_t *)block + at, 1, (enum kvd_number)o->g.dtype);
+        kvd_ops_pick("scalar")->widen(&f, (const uint16_t *)block + at, 1,
+                                      (enum kvd_number)o->g.dtype);
         return f;
 }
 
@@ -269,6 +298,7 @@ void owner_fill(const struct owner *o, uint32_t block, uint64_t seed) {
                         for (uint32_t h = 0; h < o->g.kv_heads; h++)
                                 for (uint32_t t = 0; t < o->g.block_tokens; t++)
                                         for (uint32_t d = 0; d < o->g.head_dim; d++)
-                                                owner_put(o, at, l, plane, h, t, d, owner_random(&seed) +
-                                                          (plane == 0) * (d % 5) * 0.5);
+                                                owner_put(o, at, l, plane, h, t, d,
+                                                          owner_random(&seed) +
+                                                                  (plane == 0) * (d % 5) * 0.5);
 }

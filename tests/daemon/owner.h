@@ -3,8 +3,9 @@
 #define KVD_TESTS_DAEMON_OWNER_H
 
 /*
- * The test as a worker's owner: starts $KVD --worker, gives it memory of its own making, and asks it to do jobs. So
- * what a worker does is compared with what the test computes, with no daemon in between. Every failure fails the test.
+ * The test as a worker's owner: starts $KVD --worker, gives it memory of its own making, and asks
+ * it to do jobs. So what a worker does is compared with what the test computes, with no daemon in
+ * between. Every failure fails the test.
  */
 
 #include "client/kvd_methods.h"
@@ -42,7 +43,10 @@ void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks);
 void owner_stop(struct owner *o); /* closes the socket; the worker must end with 0 */
 void owner_sketch(struct owner *o, uint32_t rows, uint32_t columns);
 
-/* Sends a message and waits for its answer, which must be it or an error; returns the error's code, or 0. */
+/*
+ * Sends a message and waits for its answer, which must be it or an error; returns the error's code,
+ * or 0.
+ */
 uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t n_fds);
 
 struct owner_job {
@@ -54,17 +58,18 @@ struct owner_job {
 };
 /* Returns work_reply.error; the result is in o->result. */
 uint32_t owner_do(struct owner *o, const struct owner_job *job);
-struct kvd_job_item owner_item(const struct owner *o, uint32_t block); /* row = block, everything else is none */
+/* row = block, everything else is none */
+struct kvd_job_item owner_item(const struct owner *o, uint32_t block);
 kvd_ref owner_ref(uint32_t block);
 
-/* ---- numbers in blocks ------------------------------------------------------------------------------------------ */
+/* ---- numbers in blocks ----------------------------------------------------------------------- */
 
 uint8_t *owner_block(const struct owner *o, uint32_t block);
 /* plane 0: keys, 1: values */
-void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
-               uint32_t d, double x);
-double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane, uint32_t head, uint32_t token,
-                 uint32_t d);
+void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane, uint32_t head,
+               uint32_t token, uint32_t d, double x);
+double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
+                 uint32_t head, uint32_t token, uint32_t d);
 /* All numbers of a block, about normal, with a mean key that is not 0. */
 void owner_fill(const struct owner *o, uint32_t block, uint64_t seed);
 double owner_random(uint64_t *seed); /* about normal */

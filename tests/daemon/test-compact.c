@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* KeyDiff's compaction as a client meets it: what arrives, and what is left when somebody dies in the middle. */
+/*
+ * KeyDiff's compaction as a client meets it: what arrives, and what is left when somebody dies in
+ * the middle.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -47,7 +50,7 @@ static void compact(uint32_t first, uint32_t n, uint32_t keep, int want) {
         ck_assert_msg(r == want, "%d, not %d: %s", r, want, kvd_error());
 }
 
-/* ---- what should be there ---------------------------------------------------------------------------------------- */
+/* ---- what should be there -------------------------------------------------------------------- */
 
 #define MOST (USER_BLOCKS * TOKENS)
 
@@ -79,7 +82,8 @@ static void look(struct table *t, uint32_t first, uint32_t end) {
                         t->in_range[t->n] = i >= first && i < end;
                         for (uint32_t p = 0; p < 8; p++)
                                 memcpy(t->plane[p / 4][p / 2 % 2][p % 2] + t->n * DIM,
-                                       data + p / 2 * PLANE + (p % 2 * TOKENS + k) * DIM, DIM * sizeof *data);
+                                       data + p / 2 * PLANE + (p % 2 * TOKENS + k) * DIM,
+                                       DIM * sizeof *data);
                 }
         }
 }
@@ -121,8 +125,8 @@ static bool stays(const struct table *t, const double *score, uint32_t i, uint32
         return t->in_range[i] && better < keep;
 }
 
-static const float *packed_row(const struct kvd_entry *entries, uint32_t first, uint32_t l, uint32_t plane, uint32_t h,
-                               uint32_t i) {
+static const float *packed_row(const struct kvd_entry *entries, uint32_t first, uint32_t l,
+                               uint32_t plane, uint32_t h, uint32_t i) {
         const float *data = (const float *)entries[first + i / TOKENS].data;
 
         return data + (2 * l + plane) * PLANE + (h * TOKENS + i % TOKENS) * DIM;
@@ -137,7 +141,8 @@ static void expect_packed(const struct table *t, uint32_t first, uint32_t end, u
         for (uint32_t i = first; i < end; i++) {
                 uint32_t left = keep > (i - first) * TOKENS ? keep - (i - first) * TOKENS : 0;
 
-                ck_assert_uint_eq(entries[i].flags, KVD_ENTRY_OWN | (left ? KVD_ENTRY_COMPACT : KVD_ENTRY_DROPPED));
+                ck_assert_uint_eq(entries[i].flags,
+                                  KVD_ENTRY_OWN | (left ? KVD_ENTRY_COMPACT : KVD_ENTRY_DROPPED));
                 ck_assert_int_eq(entries[i].data != NULL, left > 0);
                 ck_assert(!left || entries[i].n_tokens == MIN(left, TOKENS));
         }
@@ -149,8 +154,9 @@ static void expect_packed(const struct table *t, uint32_t first, uint32_t end, u
                         if (!stays(t, score, i, keep))
                                 continue;
                         for (uint32_t plane = 0; plane < 2; plane++)
-                                ck_assert_mem_eq(packed_row(entries, first, head / 2, plane, head % 2, at),
-                                                 row(t, head / 2, plane, head % 2, i), DIM * sizeof(float));
+                                ck_assert_mem_eq(
+                                        packed_row(entries, first, head / 2, plane, head % 2, at),
+                                        row(t, head / 2, plane, head % 2, i), DIM * sizeof(float));
                         at++;
                 }
                 ck_assert_uint_eq(at, keep);
@@ -168,7 +174,7 @@ static void compact_and_check(uint32_t first, uint32_t end, uint32_t keep) {
         user_check(&u);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------------------- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 START_TEST(each_head_has_its_own_tokens) {
         struct kvd_sequence_stats stats;
@@ -231,7 +237,11 @@ START_TEST(refusals_are_words) {
 END_TEST
 
 START_TEST(keys_that_are_not_rotated_yet_are_refused) {
-        const struct kvd_geometry g = {.layers = 1, .kv_heads = 1, .head_dim = 16, .dtype = KVD_F16, .vocab = 100,
+        const struct kvd_geometry g = {.layers = 1,
+                                       .kv_heads = 1,
+                                       .head_dim = 16,
+                                       .dtype = KVD_F16,
+                                       .vocab = 100,
                                        .rope = KVD_ROPE_PRE};
         struct kvd_block block;
         kvd_sequence *sequence;
@@ -252,7 +262,7 @@ START_TEST(keys_that_are_not_rotated_yet_are_refused) {
 }
 END_TEST
 
-/* ---- deaths ------------------------------------------------------------------------------------------------------ */
+/* ---- deaths ---------------------------------------------------------------------------------- */
 
 static pid_t stopped_worker(void) {
         pid_t worker = user_worker(&u);

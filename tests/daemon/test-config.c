@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The configuration: each mistake gives one line with its place, and what is printed is what is read. */
+/*
+ * The configuration: each mistake gives one line with its place, and what is printed is what is
+ * read.
+ */
 
 #include <stdlib.h>
 #include <string.h>
@@ -39,36 +42,48 @@ static int read_text(const char *text) {
 }
 
 #define NO_BYTES " is not a size; write bytes, with K, M, G or T, such as 512M or 8G"
-#define NO_MEMORY " is not a size; write bytes, with K, M, G or T, or % of memory, such as 512M or 8G"
+#define NO_MEMORY \
+        " is not a size; write bytes, with K, M, G or T, or % of memory, such as 512M or 8G"
 
 static const struct {
         const char *text, *why; /* why behind the file's name */
 } mistakes[] = {
         {"pool = 1G\n", ":1: 'pool = 1G' stands before the first section; write [daemon] above it"},
         {"[daemon]\n\npoll = 1G\n", ":3: [daemon] has no option 'poll'; see kvd --print-config"},
-        {"[daemon]\npool\n", ":2: 'pool' is neither a section nor an assignment; write key = value"},
+        {"[daemon]\npool\n",
+         ":2: 'pool' is neither a section nor an assignment; write key = value"},
         {"[daemon]\npool = lots\n", ":2: pool: 'lots'" NO_MEMORY},
         {"[daemon]\npool = 101%\n", ":2: pool: '101%'" NO_MEMORY},
-        {"[daemon]\npool = 1K\n", ":2: pool: '1K' is out of range; at least 4096K, at most 262144G"},
+        {"[daemon]\npool = 1K\n",
+         ":2: pool: '1K' is out of range; at least 4096K, at most 262144G"},
         {"[daemon]\npool = 99999999999T\n", ":2: pool: '99999999999T'" NO_MEMORY},
         {"[daemon]\nsegment = 10%\n", ":2: segment: '10%'" NO_BYTES},
-        {"[daemon]\npages = large\n", ":2: pages: 'large' is not known; write one of auto|small|huge"},
+        {"[daemon]\npages = large\n",
+         ":2: pages: 'large' is not known; write one of auto|small|huge"},
         {"[daemon]\npages = aut\n", ":2: pages: 'aut' is not known; write one of auto|small|huge"},
-        {"[daemon]\nsocket = kvd.sock\n", ":2: socket: 'kvd.sock' is not a path; write one that begins with / or, if "
-                                          "abstract, with @"},
-        {"[daemon]\nsocket_mode = 0888\n", ":2: socket_mode: '0888' is not a mode; write octal digits, such as 0660"},
+        {"[daemon]\nsocket = kvd.sock\n",
+         ":2: socket: 'kvd.sock' is not a path; write one that begins with / or, if "
+         "abstract, with @"},
+        {"[daemon]\nsocket_mode = 0888\n",
+         ":2: socket_mode: '0888' is not a mode; write octal digits, such as 0660"},
         {"[daemon]\nmax_clients = 0\n", ":2: max_clients: '0' is not a number from 1 to 4096"},
         {"[daemon]\nmax_clients = -1\n", ":2: max_clients: '-1' is not a number from 1 to 4096"},
         {"[daemon]\nadmins = root, no-such-user\n",
-         ":2: admins: there is no user 'no-such-user' on this machine; create it or write its number"},
+         ":2: admins: there is no user 'no-such-user' on this machine; create it or write its "
+         "number"},
         {"[daemon\n", ":1: '[daemon' lacks its closing bracket"},
-        {"[daemon]\n[daemon]\n", ":2: [daemon] was opened before; put everything about it in one section"},
-        {"[domain a]\n[domain a]\n", ":2: domain 'a' was described before; put everything about it in one section"},
+        {"[daemon]\n[daemon]\n",
+         ":2: [daemon] was opened before; put everything about it in one section"},
+        {"[domain a]\n[domain a]\n",
+         ":2: domain 'a' was described before; put everything about it in one section"},
         {"[domain]\n", ":1: there is no section [domain]; there are [daemon] and [domain NAME]"},
-        {"[tenant a]\n", ":1: there is no section [tenant a]; there are [daemon] and [domain NAME]"},
+        {"[tenant a]\n",
+         ":1: there is no section [tenant a]; there are [daemon] and [domain NAME]"},
         {"[domain a/b]\n", ":1: 'a/b' cannot name a domain; use 1 to 63 of A-Z a-z 0-9 . _ -"},
-        {"[domain uid-5]\n", ":1: 'uid-5': names with uid- in front are those of unlisted users; choose another"},
-        {"[domain a]\nisolation = none\n", ":2: isolation: 'none' is not known; write one of shared|arena"},
+        {"[domain uid-5]\n",
+         ":1: 'uid-5': names with uid- in front are those of unlisted users; choose another"},
+        {"[domain a]\nisolation = none\n",
+         ":2: isolation: 'none' is not known; write one of shared|arena"},
 };
 
 START_TEST(a_mistake_has_a_place) {
@@ -83,11 +98,14 @@ static const struct {
 } contradictions[] = {
         {"[domain a]\nusers=7\n[domain b]\nusers=6,7\n",
          "user 7 is in domain 'a' and in domain 'b'; take it out of one"},
-        {"[domain a]\nquota=1M\nguarantee=2M\n", "the guarantee of domain 'a' is larger than its quota; lower it"},
+        {"[domain a]\nquota=1M\nguarantee=2M\n",
+         "the guarantee of domain 'a' is larger than its quota; lower it"},
         {"[daemon]\npool=64M\n[domain a]\nguarantee=40M\n[domain b]\nguarantee=40M\n",
          "all guarantees together are larger than the pool (64 MiB); lower them"},
-        {"[daemon]\npool=64M\nsegment=65M\n", "segment is larger than pool (64 MiB); lower it, or leave it out"},
-        {"[daemon]\npool=64M\nsegment=63K\n", "segment is smaller than 64 KiB; raise it, or leave it out"},
+        {"[daemon]\npool=64M\nsegment=65M\n",
+         "segment is larger than pool (64 MiB); lower it, or leave it out"},
+        {"[daemon]\npool=64M\nsegment=63K\n",
+         "segment is smaller than 64 KiB; raise it, or leave it out"},
 };
 
 START_TEST(a_contradiction_is_named) {
@@ -97,10 +115,13 @@ START_TEST(a_contradiction_is_named) {
 END_TEST
 
 START_TEST(a_good_file) {
-        ck_assert_int_eq(read_text("# comment\n; another\n[daemon]\npool=1G\n  segment = 2M  \npages=huge\n"
-                                   "loop = epoll\nadmins = 5 6,7\r\n\n[domain red]\nusers=10\ngroups = 20, 21\n"
-                                   "quota=512M\n"
-                                   "[domain blue]\ngroups=21\nisolation=arena\n[domain last]"), 0);
+        ck_assert_int_eq(
+                read_text("# comment\n; another\n[daemon]\npool=1G\n  segment = 2M  \npages=huge\n"
+                          "loop = epoll\nadmins = 5 6,7\r\n\n[domain red]\nusers=10\ngroups = 20, "
+                          "21\n"
+                          "quota=512M\n"
+                          "[domain blue]\ngroups=21\nisolation=arena\n[domain last]"),
+                0);
         ck_assert_uint_eq(config.pool, 1u << 30);
         ck_assert_uint_eq(config.segment, 2u << 20);
         ck_assert_uint_eq(config.pages, STORE_PAGES_HUGE);
@@ -118,7 +139,8 @@ START_TEST(a_long_line) {
         memset(line, '#', sizeof line);
         line[sizeof line - 1] = 0;
         ck_assert_int_lt(read_text(line), 0);
-        ck_assert_str_eq(why.line + strlen(path), ":1: the line is longer than 2046 bytes; shorten it");
+        ck_assert_str_eq(why.line + strlen(path),
+                         ":1: the line is longer than 2046 bytes; shorten it");
 }
 END_TEST
 
@@ -126,12 +148,16 @@ START_TEST(a_missing_file) {
         unlink(path);
         ck_assert_int_eq(config_read(&config, path, true, &why), 0);
         ck_assert_int_lt(config_read(&config, path, false, &why), 0);
-        ck_assert_str_eq(why.line + strlen(path),
-                         ": cannot be opened: No such file or directory; give another with --config");
+        ck_assert_str_eq(
+                why.line + strlen(path),
+                ": cannot be opened: No such file or directory; give another with --config");
 }
 END_TEST
 
-/* Every line of the printed file, with its comment sign removed, is accepted, and gives the defaults. */
+/*
+ * Every line of the printed file, with its comment sign removed, is accepted, and gives the
+ * defaults.
+ */
 START_TEST(the_printed_file_is_the_default) {
         FILE *f = fopen(path, "w");
         char *text = NULL, *at;
@@ -159,7 +185,7 @@ START_TEST(the_printed_file_is_the_default) {
 }
 END_TEST
 
-/* ---- command line ---------------------------------------------------------------------------------------------- */
+/* ---- command line ---------------------------------------------------------------------------- */
 
 static int load(int argc, char **argv) {
         struct options options;
@@ -170,8 +196,18 @@ static int load(int argc, char **argv) {
 }
 
 START_TEST(the_command_line_wins) {
-        char *argv[] = {"kvd", "--config", path, "--pool", "128M", "--set", "domain a.b.quota=3M", "--set",
-                        "domain new.users=9", "--instance", "3", NULL};
+        char *argv[] = {"kvd",
+                        "--config",
+                        path,
+                        "--pool",
+                        "128M",
+                        "--set",
+                        "domain a.b.quota=3M",
+                        "--set",
+                        "domain new.users=9",
+                        "--instance",
+                        "3",
+                        NULL};
 
         read_text("[daemon]\npool=1G\nsegment=1M\n[domain a.b]\nquota=1M\n");
         ck_assert_msg(load(11, argv) == 0, "%s", why.line);
@@ -191,9 +227,12 @@ static const struct {
         {{"kvd", "--set"}, "option '--set' needs a value; see kvd --help"},
         {{"kvd", "start"}, "'start' is not an option; see kvd --help"},
         {{"kvd", "--instance", "x"}, "--instance: 'x' is not a number from 0 to 9999"},
-        {{"kvd", "--set", "pool=1G"}, "--set pool=1G: write section.key=value, such as daemon.pool=4G"},
-        {{"kvd", "--set", "daemon.x=1"}, "--set daemon.x=1: [daemon] has no option 'x'; see kvd --print-config"},
-        {{"kvd", "--set", "x.y=1"}, "--set x.y=1: there is no section [x]; there are [daemon] and [domain NAME]"},
+        {{"kvd", "--set", "pool=1G"},
+         "--set pool=1G: write section.key=value, such as daemon.pool=4G"},
+        {{"kvd", "--set", "daemon.x=1"},
+         "--set daemon.x=1: [daemon] has no option 'x'; see kvd --print-config"},
+        {{"kvd", "--set", "x.y=1"},
+         "--set x.y=1: there is no section [x]; there are [daemon] and [domain NAME]"},
         {{"kvd", "--pool", "x"}, "--set daemon.pool=x: pool: 'x'" NO_MEMORY},
 };
 

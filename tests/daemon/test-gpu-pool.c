@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon whose pool is on a GPU, over the stand-in driver (fresh memory of which is full of 0xa5, never zeros).
- * Clients are connections of this process that map what they are given, as libkvd would.
+ * A daemon whose pool is on a GPU, over the stand-in driver (fresh memory of which is full of 0xa5,
+ * never zeros). Clients are connections of this process that map what they are given, as libkvd
+ * would.
  */
 
 #include <errno.h>
@@ -33,7 +34,7 @@ static const char *const on_gpu[] = {"daemon.backend=cuda", "domain a.client_quo
 
 static struct instance in;
 
-/* ---- a client -------------------------------------------------------------------------------------------------- */
+/* ---- a client -------------------------------------------------------------------------------- */
 
 struct user {
         struct peer_end *peer;
@@ -53,10 +54,13 @@ static struct user *user_open(const char *domain) {
         void *at;
 
         u->peer = peer_attach(in.socket);
-        reply = peer_ok(u->peer, MSG(space, .name = kvd_slice_of("s"), .domain = kvd_slice_of(domain), .create = 1,
-                                     .layers = 32, .kv_heads = 4, .head_dim = 128, .dtype = KVD_F16, .vocab = 1000));
+        reply = peer_ok(u->peer,
+                        MSG(space, .name = kvd_slice_of("s"), .domain = kvd_slice_of(domain),
+                            .create = 1, .layers = 32, .kv_heads = 4, .head_dim = 128,
+                            .dtype = KVD_F16, .vocab = 1000));
         u->handle = reply.space_reply.space;
-        at = mmap(NULL, reply.space_reply.index_bytes, PROT_READ, MAP_SHARED, u->peer->fds.fd[0], 0);
+        at = mmap(NULL, reply.space_reply.index_bytes, PROT_READ, MAP_SHARED, u->peer->fds.fd[0],
+                  0);
         ck_assert_ptr_ne(at, MAP_FAILED);
         u->ix = at;
         ck_assert_int_eq(kvd_index_validate(u->ix, reply.space_reply.index_bytes), 0);
@@ -64,7 +68,9 @@ static struct user *user_open(const char *domain) {
         memcpy(&uuid, u->ix->device, sizeof uuid);
         ck_assert_msg(kvd_device_open(&u->device, &uuid) == 0, "%s", u->device.why);
         if (u->ix->backend == KVD_BACKEND_VMM)
-                ck_assert_int_eq(kvd_device_reserve(&u->device, u->ix->max_segments * u->ix->segment_bytes, &u->base),
+                ck_assert_int_eq(kvd_device_reserve(&u->device,
+                                                    u->ix->max_segments * u->ix->segment_bytes,
+                                                    &u->base),
                                  0);
         return u;
 }
@@ -75,7 +81,8 @@ static cu_address segment_at(const struct user *u, uint32_t segment) {
 
 static void unmap(struct user *u, uint32_t segment) {
         ck_assert(u->mapped[segment]);
-        ck_assert_int_eq(kvd_device_unmap(&u->device, segment_at(u, segment), u->ix->segment_bytes), 0);
+        ck_assert_int_eq(kvd_device_unmap(&u->device, segment_at(u, segment), u->ix->segment_bytes),
+                         0);
         u->mapped[segment] = false;
 }
 
@@ -86,7 +93,8 @@ static void user_leave(struct user *u) {
                 if (u->mapped[i])
                         unmap(u, i);
         if (u->ix->backend == KVD_BACKEND_VMM)
-                kvd_device_unreserve(&u->device, u->base, u->ix->max_segments * u->ix->segment_bytes);
+                kvd_device_unreserve(&u->device, u->base,
+                                     u->ix->max_segments * u->ix->segment_bytes);
         kvd_device_close(&u->device);
         free(u);
 }
@@ -103,8 +111,9 @@ static void user_close(struct user *u) {
 static void map_one(struct user *u, uint32_t segment, int fd) {
         if (u->mapped[segment])
                 return;
-        ck_assert_msg(kvd_device_map(&u->device, segment_at(u, segment), u->ix->segment_bytes, fd, true) == 0, "%s",
-                      u->device.why);
+        ck_assert_msg(kvd_device_map(&u->device, segment_at(u, segment), u->ix->segment_bytes, fd,
+                                     true) == 0,
+                      "%s", u->device.why);
         u->mapped[segment] = true;
 }
 
@@ -147,7 +156,10 @@ static bool all_are(const uint8_t *at, uint8_t byte) {
         return others == 0;
 }
 
-/* As many as it gets, up to n in all; each must be full of zeros the first time, and of fill ever after. */
+/*
+ * As many as it gets, up to n in all; each must be full of zeros the first time, and of fill ever
+ * after.
+ */
 static uint32_t take(struct user *u, uint32_t n, uint8_t fill) {
         struct kvd_msg reply;
         uint32_t got = 0;
@@ -158,11 +170,14 @@ static uint32_t take(struct user *u, uint32_t n, uint8_t fill) {
                         ck_assert_int_eq((int)reply.error.code, ENOBUFS);
                         break;
                 }
-                memcpy(&u->refs[u->n], reply.allocate_reply.blocks.data, reply.allocate_reply.blocks.size);
-                for (uint32_t left = reply.allocate_reply.blocks.size / 8; left > 0; left--, got++) {
+                memcpy(&u->refs[u->n], reply.allocate_reply.blocks.data,
+                       reply.allocate_reply.blocks.size);
+                for (uint32_t left = reply.allocate_reply.blocks.size / 8; left > 0;
+                     left--, got++) {
                         uint8_t *at = block(u, u->refs[u->n++]);
 
-                        ck_assert_msg(at[0] == 0 || at[0] == fill, "somebody else's byte %02x", at[0]);
+                        ck_assert_msg(at[0] == 0 || at[0] == fill, "somebody else's byte %02x",
+                                      at[0]);
                         ck_assert(all_are(at, at[0]));
                         memset(at, fill, BLOCK);
                 }
@@ -195,9 +210,11 @@ static void check(struct user *u, const char *domain) {
         struct kvd_msg reply = {0};
 
         do {
-                reply = peer_ok(u->peer, MSG(check, .space = kvd_slice_of("s"), .domain = kvd_slice_of(domain),
+                reply = peer_ok(u->peer, MSG(check, .space = kvd_slice_of("s"),
+                                             .domain = kvd_slice_of(domain),
                                              .cursor = reply.check_reply.next));
-                ck_assert_msg(reply.check_reply.broken == 0, "%.*s", (int)reply.check_reply.first.size,
+                ck_assert_msg(reply.check_reply.broken == 0, "%.*s",
+                              (int)reply.check_reply.first.size,
                               (const char *)reply.check_reply.first.data);
         } while (reply.check_reply.next);
 }
@@ -222,11 +239,20 @@ static struct told info(void) {
         return told;
 }
 
-/* ---- starting -------------------------------------------------------------------------------------------------- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static bool holds_context(const char *call) {
-        static const char *const calls[] = {"cuDevicePrimaryCtxRetain", "cuCtx", "cuMemAlloc", "cuMemMap", "cuMemcpy",
-                                            "cuMemset", "cuMemHost", "cuStream", "cuEvent", "cuLaunch", "cuLibrary"};
+        static const char *const calls[] = {"cuDevicePrimaryCtxRetain",
+                                            "cuCtx",
+                                            "cuMemAlloc",
+                                            "cuMemMap",
+                                            "cuMemcpy",
+                                            "cuMemset",
+                                            "cuMemHost",
+                                            "cuStream",
+                                            "cuEvent",
+                                            "cuLaunch",
+                                            "cuLibrary"};
 
         for (size_t i = 0; i < ARRAY_SIZE(calls); i++)
                 if (strncmp(call, calls[i], strlen(calls[i])) == 0)
@@ -283,21 +309,29 @@ static const struct refusal {
         const char *arguments;
         const char *why;
 } refusals[] = {
-        {"FAKECUDA_MEMORY", "1G", "--pool 2G --backend cuda", "pool is 2048 MiB, and Stand-in GPU 0"},
+        {"FAKECUDA_MEMORY", "1G", "--pool 2G --backend cuda",
+         "pool is 2048 MiB, and Stand-in GPU 0"},
         {"FAKECUDA_DEVICES", "0", "--backend cuda", "CUDA_ERROR_NO_DEVICE"},
-        {"FAKECUDA_DEVICES", "2", "--backend cuda --device 2", "there is no GPU 2; the driver sees 2"},
+        {"FAKECUDA_DEVICES", "2", "--backend cuda --device 2",
+         "there is no GPU 2; the driver sees 2"},
         {"FAKECUDA_VERSION", "11040", "--backend cuda", "the GPU backend cannot be had"},
         {"LD_LIBRARY_PATH", "/", "--backend cuda", "libcuda.so.1"},
-        {"FAKECUDA_FAIL", "cuMemCreate:1=999,cuMemAlloc:1=999", "--backend cuda", "cuMemCreate: CUDA_ERROR_UNKNOWN"},
-        {"FAKECUDA_LEGACY", "0", "--backend cuda-legacy", "cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"},
-        {"FAKECUDA_DEVICES", "1", "--backend cuda-legacy --pool 64M --set 'domain a.isolation=arena'",
+        {"FAKECUDA_FAIL", "cuMemCreate:1=999,cuMemAlloc:1=999", "--backend cuda",
+         "cuMemCreate: CUDA_ERROR_UNKNOWN"},
+        {"FAKECUDA_LEGACY", "0", "--backend cuda-legacy",
+         "cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"},
+        {"FAKECUDA_DEVICES", "1",
+         "--backend cuda-legacy --pool 64M --set 'domain a.isolation=arena'",
          "legacy CUDA handles cannot; set isolation = shared"},
-        {"FAKECUDA_FAIL", "cuMemCreate:2=999", "--backend cuda --pool 64M", "4 MiB cannot be had from the GPU"},
+        {"FAKECUDA_FAIL", "cuMemCreate:2=999", "--backend cuda --pool 64M",
+         "4 MiB cannot be had from the GPU"},
         {"FAKECUDA_FAIL", "cuDeviceTotalMem:1=999", "--backend cuda", "cuDeviceTotalMem"},
-        {"FAKECUDA_FAIL", "cuMemsetD8Async:1=700", "--backend cuda --pool 64M --set daemon.quarantine_ms=0",
+        {"FAKECUDA_FAIL", "cuMemsetD8Async:1=700",
+         "--backend cuda --pool 64M --set daemon.quarantine_ms=0",
          "the GPU's memory cannot be made and cleared"},
         {"FAKECUDA_DEVICES", "1", "--backend cuda --set daemon.worker=off", "worker = off"},
-        {"FAKECUDA_DEVICES", "1", "--backend cuda --pool 64M --set daemon.segment=65M", "segment is larger than pool"},
+        {"FAKECUDA_DEVICES", "1", "--backend cuda --pool 64M --set daemon.segment=65M",
+         "segment is larger than pool"},
 };
 
 START_TEST(what_cannot_be_had_is_refused_in_a_line) {
@@ -307,8 +341,8 @@ START_TEST(what_cannot_be_had_is_refused_in_a_line) {
         int status;
 
         instance_make_dir(&in);
-        snprintf(command, sizeof command, "%s=%s %s --private %s %s 2>&1", r->environment, r->value, getenv("KVD"),
-                 in.dir, r->arguments);
+        snprintf(command, sizeof command, "%s=%s %s --private %s %s 2>&1", r->environment, r->value,
+                 getenv("KVD"), in.dir, r->arguments);
         f = popen(command, "r");
         while (fgets(line, sizeof line, f))
                 if (strlen(all) + strlen(line) < sizeof all)
@@ -328,7 +362,8 @@ static const struct {
         {"FAKECUDA_DEVICES", "1", "cuda (vmm)", "descriptors"},
         {"FAKECUDA_DEVICES", "0", "host", "CUDA_ERROR_NO_DEVICE"},
         {"LD_LIBRARY_PATH", "/", "host", "libcuda.so.1"},
-        {"FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=801", "cuda (legacy)", "cuMemExportToShareableHandle"},
+        {"FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=801", "cuda (legacy)",
+         "cuMemExportToShareableHandle"},
         {"FAKECUDA_VMM", "0", "cuda (legacy)", "legacy handles"},
         {"FAKECUDA_FAIL", "cuMemCreate:1=801,cuIpcGetMemHandle:1=801", "host", "cuIpcGetMemHandle"},
 };
@@ -348,7 +383,8 @@ END_TEST
 
 /* The instance's number names the GPU, unless there is one only. */
 START_TEST(an_instance_takes_its_gpu) {
-        const char *arguments[] = {"--private", NULL, "--instance", "1", "--backend", "cuda", "--pool", "64M", NULL};
+        const char *arguments[] = {"--private", NULL,     "--instance", "1", "--backend",
+                                   "cuda",      "--pool", "64M",        NULL};
         struct told told;
 
         setenv("FAKECUDA_DEVICES", _i ? "1" : "3", 1);
@@ -361,9 +397,12 @@ START_TEST(an_instance_takes_its_gpu) {
 }
 END_TEST
 
-/* ---- domains --------------------------------------------------------------------------------------------------- */
+/* ---- domains --------------------------------------------------------------------------------- */
 
-/* All of the pool is a's, then half of it b's: b sees zeros or its own bytes, and so does a when it comes back. */
+/*
+ * All of the pool is a's, then half of it b's: b sees zeros or its own bytes, and so does a when it
+ * comes back.
+ */
 START_TEST(two_domains_never_see_each_others_bytes) {
         struct user *a, *b;
         uint32_t got;
@@ -425,15 +464,16 @@ START_TEST(the_memory_of_the_dead_is_cleared) {
 }
 END_TEST
 
-/* ---- the worker -------------------------------------------------------------------------------------------------- */
+/* ---- the worker ------------------------------------------------------------------------------ */
 
 static pid_t worker(void) {
         return info().worker;
 }
 
 START_TEST(a_worker_killed_while_it_clears_is_replaced) {
-        const char *const settings[] = {"daemon.backend=cuda", "daemon.quarantine_ms=50", "domain a.client_quota=1T",
-                                        "domain b.client_quota=1T", NULL};
+        const char *const settings[] = {"daemon.backend=cuda", "daemon.quarantine_ms=50",
+                                        "domain a.client_quota=1T", "domain b.client_quota=1T",
+                                        NULL};
         struct user *a, *b;
         pid_t first;
 
@@ -473,12 +513,13 @@ static bool peer_gone(struct peer_end *p) {
 }
 
 /*
- * The n-th copy to the host fails in every worker, for good: a worker ends, another comes, and what cannot be done is
- * given up. Whoever only uses the cache does not notice.
+ * The n-th copy to the host fails in every worker, for good: a worker ends, another comes, and what
+ * cannot be done is given up. Whoever only uses the cache does not notice.
  */
 START_TEST(an_error_of_the_gpu_ends_the_worker_and_nothing_else) {
-        const char *const settings[] = {"daemon.backend=cuda", "daemon.quarantine_ms=1", "domain a.client_quota=1T",
-                                        "domain b.client_quota=1T", NULL};
+        const char *const settings[] = {"daemon.backend=cuda", "daemon.quarantine_ms=1",
+                                        "domain a.client_quota=1T", "domain b.client_quota=1T",
+                                        NULL};
         struct kvd_msg reply;
         uint32_t tokens[16] = {0};
         struct user *a, *b;
@@ -512,7 +553,7 @@ START_TEST(an_error_of_the_gpu_ends_the_worker_and_nothing_else) {
 }
 END_TEST
 
-/* ---- the owner --------------------------------------------------------------------------------------------------- */
+/* ---- the owner ------------------------------------------------------------------------------- */
 
 /* All of the device is the pool. The old memory is the clients' until they let go. */
 START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
@@ -549,11 +590,11 @@ START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
 }
 END_TEST
 
-/* ---- legacy handles ---------------------------------------------------------------------------------------------- */
+/* ---- legacy handles -------------------------------------------------------------------------- */
 
 static void delete(struct peer_end *p, const char *domain, uint32_t force, int error) {
-        struct kvd_msg request = MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of(domain),
-                                     .force = force);
+        struct kvd_msg request = MSG(space_delete, .space = kvd_slice_of("s"),
+                                     .domain = kvd_slice_of(domain), .force = force);
 
         if (error)
                 peer_refused(p, request, error);
@@ -561,7 +602,10 @@ static void delete(struct peer_end *p, const char *domain, uint32_t force, int e
                 peer_ok(p, request);
 }
 
-/* The pool is 8 segments of 8 MiB: the ninth space would have none, and the memory of the first is cleared for it. */
+/*
+ * The pool is 8 segments of 8 MiB: the ninth space would have none, and the memory of the first is
+ * cleared for it.
+ */
 START_TEST(a_space_has_one_segment_from_the_exporter) {
         struct peer_end *p;
         struct user *a, *b;

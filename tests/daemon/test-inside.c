@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The daemon in a thread of the test: what it allocates, and that it leaves nothing behind when it ends. */
+/*
+ * The daemon in a thread of the test: what it allocates, and that it leaves nothing behind when it
+ * ends.
+ */
 
 #include <dirent.h>
 #include <errno.h>
@@ -44,7 +47,8 @@ static void work(struct peer_end *p, uint32_t space, uint32_t round) {
         r = peer_ok(p, MSG(allocate, .space = space, .count = 4));
         ck_assert_uint_eq(r.allocate_reply.blocks.size, sizeof blocks);
         memcpy(blocks, r.allocate_reply.blocks.data, sizeof blocks);
-        peer_ok(p, MSG(seal, .space = space, .blocks = {blocks, 8}, .tokens = {tokens, sizeof tokens}));
+        peer_ok(p, MSG(seal, .space = space, .blocks = {blocks, 8},
+                       .tokens = {tokens, sizeof tokens}));
         peer_ok(p, MSG(release, .space = space, .blocks = {blocks, sizeof blocks}));
         peer_ok(p, MSG(lease, .space = space, .op = 1, .prefix_key = {"0123456789abcdef", 16}));
         peer_ok(p, MSG(lease, .space = space, .op = 2, .prefix_key = {"0123456789abcdef", 16}));

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Salts, opaque blocks and keys, through libkvd: what is found is what was sealed under that very name, or nothing. */
+/*
+ * Salts, opaque blocks and keys, through libkvd: what is found is what was sealed under that very
+ * name, or nothing.
+ */
 
 #include <errno.h>
 #include <stdio.h>
@@ -38,14 +41,19 @@ static void check_clean(const char *space) {
         struct kvd_msg r = {.check_reply.next = 0};
 
         do {
-                r = peer_ok(peer, (struct kvd_msg){.number = KVD_MSG_check, .check = {.space = kvd_slice_of(space),
-                                                   .cursor = r.check_reply.next}});
+                r = peer_ok(peer, (struct kvd_msg){.number = KVD_MSG_check,
+                                                   .check = {.space = kvd_slice_of(space),
+                                                             .cursor = r.check_reply.next}});
                 ck_assert_msg(r.check_reply.broken == 0, "%.*s", (int)r.check_reply.first.size,
                               (const char *)r.check_reply.first.data);
         } while (r.check_reply.next);
 }
 
-#define PLANES {.layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000}
+#define PLANES \
+        { \
+                .layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, \
+                .vocab = 1000 \
+        }
 #define OPAQUE(tokens) {.block_tokens = tokens, .block_bytes = BYTES, .layout = "test.v1"}
 
 static kvd_space *open_space(const char *name, const struct kvd_geometry *g, uint32_t kind) {
@@ -56,7 +64,7 @@ static kvd_space *open_space(const char *name, const struct kvd_geometry *g, uin
         return space;
 }
 
-/* ---- salts ------------------------------------------------------------------------------------------------------- */
+/* ---- salts ----------------------------------------------------------------------------------- */
 
 #define CHAIN 40u /* blocks: two runs and some */
 
@@ -70,8 +78,10 @@ static void seal_salted(kvd_space *space, uint64_t salt, const uint32_t *tokens,
 
         for (uint32_t i = 0; i < CHAIN; i++)
                 ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
-        ck_assert_int_eq(kvd_seal(space, &pin, CHAIN / 2, blocks, tokens, CHAIN / 2 * BT), CHAIN / 2);
-        ck_assert_int_eq(kvd_seal(space, &pin, CHAIN / 2, blocks + CHAIN / 2, tokens + CHAIN / 2 * BT, CHAIN / 2 * BT),
+        ck_assert_int_eq(kvd_seal(space, &pin, CHAIN / 2, blocks, tokens, CHAIN / 2 * BT),
+                         CHAIN / 2);
+        ck_assert_int_eq(kvd_seal(space, &pin, CHAIN / 2, blocks + CHAIN / 2,
+                                  tokens + CHAIN / 2 * BT, CHAIN / 2 * BT),
                          CHAIN / 2);
         for (uint32_t i = 0; i < CHAIN; i++)
                 ids[i] = blocks[i].id;
@@ -103,8 +113,10 @@ START_TEST(chains_of_different_salts_never_share) {
         for (uint32_t i = 0; i < SALTS; i++) {
                 struct kvd_pin pin = {.salt = salt_of(i)};
 
-                ck_assert_int_eq(kvd_match_salted(space, 0, salt_of(i), tokens, CHAIN * BT), CHAIN * BT);
-                ck_assert_int_eq(kvd_lookup(space, 0, tokens, CHAIN * BT, ids, CHAIN, &pin), CHAIN * BT);
+                ck_assert_int_eq(kvd_match_salted(space, 0, salt_of(i), tokens, CHAIN * BT),
+                                 CHAIN * BT);
+                ck_assert_int_eq(kvd_lookup(space, 0, tokens, CHAIN * BT, ids, CHAIN, &pin),
+                                 CHAIN * BT);
                 ck_assert_mem_eq(ids, sealed[i], sizeof ids);
                 kvd_unpin(space, &pin);
         }
@@ -142,7 +154,7 @@ START_TEST(a_chain_keeps_its_salt) {
 }
 END_TEST
 
-/* ---- keys -------------------------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 /* Full words and zeros among them; two keys that differ differ in the last byte, too. */
 static void make_key(uint32_t i, uint8_t *key, uint32_t bytes) {
@@ -151,7 +163,8 @@ static void make_key(uint32_t i, uint8_t *key, uint32_t bytes) {
         key[bytes - 1] = (uint8_t)i;
 }
 
-static void seal_object(kvd_space *space, const uint8_t *key, uint32_t n, uint8_t fill, uint32_t *ids) {
+static void seal_object(kvd_space *space, const uint8_t *key, uint32_t n, uint8_t fill,
+                        uint32_t *ids) {
         struct kvd_block blocks[20];
         struct kvd_pin pin = {0};
 
@@ -169,7 +182,8 @@ static void seal_object(kvd_space *space, const uint8_t *key, uint32_t n, uint8_
 START_TEST(keys_find_their_objects) {
         const struct kvd_geometry g = OPAQUE(BT + (uint32_t)_i);
         enum { KEYS = 14 };
-        uint32_t key_bytes = 4 * g.block_tokens, n = _i == 4 ? 17 : 1 + (uint32_t)_i, sealed[KEYS][20];
+        uint32_t key_bytes = 4 * g.block_tokens, n = _i == 4 ? 17 : 1 + (uint32_t)_i,
+                 sealed[KEYS][20];
         kvd_space *space = open_space("keys", &g, 0);
         uint32_t blocks[(KEYS + 1) * 20];
         uint8_t keys[(KEYS + 1) * 32];
@@ -186,7 +200,8 @@ START_TEST(keys_find_their_objects) {
                 ck_assert_uint_eq(pins[i].n_blocks, n);
                 ck_assert_mem_eq(blocks + i * n, sealed[i], n * sizeof *blocks);
                 for (uint32_t b = 0; b < n; b++)
-                        ck_assert_uint_eq(kvd_pin_block(&pins[i], blocks[i * n + b])[BYTES - 1], (uint8_t)(i + b));
+                        ck_assert_uint_eq(kvd_pin_block(&pins[i], blocks[i * n + b])[BYTES - 1],
+                                          (uint8_t)(i + b));
                 kvd_unpin(space, &pins[i]);
         }
         check_clean("keys");
@@ -204,11 +219,13 @@ START_TEST(an_object_is_found_whole_or_not) {
         make_key(1, key, sizeof key);
         seal_object(space, key, 18, 0, ids);
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 1);
-        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), -EINVAL); /* it holds something */
+        /* it holds something */
+        ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), -EINVAL);
         kvd_unpin(space, &pin);
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 19, blocks, &pin), 0);
-        peer_ok(peer, (struct kvd_msg){.number = KVD_MSG_evict, .evict = {.space = kvd_slice_of("keys"),
-                                       .blocks = 1}}); /* the end */
+        peer_ok(peer, (struct kvd_msg){
+                              .number = KVD_MSG_evict,
+                              .evict = {.space = kvd_slice_of("keys"), .blocks = 1}}); /* the end */
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 0);
         ck_assert_ptr_null(pin.view);
         seal_object(space, key, 18, 0, blocks); /* brings back the one that is missing, only */
@@ -221,9 +238,13 @@ START_TEST(an_object_is_found_whole_or_not) {
 END_TEST
 
 START_TEST(keys_need_a_space_for_them) {
-        static const struct kvd_geometry geometries[] = {
-                PLANES, OPAQUE(3), OPAQUE(9),
-                {.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .vocab = UINT32_MAX}};
+        static const struct kvd_geometry geometries[] = {PLANES,
+                                                         OPAQUE(3),
+                                                         OPAQUE(9),
+                                                         {.block_tokens = 8,
+                                                          .block_bytes = BYTES,
+                                                          .layout = "test.v1",
+                                                          .vocab = UINT32_MAX}};
         uint32_t blocks[1];
         uint8_t key[64] = {0};
         char name[8];
@@ -240,25 +261,28 @@ START_TEST(keys_need_a_space_for_them) {
 }
 END_TEST
 
-/* ---- opaque blocks ----------------------------------------------------------------------------------------------- */
+/* ---- opaque blocks --------------------------------------------------------------------------- */
 
 static struct kvd_msg set_policy(const char *policy) {
         return (struct kvd_msg){.number = KVD_MSG_space_set,
-                                .space_set = {.space = kvd_slice_of("o"), .key = kvd_slice_of("policy"),
+                                .space_set = {.space = kvd_slice_of("o"),
+                                              .key = kvd_slice_of("policy"),
                                               .value = kvd_slice_of(policy)}};
 }
 
 START_TEST(an_opaque_space_refuses_the_methods) {
         static const struct kvd_geometry g = OPAQUE(16);
         static const struct kvd_space_options priority = {.policy = KVD_PRIORITY};
-        static const char *const settings[] = {"memshare", "keydiff.budget", "kvreviver", "bicache.tau", "hshare", NULL};
+        static const char *const settings[] = {"memshare",    "keydiff.budget", "kvreviver",
+                                               "bicache.tau", "hshare",         NULL};
         kvd_space *space = open_space("o", &g, 0), *other;
         struct kvd_layer_view view;
         kvd_sequence *sequence;
 
         for (uint32_t i = 0; settings[i]; i++) {
                 ck_assert_int_eq(kvd_space_set(space, settings[i], 1), -EOPNOTSUPP);
-                ck_assert_msg(strstr(kvd_error(), "opaque") && strstr(kvd_error(), "test.v1"), "%s", kvd_error());
+                ck_assert_msg(strstr(kvd_error(), "opaque") && strstr(kvd_error(), "test.v1"), "%s",
+                              kvd_error());
         }
         peer_refused(peer, set_policy("priority"), -EOPNOTSUPP);
         peer_ok(peer, set_policy("fifo"));
@@ -302,9 +326,11 @@ START_TEST(another_opaque_geometry_is_refused_by_name) {
         } others[] = {
                 {{.block_tokens = 8, .block_bytes = 512, .layout = "test.v1"}, "block_bytes"},
                 {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v2"}, "layout"},
-                {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .vocab = 9}, "vocab"},
+                {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .vocab = 9},
+                 "vocab"},
                 {{.block_tokens = 4, .block_bytes = BYTES, .layout = "test.v1"}, "block_tokens"},
-                {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .fingerprint = {1}}, "fingerprint"},
+                {{.block_tokens = 8, .block_bytes = BYTES, .layout = "test.v1", .fingerprint = {1}},
+                 "fingerprint"},
                 {PLANES, "block_bytes"},
         };
         kvd_space *space = open_space("o", &good, 0), *other;
@@ -320,15 +346,16 @@ START_TEST(another_opaque_geometry_is_refused_by_name) {
 }
 END_TEST
 
-/* ---- arguments --------------------------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 START_TEST(wrong_arguments_are_refused_in_words) {
         static const struct kvd_geometry g = PLANES;
         static const struct {
                 struct kvd_space_options options;
                 const char *says;
-        } bad[] = {{{.flags = 2}, "flags"}, {{.flags = UINT32_MAX}, "flags"}, {{.policy = 7}, "policy"},
-                   {{.kind = 3}, "kind"}, {{.keys = 3}, "keys"}, {{.max_blocks = UINT64_MAX}, "max_blocks"}};
+        } bad[] = {{{.flags = 2}, "flags"},   {{.flags = UINT32_MAX}, "flags"},
+                   {{.policy = 7}, "policy"}, {{.kind = 3}, "kind"},
+                   {{.keys = 3}, "keys"},     {{.max_blocks = UINT64_MAX}, "max_blocks"}};
         kvd_space *space;
         kvd *other;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Connections and processes that end, stall, flood or send what they should not; what the daemon holds afterwards is
- * what it held before.
+ * Connections and processes that end, stall, flood or send what they should not; what the daemon
+ * holds afterwards is what it held before.
  */
 
 #include <errno.h>
@@ -43,7 +43,10 @@ static uint32_t clients(void) {
         return peer_ok(watcher, MSG(daemon_info)).daemon_info_reply.clients;
 }
 
-/* A process that attaches, has blocks to fill, and then does what then says until it is told to go on. */
+/*
+ * A process that attaches, has blocks to fill, and then does what then says until it is told to go
+ * on.
+ */
 struct actor {
         pid_t pid;
         int go; /* closing it tells the actor to end */
@@ -105,7 +108,7 @@ static void leave_child(struct peer_end *p) {
         }
 }
 
-/* ---- death ----------------------------------------------------------------------------------------------------- */
+/* ---- death ----------------------------------------------------------------------------------- */
 
 START_TEST(killed) {
         struct actor a;
@@ -127,7 +130,8 @@ START_TEST(socket_closed_and_process_alive) {
 
         start(_i);
         a = start_actor(close_socket);
-        WAIT_UNTIL(peer_client(watcher, a.pid).number && !peer_client(watcher, a.pid).client_info_reply.connected);
+        WAIT_UNTIL(peer_client(watcher, a.pid).number &&
+                   !peer_client(watcher, a.pid).client_info_reply.connected);
         info = peer_client(watcher, a.pid);
         ck_assert_uint_eq(info.client_info_reply.spaces, 1);
         ck_assert_uint_eq(space_state().limbo, 4);
@@ -170,7 +174,8 @@ START_TEST(space_deleted_under_an_orphan) {
 
         start(_i);
         a = start_actor(close_socket);
-        WAIT_UNTIL(peer_client(watcher, a.pid).number && !peer_client(watcher, a.pid).client_info_reply.connected);
+        WAIT_UNTIL(peer_client(watcher, a.pid).number &&
+                   !peer_client(watcher, a.pid).client_info_reply.connected);
         peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"), .force = 1));
         ck_assert_uint_eq(clients(), 1);
         end_actor(&a, 0);
@@ -178,7 +183,7 @@ START_TEST(space_deleted_under_an_orphan) {
 }
 END_TEST
 
-/* ---- teams ----------------------------------------------------------------------------------------------------- */
+/* ---- teams ----------------------------------------------------------------------------------- */
 
 static void join(struct peer_end *p) {
         static const uint8_t team[16] = {7};
@@ -249,7 +254,8 @@ START_TEST(detached_blocks_wait_for_the_team) {
         a = start_actor(join_and_detach);
         WAIT_UNTIL(space_state().limbo == 4);
         end_actor(&a, 0);
-        WAIT_UNTIL(peer_client(watcher, a.pid).number && !peer_client(watcher, a.pid).client_info_reply.connected);
+        WAIT_UNTIL(peer_client(watcher, a.pid).number &&
+                   !peer_client(watcher, a.pid).client_info_reply.connected);
         ck_assert_uint_eq(space_state().limbo, 4);
         end_actor(&mate, 0);
         WAIT_UNTIL(clients() == 1);
@@ -268,7 +274,8 @@ START_TEST(teams_are_named) {
         peer_refused(p, MSG(join, .team = {one, 8}), -EINVAL);
         ck_assert_uint_eq(peer_ok(p, MSG(join, .team = {one, sizeof one})).join_reply.members, 1);
         peer_refused(p, MSG(join, .team = {two, sizeof two}), -EBUSY);
-        ck_assert_uint_eq(peer_ok(watcher, MSG(join, .team = {one, sizeof one})).join_reply.members, 2);
+        ck_assert_uint_eq(peer_ok(watcher, MSG(join, .team = {one, sizeof one})).join_reply.members,
+                          2);
         peer_close(p);
         stop();
 }
@@ -287,13 +294,14 @@ START_TEST(a_hundred_deaths_leave_nothing) {
                 end_actor(&a, i % 2 ? SIGKILL : 0);
         }
         WAIT_UNTIL(clients() == 1);
-        WAIT_UNTIL(instance_fds(&in) <= fds + 4); /* a segment that was made meanwhile has its own */
+        /* a segment that was made meanwhile has its own */
+        WAIT_UNTIL(instance_fds(&in) <= fds + 4);
         ck_assert_uint_eq(space_state().filling + space_state().limbo, 0);
         stop();
 }
 END_TEST
 
-/* ---- hostile --------------------------------------------------------------------------------------------------- */
+/* ---- hostile --------------------------------------------------------------------------------- */
 
 static void send_descriptors(struct peer_end *p, uint32_t n) {
         struct kvd_msg msg = MSG(daemon_info);
@@ -323,7 +331,9 @@ START_TEST(descriptors_sent_to_the_daemon) {
 }
 END_TEST
 
-/* Sends until the daemon does not read any more, then reads: every request has its reply, in order. */
+/*
+ * Sends until the daemon does not read any more, then reads: every request has its reply, in order.
+ */
 START_TEST(never_reading) {
         struct kvd_msg request = MSG(daemon_info), reply;
         struct peer_end *p;

@@ -53,12 +53,13 @@ static void quit(struct loop_timer *t) {
         loop_quit(loop);
 }
 
-static void add(struct loop_source *s, int fd, short events, void (*ready)(struct loop_source *, short)) {
+static void add(struct loop_source *s, int fd, short events,
+                void (*ready)(struct loop_source *, short)) {
         *s = (struct loop_source){.fd = fd, .events = events, .ready = ready};
         ck_assert_int_eq(loop_add(loop, s), 0);
 }
 
-/* ---- sources --------------------------------------------------------------------------------------------------- */
+/* ---- sources --------------------------------------------------------------------------------- */
 
 static void take_one(struct loop_source *s, short revents) {
         char c;
@@ -86,7 +87,10 @@ static void remove_both(struct loop_source *s, short revents) {
         loop_remove(&other);
 }
 
-/* Both are ready in the same turn; whoever comes first removes the other, who is not called any more. */
+/*
+ * Both are ready in the same turn; whoever comes first removes the other, who is not called any
+ * more.
+ */
 START_TEST(removed_by_another) {
         if (!open_loop(_i))
                 return;
@@ -221,7 +225,7 @@ START_TEST(there_is_a_limit) {
 }
 END_TEST
 
-/* ---- time ------------------------------------------------------------------------------------------------------ */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static uint64_t fired_ns[2];
 
@@ -295,7 +299,7 @@ START_TEST(a_stopped_timer_is_silent) {
 }
 END_TEST
 
-/* ---- idle ------------------------------------------------------------------------------------------------------ */
+/* ---- idle ------------------------------------------------------------------------------------ */
 
 static bool idle(void *data) {
         ck_assert_uint_eq(calls, 5); /* never while a source is ready */

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The methods as a client meets them: settings, labels, configurations, profiles, through a daemon and its worker. */
+/*
+ * The methods as a client meets them: settings, labels, configurations, profiles, through a daemon
+ * and its worker.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -36,10 +39,11 @@ static void stop(void) {
         instance_end(&in);
 }
 
-/* ---- settings ---------------------------------------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 static struct kvd_msg set(const char *key, const char *value) {
-        return MSG(space_set, .space = SPACE, .key = kvd_slice_of(key), .value = kvd_slice_of(value));
+        return MSG(space_set, .space = SPACE, .key = kvd_slice_of(key),
+                   .value = kvd_slice_of(value));
 }
 
 static double told(enum kvd_setting which) {
@@ -77,7 +81,8 @@ START_TEST(every_setting_can_be_set_and_seen) {
         for (int i = 0; i < KVD_N_SETTINGS; i++) {
                 const struct kvd_setting_info *info = kvd_setting_info((enum kvd_setting)i);
 
-                ck_assert_msg(told((enum kvd_setting)i) == info->serve, "%s.%s at first", info->method, info->name);
+                ck_assert_msg(told((enum kvd_setting)i) == info->serve, "%s.%s at first",
+                              info->method, info->name);
                 set_and_look((enum kvd_setting)i, info->paper);
                 set_and_look((enum kvd_setting)i, info->serve);
                 if (info->words || i == KVD_hshare_channels)
@@ -120,7 +125,7 @@ START_TEST(a_profile_sets_its_method_only) {
 }
 END_TEST
 
-/* ---- requests ---------------------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 START_TEST(requests_are_checked) {
         struct peer_end *p;
@@ -132,19 +137,34 @@ START_TEST(requests_are_checked) {
         peer_refused(p, MSG(table, .space = handle + 1, .op = 1, .max_blocks = 4), -EBADF);
         peer_refused(p, MSG(table, .space = handle, .max_blocks = 4), -EINVAL);
         peer_refused(p, MSG(table, .space = handle, .op = 1), -EINVAL);
-        sequence = peer_ok(p, MSG(table, .space = handle, .op = 1, .max_blocks = 4)).table_reply.sequence;
-        peer_refused(p, MSG(append, .space = handle, .sequence = sequence, .own = 1, .blocks = {"12345", 5}),
+        sequence = peer_ok(p, MSG(table, .space = handle, .op = 1, .max_blocks = 4))
+                           .table_reply.sequence;
+        peer_refused(p,
+                     MSG(append, .space = handle, .sequence = sequence, .own = 1,
+                         .blocks = {"12345", 5}),
                      -EINVAL);
         peer_refused(p, MSG(append, .space = handle, .sequence = sequence, .own = 1), -EINVAL);
-        peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .slots = {slots, 4}), -EINVAL);
-        peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 8}), -EINVAL);
-        peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 3}), -EINVAL);
-        peer_refused(p, MSG(revive, .space = handle, .sequence = sequence, .slots = {slots, 4}), -EINVAL);
-        peer_refused(p, MSG(revive, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 4}), -EINVAL);
-        peer_refused(p, MSG(sync, .space = handle, .sequence = sequence, .taken = {slots, 2}), -EINVAL);
+        peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .slots = {slots, 4}),
+                     -EINVAL);
+        peer_refused(
+                p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 8}),
+                -EINVAL);
+        peer_refused(
+                p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 3}),
+                -EINVAL);
+        peer_refused(p, MSG(revive, .space = handle, .sequence = sequence, .slots = {slots, 4}),
+                     -EINVAL);
+        peer_refused(
+                p,
+                MSG(revive, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 4}),
+                -EINVAL);
+        peer_refused(p, MSG(sync, .space = handle, .sequence = sequence, .taken = {slots, 2}),
+                     -EINVAL);
         peer_refused(p, MSG(critical, .space = handle, .sequence = sequence), -EINVAL);
         peer_refused(p, MSG(critical, .space = handle, .sequence = sequence, .op = 2), -ENODATA);
-        peer_refused(p, MSG(critical, .space = handle, .sequence = sequence, .op = 1, .queries = 1, .words = 1),
+        peer_refused(p,
+                     MSG(critical, .space = handle, .sequence = sequence, .op = 1, .queries = 1,
+                         .words = 1),
                      -EINVAL);
         peer_refused(p, MSG(sample, .space = handle, .r = 3, .tokens = 1), -EINVAL);
         peer_refused(p, MSG(sample_done, .space = handle, .ticket = 1), -ENOENT);
@@ -161,7 +181,7 @@ START_TEST(requests_are_checked) {
 }
 END_TEST
 
-/* ---- labels ------------------------------------------------------------------------------------------------------ */
+/* ---- labels ---------------------------------------------------------------------------------- */
 
 START_TEST(labels_are_there_for_reading) {
         struct kvd_label_shape shape;
@@ -182,7 +202,8 @@ START_TEST(labels_are_there_for_reading) {
         handle = peer_ok(u.peer, MSG(space, .name = SPACE)).space_reply.space;
         bytes = peer_ok(u.peer, MSG(summaries, .space = handle)).summaries_reply.bytes;
         ck_assert_uint_eq(u.peer->fds.n, 1);
-        ck_assert(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, u.peer->fds.fd[0], 0) == MAP_FAILED);
+        ck_assert(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, u.peer->fds.fd[0], 0) ==
+                  MAP_FAILED);
         ck_assert(mmap(NULL, bytes, PROT_READ, MAP_SHARED, u.peer->fds.fd[0], 0) != MAP_FAILED);
         stop();
 }
@@ -205,13 +226,17 @@ static void expect_labels(uint32_t n, const uint8_t (*want)[320]) {
         }
 }
 
-/* A query that looks for what it misses needs them most of those that are not there: whatever they went through. */
+/*
+ * A query that looks for what it misses needs them most of those that are not there: whatever they
+ * went through.
+ */
 START_TEST(labels_stay_with_what_leaves_and_comes_back) {
         static const uint32_t slots[] = {0, 1, 2, 3};
         struct kvd_label_shape shape;
         uint8_t want[4][320];
 
-        start((const char *const[]){"hshare=on", "kvreviver=on", "kvreviver.budget=1", "kvreviver.vague=1", NULL});
+        start((const char *const[]){"hshare=on", "kvreviver=on", "kvreviver.budget=1",
+                                    "kvreviver.vague=1", NULL});
         user_append(&u, 4);
         wait_for(0);
         for (uint32_t i = 0; i < 4; i++)
@@ -221,7 +246,8 @@ START_TEST(labels_stay_with_what_leaves_and_comes_back) {
                 wait_for(4);
                 expect_labels(4, want);
                 if (round == 0) {
-                        ck_assert_int_eq(kvd_sequence_revive(u.sequence, 4, slots, KVD_REVIVE_APPROX), 4);
+                        ck_assert_int_eq(
+                                kvd_sequence_revive(u.sequence, 4, slots, KVD_REVIVE_APPROX), 4);
                         wait_for(4);
                         expect_labels(4, want);
                 }
@@ -240,8 +266,10 @@ static struct kvd_use use_of(uint32_t slot) {
         uint32_t n;
 
         entries = kvd_sequence_entries(u.sequence, &n);
-        memcpy(&use, (uint8_t *)u.sequence->view->page + kvd_use_off(u.sequence->view->ix->capacity) +
-               entries[slot].block * sizeof use, sizeof use);
+        memcpy(&use,
+               (uint8_t *)u.sequence->view->page + kvd_use_off(u.sequence->view->ix->capacity) +
+                       entries[slot].block * sizeof use,
+               sizeof use);
         return use;
 }
 
@@ -254,7 +282,8 @@ START_TEST(what_attention_says_is_averaged_or_summed) {
         ck_assert_uint_eq(use_of(0).mass, 0);
         for (int i = 0; i < 100; i++)
                 kvd_sequence_use(u.sequence, 0, 2, 0.5f);
-        ck_assert(use_of(0).mass > 500 && use_of(0).mass <= 512 && use_of(0).hits > 120 && use_of(0).hits <= 128);
+        ck_assert(use_of(0).mass > 500 && use_of(0).mass <= 512 && use_of(0).hits > 120 &&
+                  use_of(0).hits <= 128);
         peer_ok(u.peer, set("kvreviver.profile", "paper"));
         peer_ok(u.peer, set("kvreviver.spill", "on"));
         user_append(&u, 1); /* a block's mass is not that of who had its place before */
@@ -271,7 +300,7 @@ START_TEST(what_attention_says_is_averaged_or_summed) {
 }
 END_TEST
 
-/* ---- a sharing configuration ------------------------------------------------------------------------------------- */
+/* ---- a sharing configuration ----------------------------------------------------------------- */
 
 /* Two layers, two heads, all of them selecting the same. */
 START_TEST(a_sharing_configuration_is_made) {
@@ -288,7 +317,8 @@ START_TEST(a_sharing_configuration_is_made) {
         for (uint32_t row = 0; row < 2 * 2 * 3; row++)
                 for (uint32_t w = 0; w < 2; w++)
                         bits[row * 2 + w] = 0x1111 << row % 3;
-        ck_assert_msg(kvd_sequence_critical(u.sequence, 1, &block, 3, 2, 8) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_sequence_critical(u.sequence, 1, &block, 3, 2, 8) == 0, "%s",
+                      kvd_error());
         WAIT_UNTIL(kvd_sequence_sharing(u.sequence, layer, head) == 1);
         ck_assert_mem_eq(layer, ((uint8_t[]){0, 0}), 2);
         ck_assert_mem_eq(head, ((uint8_t[]){0, 0, 0, 0}), 4);
@@ -298,7 +328,7 @@ START_TEST(a_sharing_configuration_is_made) {
 }
 END_TEST
 
-/* ---- MemShare ---------------------------------------------------------------------------------------------------- */
+/* ---- MemShare -------------------------------------------------------------------------------- */
 
 /* Steps of the same words; contents are as like as scale is. */
 static void append_step(float scale) {
@@ -324,7 +354,8 @@ START_TEST(a_repeated_step_is_shared) {
         struct kvd_sequence_stats stats;
         uint32_t n;
 
-        start((const char *const[]){"memshare=on", "memshare.align=none", "memshare.recent_guard=0", NULL});
+        start((const char *const[]){"memshare=on", "memshare.align=none", "memshare.recent_guard=0",
+                                    NULL});
         append_step(1.0f);
         append_step(50.0f); /* equal words, other contents */
         append_step(1.01f);
@@ -361,7 +392,8 @@ static void append_noisy(uint32_t contents, uint32_t other, float share, uint32_
         ck_assert_int_eq(kvd_alloc(u.space, 2, blocks), 2);
         for (uint32_t b = 0; b < 2; b++)
                 for (uint32_t i = 0; i < 4096; i++)
-                        ((float *)blocks[b].data)[i] = noise(2 * contents + b, i) + share * noise(2 * other + b, i);
+                        ((float *)blocks[b].data)[i] = noise(2 * contents + b, i) +
+                                                       share * noise(2 * other + b, i);
         for (uint32_t i = 0; i < 32; i++)
                 tokens[i] = words * 32 % 900 + i;
         ck_assert_int_eq(kvd_sequence_append(u.sequence, 2, blocks, tokens, 32), 2);
@@ -379,8 +411,8 @@ static uint32_t shared_of(uint32_t first, uint32_t n) {
 }
 
 /*
- * In the paper's metric repeats are 0.41 apart and strangers 0.82: whatever the threshold of one model is, it is wrong
- * for another. Measured, it lies between the two.
+ * In the paper's metric repeats are 0.41 apart and strangers 0.82: whatever the threshold of one
+ * model is, it is wrong for another. Measured, it lies between the two.
  */
 START_TEST(a_measured_threshold_tells_repeats_from_strangers) {
         start((const char *const[]){"memshare=on", "memshare.align=none", "memshare.recent_guard=0",
@@ -410,9 +442,12 @@ START_TEST(a_measured_threshold_tells_repeats_from_strangers) {
 }
 END_TEST
 
-/* ---- BiCache's profile ------------------------------------------------------------------------------------------- */
+/* ---- BiCache's profile ----------------------------------------------------------------------- */
 
-/* One block alone, one whole; layer 1's keys and values differ by a share of what is orthogonal to them. */
+/*
+ * One block alone, one whole; layer 1's keys and values differ by a share of what is orthogonal to
+ * them.
+ */
 static void take_sample(uint32_t r, double angle) {
         struct kvd_block blocks[2];
 
@@ -432,7 +467,8 @@ static struct kvd_msg_profile_reply profile(uint32_t op) {
         return peer_ok(u.peer, MSG(profile, .space = SPACE, .op = op)).profile_reply;
 }
 
-static void expect_depths(const struct kvd_msg_profile_reply *p, const uint32_t (*steps)[2], uint32_t n) {
+static void expect_depths(const struct kvd_msg_profile_reply *p, const uint32_t (*steps)[2],
+                          uint32_t n) {
         const uint8_t *depth = p->depth.data;
         uint32_t now = 1;
 
@@ -463,13 +499,15 @@ START_TEST(a_profile_becomes_a_table) {
         ck_assert_uint_eq(p.similarity.size, sizeof similarity);
         memcpy(similarity, p.similarity.data, sizeof similarity);
         ck_assert(fabs(similarity[0] - 1) < 1e-6 && fabs(similarity[1] - cos(0.6)) < 1e-5);
-        ck_assert(fabs(similarity[2] - 1) < 1e-6 && fabs(similarity[3] - (cos(0.6) + cos(0.1)) / 2) < 1e-5);
+        ck_assert(fabs(similarity[2] - 1) < 1e-6 &&
+                  fabs(similarity[3] - (cos(0.6) + cos(0.1)) / 2) < 1e-5);
         p = profile(3);
         ck_assert_uint_eq(p.def, 1);
         expect_depths(&p, (const uint32_t[][2]){{80, 2}}, 1);
         ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 0), 2);
         ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 100), 1);
-        peer_ok(u.peer, set("bicache.b_mode", "mean_b_floor")); /* depths 2 and 1: their mean is 1 */
+        /* depths 2 and 1: their mean is 1 */
+        peer_ok(u.peer, set("bicache.b_mode", "mean_b_floor"));
         p = profile(3);
         expect_depths(&p, NULL, 0);
         peer_ok(u.peer, set("bicache.tau", "0.8"));
@@ -491,16 +529,21 @@ START_TEST(a_table_can_be_brought_along) {
         start((const char *const[]){"bicache=on", NULL});
         memset(depth, 1, sizeof depth);
         depth[100] = 2;
-        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 100}, .def = 1), -EINVAL);
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 100}, .def = 1),
+                     -EINVAL);
         peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}), -EINVAL);
-        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 2), -EINVAL);
-        p = peer_ok(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1)).profile_reply;
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 2),
+                     -EINVAL);
+        p = peer_ok(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1))
+                    .profile_reply;
         expect_depths(&p, (const uint32_t[][2]){{100, 2}}, 1);
         depth[99] = 3; /* more layers than there are */
-        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1), -EINVAL);
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1),
+                     -EINVAL);
         depth[99] = 1;
         depth[50] = 2; /* falls */
-        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1), -EINVAL);
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1),
+                     -EINVAL);
         stop();
 }
 END_TEST

@@ -27,7 +27,7 @@ static void start(int loop) {
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
-/* ---- sessions -------------------------------------------------------------------------------------------------- */
+/* ---- sessions -------------------------------------------------------------------------------- */
 
 START_TEST(attach) {
         struct peer_end *p;
@@ -90,8 +90,10 @@ START_TEST(a_refused_request_changes_nothing) {
         peer_refused(p, MSG(seal, .space = space, .prefix_key = {"123", 3}), -EINVAL);
         peer_refused(p, MSG(lease, .space = space), -EINVAL);
         peer_refused(p, MSG(evict, .space = kvd_slice_of("none")), -ENOENT);
-        peer_refused(p, MSG(evict, .space = kvd_slice_of("s"), .domain = kvd_slice_of("none")), -ENOENT);
-        peer_refused(p, MSG(space_set, .space = kvd_slice_of("s"), .key = kvd_slice_of("colour")), -EINVAL);
+        peer_refused(p, MSG(evict, .space = kvd_slice_of("s"), .domain = kvd_slice_of("none")),
+                     -ENOENT);
+        peer_refused(p, MSG(space_set, .space = kvd_slice_of("s"), .key = kvd_slice_of("colour")),
+                     -EINVAL);
         peer_refused(p, MSG(space, .name = kvd_slice_of("none")), -ENOENT);
         peer_refused(p, MSG(space, .name = kvd_slice_of("a/b"), .create = 1), -EINVAL);
         peer_refused(p, (struct kvd_msg){.number = KVD_MSG_attach_reply}, -ENOSYS);
@@ -106,7 +108,10 @@ static void send_raw(struct peer_end *p, const void *frame, size_t size) {
         ck_assert_int_eq(kvd_frame_send(p->fd, frame, size, NULL, 0), 0);
 }
 
-/* The frame is well made, so there is a number and a sequence to answer, and the connection lives on. */
+/*
+ * The frame is well made, so there is a number and a sequence to answer, and the connection lives
+ * on.
+ */
 START_TEST(a_message_from_the_future) {
         struct peer_end *p;
         struct kvd_msg r;
@@ -145,8 +150,10 @@ START_TEST(a_malformed_frame_ends_the_connection) {
                 ck_assert(peer_receive(p, &r));
                 ck_assert_uint_eq(r.number, KVD_MSG_error);
                 ck_assert_uint_eq(r.error.code, EBADMSG);
-                ck_assert(kvd_slice_is(r.error.text, i == 1 ? "the frame is larger than 65536 bytes" :
-                                       "an array or map claims more elements than the frame has bytes for"));
+                ck_assert(
+                        kvd_slice_is(r.error.text, i == 1 ? "the frame is larger than 65536 bytes" :
+                                                            "an array or map claims more elements "
+                                                            "than the frame has bytes for"));
                 ck_assert(!peer_receive(p, &r));
                 peer_close(p);
         }
@@ -158,7 +165,7 @@ START_TEST(a_malformed_frame_ends_the_connection) {
 }
 END_TEST
 
-/* ---- cache ----------------------------------------------------------------------------------------------------- */
+/* ---- cache ----------------------------------------------------------------------------------- */
 
 START_TEST(a_block_from_free_to_evicted) {
         uint32_t tokens[4] = {1, 2, 3, 4}, space;
@@ -174,9 +181,13 @@ START_TEST(a_block_from_free_to_evicted) {
         r = peer_ok(p, MSG(allocate, .space = space, .count = 2));
         ck_assert_uint_eq(r.allocate_reply.blocks.size, 16);
         memcpy(&block, r.allocate_reply.blocks.data, sizeof block);
-        r = peer_ok(p, MSG(seal, .space = space, .blocks = {&block, 8}, .tokens = {tokens, sizeof tokens}));
+        r = peer_ok(p, MSG(seal, .space = space, .blocks = {&block, 8},
+                           .tokens = {tokens, sizeof tokens}));
         ck_assert_uint_eq(r.seal_reply.blocks.size, 8);
-        peer_refused(p, MSG(seal, .space = space, .blocks = {&block, 8}, .tokens = {tokens, sizeof tokens}), -ESTALE);
+        peer_refused(
+                p,
+                MSG(seal, .space = space, .blocks = {&block, 8}, .tokens = {tokens, sizeof tokens}),
+                -ESTALE);
         r = peer_ok(p, MSG(release, .space = space, .blocks = {&block, 8}));
         ck_assert_uint_eq(r.release_reply.released, 0);
 
@@ -215,10 +226,16 @@ START_TEST(leases) {
         q = peer_attach(in.socket);
         a = peer_open_space(p, "s");
         b = peer_open_space(q, "s");
-        ck_assert_uint_eq(peer_ok(p, MSG(lease, .space = a, .op = 1, .prefix_key = key)).lease_reply.granted, 1);
-        ck_assert_uint_eq(peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted, 0);
+        ck_assert_uint_eq(
+                peer_ok(p, MSG(lease, .space = a, .op = 1, .prefix_key = key)).lease_reply.granted,
+                1);
+        ck_assert_uint_eq(
+                peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted,
+                0);
         peer_ok(p, MSG(lease, .space = a, .op = 2, .prefix_key = key));
-        ck_assert_uint_eq(peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted, 1);
+        ck_assert_uint_eq(
+                peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted,
+                1);
         peer_close(p);
         peer_close(q);
         instance_end(&in);
@@ -294,7 +311,7 @@ START_TEST(clients_have_limits) {
 }
 END_TEST
 
-/* ---- tenants --------------------------------------------------------------------------------------------------- */
+/* ---- tenants --------------------------------------------------------------------------------- */
 
 /* Runs body as another user; it ends the process with 0, or a check in it fails the test. */
 static void as_user(uid_t uid, gid_t group, void (*body)(void)) {
@@ -324,10 +341,14 @@ static void sees_only_his_own(void) {
         ck_assert_uint_eq(r.daemon_info_reply.pool_used, 0);
         ck_assert_uint_eq(r.daemon_info_reply.requests, 0);
         peer_refused(p, MSG(space, .name = kvd_slice_of("s")), -ENOENT);
-        peer_refused(p, MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-0")), -EPERM);
-        peer_refused(p, MSG(evict, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-0")), -EPERM);
+        peer_refused(p,
+                     MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-0")),
+                     -EPERM);
+        peer_refused(p, MSG(evict, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-0")),
+                     -EPERM);
         peer_open_space(p, "s"); /* the same name, another space */
-        peer_ok(p, MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-4001"), .force = 1));
+        peer_ok(p, MSG(space_delete, .space = kvd_slice_of("s"), .domain = kvd_slice_of("uid-4001"),
+                       .force = 1));
         peer_close(p);
 }
 
@@ -361,9 +382,13 @@ static void is_refused(void) {
 static void run_public(const char *unlisted) {
         instance_make_dir(&in);
         chmod(in.dir, 0755);
-        instance_run(&in, (const char *const[]){"--socket", in.socket, "--pool", "64M", "--set",
-                     "daemon.segment=1M", "--set", "daemon.socket_mode=0666", "--set", "domain red.groups=4100",
-                     "--set", "domain blue.users=4002", "--set", "daemon.admins=4002", "--set", unlisted, NULL}, true);
+        instance_run(&in,
+                     (const char *const[]){"--socket", in.socket, "--pool", "64M", "--set",
+                                           "daemon.segment=1M", "--set", "daemon.socket_mode=0666",
+                                           "--set", "domain red.groups=4100", "--set",
+                                           "domain blue.users=4002", "--set", "daemon.admins=4002",
+                                           "--set", unlisted, NULL},
+                     true);
 }
 
 START_TEST(tenants) {

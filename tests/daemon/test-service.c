@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* kvd as a process among others: how it starts, whom it tells, how it ends, and with which exit status. */
+/*
+ * kvd as a process among others: how it starts, whom it tells, how it ends, and with which exit
+ * status.
+ */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -33,7 +36,7 @@ static void teardown(void) {
 
 #define RUN(ready, ...) instance_run(&in, (const char *const[]){__VA_ARGS__, NULL}, ready)
 
-/* ---- exit status ----------------------------------------------------------------------------------------------- */
+/* ---- exit status ----------------------------------------------------------------------------- */
 
 START_TEST(answers_and_exits) {
         freopen("/dev/null", "w", stdout);
@@ -100,7 +103,7 @@ START_TEST(io_uring_is_forbidden) {
 }
 END_TEST
 
-/* ---- socket ---------------------------------------------------------------------------------------------------- */
+/* ---- socket ---------------------------------------------------------------------------------- */
 
 START_TEST(a_dead_daemons_socket_is_replaced) {
         struct peer_end *p;
@@ -192,7 +195,7 @@ START_TEST(a_private_one_ends_with_its_parent) {
 }
 END_TEST
 
-/* ---- service manager ------------------------------------------------------------------------------------------- */
+/* ---- service manager ------------------------------------------------------------------------- */
 
 static int notify_socket(void) {
         struct kvd_address address;
@@ -307,7 +310,8 @@ START_TEST(a_socket_handed_over) {
 
         p = peer_connect(in.socket); /* before there is a daemon at all */
         activate(fd, names[_i]);
-        peer_ok(p, (struct kvd_msg){.number = KVD_MSG_attach, .attach = {.protocol = KVD_PROTOCOL}});
+        peer_ok(p,
+                (struct kvd_msg){.number = KVD_MSG_attach, .attach = {.protocol = KVD_PROTOCOL}});
         peer_close(p);
         kill(in.pid, SIGTERM);
         ck_assert_int_eq(wait_status(in.pid), 0);
@@ -325,7 +329,7 @@ START_TEST(an_unusable_one) {
 }
 END_TEST
 
-/* ---- reload ---------------------------------------------------------------------------------------------------- */
+/* ---- reload ---------------------------------------------------------------------------------- */
 
 static void write_config(const char *path, const char *text) {
         FILE *f = fopen(path, "w");
@@ -338,7 +342,8 @@ static bool may_attach(void) {
         struct peer_end *p = peer_connect(in.socket);
         struct kvd_msg r;
 
-        r = peer_call(p, (struct kvd_msg){.number = KVD_MSG_attach, .attach = {.protocol = KVD_PROTOCOL}});
+        r = peer_call(p, (struct kvd_msg){.number = KVD_MSG_attach,
+                                          .attach = {.protocol = KVD_PROTOCOL}});
         peer_close(p);
         return r.number != KVD_MSG_error;
 }

@@ -32,10 +32,11 @@ struct process {
         int tell, hear; /* a byte there: take blocks; a byte back: done */
 };
 
-/* ---- the processes ---------------------------------------------------------------------------------------------- */
+/* ---- the processes --------------------------------------------------------------------------- */
 
 static kvd_space *open_space(kvd *handle) {
-        const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 8, .dtype = KVD_F32, .vocab = 9};
+        const struct kvd_geometry geometry = {
+                .layers = 1, .kv_heads = 1, .head_dim = 8, .dtype = KVD_F32, .vocab = 9};
         kvd_space *space;
 
         if (kvd_space_open(handle, "team", &geometry, NULL, &space) < 0)
@@ -97,7 +98,7 @@ static void end(struct process *p) {
         close(p->hear);
 }
 
-/* ---- what the daemon says --------------------------------------------------------------------------------------- */
+/* ---- what the daemon says -------------------------------------------------------------------- */
 
 static struct kvd_msg_space_info_reply space_state(struct conn *conn) {
         struct kvd_msg_space_info_reply reply;
@@ -115,7 +116,8 @@ static void wait_for_limbo(struct conn *conn, uint64_t filling, uint64_t limbo) 
                         return;
                 usleep(1000);
         }
-        ck_abort_msg("%llu filling, %llu in limbo", (unsigned long long)now.filling, (unsigned long long)now.limbo);
+        ck_abort_msg("%llu filling, %llu in limbo", (unsigned long long)now.filling,
+                     (unsigned long long)now.limbo);
 }
 
 START_TEST(a_scheduler_dies_while_its_worker_writes) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Workers that are none: this very program, started as a worker by a daemon in a thread of it, which sends garbage,
- * lies, or does nothing. The daemon replaces it again and again, believes nothing, and serves; requests that need its
- * work end without it.
+ * Workers that are none: this very program, started as a worker by a daemon in a thread of it,
+ * which sends garbage, lies, or does nothing. The daemon replaces it again and again, believes
+ * nothing, and serves; requests that need its work end without it.
  */
 
 #include <errno.h>
@@ -22,14 +22,28 @@
 #include "tests/lib/inproc.h"
 #include "tests/lib/suite.h"
 
-/* ---- the fake worker --------------------------------------------------------------------------------------------- */
+/* ---- the fake worker ------------------------------------------------------------------------- */
 
-enum fake { DIES, CLOSES, GARBAGE, OTHER_SERIAL, OTHER_NUMBER, OTHER_JOB, TALKS_FIRST, SHORT_RESULT, LONG_RESULT,
-            REFUSES_SPACES, REFUSES_JOBS, WRONG_CHECKSUMS };
+enum fake {
+        DIES,
+        CLOSES,
+        GARBAGE,
+        OTHER_SERIAL,
+        OTHER_NUMBER,
+        OTHER_JOB,
+        TALKS_FIRST,
+        SHORT_RESULT,
+        LONG_RESULT,
+        REFUSES_SPACES,
+        REFUSES_JOBS,
+        WRONG_CHECKSUMS
+};
 
-static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_msg *reply, uint8_t *result) {
+static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_msg *reply,
+                        uint8_t *result) {
         struct kvd_msg_work_reply *r = &reply->work_reply;
-        uint32_t n = job->n_results * (job->kind == KVD_JOB_SPILL ? (uint32_t)sizeof(struct kvd_spilled) : 4);
+        uint32_t n = job->n_results *
+                     (job->kind == KVD_JOB_SPILL ? (uint32_t)sizeof(struct kvd_spilled) : 4);
 
         memset(result, 0, 61440);
         r->result = (struct kvd_slice){result, n};
@@ -62,7 +76,8 @@ static int fake_main(enum fake fake, int socket) {
                 if (request.number == KVD_MSG_work_space && job == MAP_FAILED)
                         job = mmap(NULL, KVD_JOB_BYTES, PROT_READ, MAP_SHARED, fds.fd[2], 0);
                 kvd_fds_close(&fds);
-                reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .serial = request.serial};
+                reply = (struct kvd_msg){.number = request.number + KVD_REPLY,
+                                         .serial = request.serial};
                 if (fake == CLOSES)
                         return shutdown(socket, SHUT_RDWR) + (int)pause();
                 if (fake == GARBAGE) {
@@ -78,31 +93,37 @@ static int fake_main(enum fake fake, int socket) {
                                                  .error = {ENOMEM, kvd_slice_of("no room")}};
                 reply.serial += fake == OTHER_SERIAL;
                 if (fake == OTHER_NUMBER)
-                        reply = (struct kvd_msg){.number = KVD_MSG_table_reply, .serial = request.serial};
+                        reply = (struct kvd_msg){.number = KVD_MSG_table_reply,
+                                                 .serial = request.serial};
                 n = kvd_msg_encode(&reply, out, sizeof out);
                 kvd_frame_send(socket, out, (size_t)n, NULL, 0);
         }
         return 0;
 }
 
-/* ---- the daemon -------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
 static struct inproc it;
 static struct user u;
 
 static void start_daemon(const char *program) {
-        inproc_start_with_worker(&it, SETTINGS("daemon.pool=64M", "daemon.segment=1M", "daemon.worker_deadline=2"),
-                                 program);
+        inproc_start_with_worker(
+                &it, SETTINGS("daemon.pool=64M", "daemon.segment=1M", "daemon.worker_deadline=2"),
+                program);
 }
 
 static const char *const spilling[] = {"kvreviver=on", NULL};
 
-/* What was asked for is given up: the entries are the client's again, and can be asked for once more. */
+/*
+ * What was asked for is given up: the entries are the client's again, and can be asked for once
+ * more.
+ */
 static bool all_settled(void) {
         uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
         user_sync(&u);
-        return user_info(&u).jobs_waiting == 0 && kvd_sequence_cool(u.sequence, 8, slots, KVD_COOL_SPILL) == 8;
+        return user_info(&u).jobs_waiting == 0 &&
+               kvd_sequence_cool(u.sequence, 8, slots, KVD_COOL_SPILL) == 8;
 }
 
 static uint32_t cool_all(void) {
@@ -140,7 +161,10 @@ START_TEST(nothing_breaks) {
 }
 END_TEST
 
-/* Copies that were never made, with checksums that are nobody's: nothing comes back, and nothing wrong does. */
+/*
+ * Copies that were never made, with checksums that are nobody's: nothing comes back, and nothing
+ * wrong does.
+ */
 START_TEST(a_copy_that_is_none_never_comes_back) {
         uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
         char name[8];
@@ -151,7 +175,8 @@ START_TEST(a_copy_that_is_none_never_comes_back) {
         user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
         ck_assert_uint_eq(cool_all(), 8);
-        WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 0); /* it was believed: its answer is what it should be */
+        /* it was believed: its answer is what it should be */
+        WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 0);
         user_close(&u);
         inproc_stop(&it);
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a worker answers, and writes, compared with what the formulas of each method say in double precision. */
+/*
+ * What a worker answers, and writes, compared with what the formulas of each method say in double
+ * precision.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -19,10 +22,27 @@
 static struct owner o;
 
 static const struct kvd_shape geometries[] = {
-        {.layers = 2, .kv_heads = 3, .head_dim = 40, .dtype = KVD_F32, .order = KVD_HND, .vocab = 1000},
-        {.layers = 4, .kv_heads = 2, .head_dim = 17, .dtype = KVD_BF16, .order = KVD_NHD, .vocab = 1000,
-         .block_tokens = 5, .layer_groups = 2, .state_width = 9},
-        {.layers = 3, .kv_heads = 1, .head_dim = 64, .dtype = KVD_F16, .order = KVD_NHD, .vocab = 1000},
+        {.layers = 2,
+         .kv_heads = 3,
+         .head_dim = 40,
+         .dtype = KVD_F32,
+         .order = KVD_HND,
+         .vocab = 1000},
+        {.layers = 4,
+         .kv_heads = 2,
+         .head_dim = 17,
+         .dtype = KVD_BF16,
+         .order = KVD_NHD,
+         .vocab = 1000,
+         .block_tokens = 5,
+         .layer_groups = 2,
+         .state_width = 9},
+        {.layers = 3,
+         .kv_heads = 1,
+         .head_dim = 64,
+         .dtype = KVD_F16,
+         .order = KVD_NHD,
+         .vocab = 1000},
 };
 #define N_GEOMETRIES ((int)ARRAY_SIZE(geometries))
 
@@ -45,10 +65,11 @@ static void set(enum kvd_setting which, double value) {
         kvd_setting_put(o.ix->settings, which, value);
 }
 
-#define NEAR(a, b, tolerance) ck_assert_msg(fabs((double)(a) - (double)(b)) <= (tolerance), "%g, not %g", \
-                                            (double)(a), (double)(b))
+#define NEAR(a, b, tolerance) \
+        ck_assert_msg(fabs((double)(a) - (double)(b)) <= (tolerance), "%g, not %g", (double)(a), \
+                      (double)(b))
 
-/* ---- SUMMARISE -------------------------------------------------------------------------------------------------- */
+/* ---- SUMMARISE ------------------------------------------------------------------------------- */
 
 static double norm_of_key(const uint8_t *block, uint32_t l, uint32_t h, uint32_t t) {
         double sum = 0;
@@ -72,8 +93,10 @@ static void check_norms(const uint8_t *row, const uint8_t *block, uint32_t l, ui
         }
 }
 
-static void check_anchor(const uint8_t *row, const uint8_t *block, uint32_t l, uint32_t h, uint32_t n_tokens) {
-        const float *anchor = (const float *)(row + o.layout.anchors_off) + (l * o.g.kv_heads + h) * o.g.head_dim;
+static void check_anchor(const uint8_t *row, const uint8_t *block, uint32_t l, uint32_t h,
+                         uint32_t n_tokens) {
+        const float *anchor = (const float *)(row + o.layout.anchors_off) +
+                              (l * o.g.kv_heads + h) * o.g.head_dim;
 
         for (uint32_t d = 0; d < o.g.head_dim; d++) {
                 double sum = 0;
@@ -93,9 +116,12 @@ static float half(const uint8_t *at) {
         return x;
 }
 
-/* Four bits a channel: a 30th of the key's range at most, and what rounding minimum and step to f16 adds. */
-static void check_label(const uint8_t *label, const uint16_t *channel, const uint8_t *block, uint32_t l, uint32_t h,
-                        uint32_t t) {
+/*
+ * Four bits a channel: a 30th of the key's range at most, and what rounding minimum and step to f16
+ * adds.
+ */
+static void check_label(const uint8_t *label, const uint16_t *channel, const uint8_t *block,
+                        uint32_t l, uint32_t h, uint32_t t) {
         uint32_t n = o.layout.channels;
         double least = half(label + (n + 1) / 2), step = half(label + (n + 1) / 2 + 2);
         double low = INFINITY, high = -INFINITY;
@@ -112,20 +138,25 @@ static void check_label(const uint8_t *label, const uint16_t *channel, const uin
         }
 }
 
-static void check_labels(const uint8_t *row, const uint8_t *block, uint32_t l, uint32_t h, uint32_t n_tokens) {
-        const uint16_t *channel = (const uint16_t *)o.summaries + (l * o.g.kv_heads + h) * o.layout.channels;
+static void check_labels(const uint8_t *row, const uint8_t *block, uint32_t l, uint32_t h,
+                         uint32_t n_tokens) {
+        const uint16_t *channel = (const uint16_t *)o.summaries +
+                                  (l * o.g.kv_heads + h) * o.layout.channels;
         const uint8_t *label = row + o.layout.labels_off +
-                               (size_t)(l * o.g.kv_heads + h) * o.g.block_tokens * o.layout.label_bytes;
+                               (size_t)(l * o.g.kv_heads + h) * o.g.block_tokens *
+                                       o.layout.label_bytes;
 
         for (uint32_t t = 0; t < n_tokens; t++)
                 check_label(label + t * o.layout.label_bytes, channel, block, l, h, t);
-        for (size_t i = n_tokens * o.layout.label_bytes; i < (size_t)o.g.block_tokens * o.layout.label_bytes; i++)
+        for (size_t i = n_tokens * o.layout.label_bytes;
+             i < (size_t)o.g.block_tokens * o.layout.label_bytes; i++)
                 ck_assert_uint_eq(label[i], 0);
 }
 
 /* Those of the largest mean |k|, ascending. */
 static void check_channels(uint32_t l, uint32_t h, uint32_t n_blocks, uint32_t last_tokens) {
-        const uint16_t *channel = (const uint16_t *)o.summaries + (l * o.g.kv_heads + h) * o.layout.channels;
+        const uint16_t *channel = (const uint16_t *)o.summaries +
+                                  (l * o.g.kv_heads + h) * o.layout.channels;
         double weight[256] = {0}, least = INFINITY, most = 0;
         bool chosen[256] = {false};
 
@@ -140,7 +171,8 @@ static void check_channels(uint32_t l, uint32_t h, uint32_t n_blocks, uint32_t l
         }
         for (uint32_t d = 0; d < o.g.head_dim; d++)
                 most = chosen[d] ? most : MAX(most, weight[d]);
-        ck_assert_msg(least >= most * (1 - 1e-5), "channels of weight %g, and not one of %g", least, most);
+        ck_assert_msg(least >= most * (1 - 1e-5), "channels of weight %g, and not one of %g", least,
+                      most);
 }
 
 START_TEST(summaries_are_what_they_should_be) {
@@ -153,7 +185,8 @@ START_TEST(summaries_are_what_they_should_be) {
         ck_assert_uint_eq(owner_do(&o, job), 0);
         ck_assert_uint_eq(o.result_size, 0);
         for (uint32_t b = 0; b < n; b++) {
-                const uint8_t *row = kvd_summary_row(&o.layout, o.summaries, b), *block = owner_block(&o, b);
+                const uint8_t *row = kvd_summary_row(&o.layout, o.summaries, b),
+                              *block = owner_block(&o, b);
                 uint32_t tokens = b + 1 < n ? o.g.block_tokens : part;
 
                 ck_assert_uint_eq(*(const uint64_t *)row, UINT64_C(7) << 32 | KVD_SUMMARY_MADE);
@@ -181,7 +214,8 @@ START_TEST(label_channels_stay) {
         memcpy(before, o.summaries, bytes);
         ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 8)), 0);
         ck_assert_mem_eq(before, o.summaries, bytes);
-        ((uint16_t *)o.summaries)[o.layout.channels - 1] = 0; /* the first head's last one was not written */
+        /* the first head's last one was not written */
+        ((uint16_t *)o.summaries)[o.layout.channels - 1] = 0;
         ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 1)), 0);
         ck_assert_mem_eq(before, o.summaries, bytes);
         owner_stop(&o);
@@ -246,8 +280,12 @@ END_TEST
 
 /* More dimensions than the kernel has. */
 START_TEST(what_no_kernel_takes_is_staged) {
-        static const struct kvd_shape wide = {.layers = 1, .kv_heads = 2, .head_dim = 264, .dtype = KVD_F16,
-                                                 .order = KVD_HND, .vocab = 1000};
+        static const struct kvd_shape wide = {.layers = 1,
+                                              .kv_heads = 2,
+                                              .head_dim = 264,
+                                              .dtype = KVD_F16,
+                                              .order = KVD_HND,
+                                              .vocab = 1000};
         const uint8_t *row;
         char path[64];
 
@@ -271,7 +309,7 @@ START_TEST(what_no_kernel_takes_is_staged) {
 }
 END_TEST
 
-/* ---- SCORE ------------------------------------------------------------------------------------------------------ */
+/* ---- SCORE ----------------------------------------------------------------------------------- */
 
 static void expected_anchor(uint32_t l, uint32_t h, uint32_t n_blocks, double *ret) {
         memset(ret, 0, o.g.head_dim * sizeof *ret);
@@ -292,7 +330,8 @@ static double expected_score(uint32_t block, uint32_t l, uint32_t h, const doubl
 
                 for (uint32_t d = 0; d < o.g.head_dim; d++)
                         dot += anchor[d] * owner_get(&o, owner_block(&o, block), l, 0, h, t, d);
-                best = MAX(best, -dot / sqrt(length) / norm_of_key(owner_block(&o, block), l, h, t));
+                best = MAX(best,
+                           -dot / sqrt(length) / norm_of_key(owner_block(&o, block), l, h, t));
         }
         return best;
 }
@@ -313,12 +352,13 @@ START_TEST(scores_are_keydiffs) {
                                 sum[b] += expected_score(b, l, h, anchor);
                 }
         for (uint32_t b = 0; b < n; b++)
-                NEAR(((float *)o.result)[b], (1 + sum[b] / (o.layout.layers * o.g.kv_heads)) / 2, 1e-5);
+                NEAR(((float *)o.result)[b], (1 + sum[b] / (o.layout.layers * o.g.kv_heads)) / 2,
+                     1e-5);
         owner_stop(&o);
 }
 END_TEST
 
-/* ---- COMPACT ---------------------------------------------------------------------------------------------------- */
+/* ---- COMPACT --------------------------------------------------------------------------------- */
 
 #define SOURCES 5u
 
@@ -336,7 +376,9 @@ static int by_score(const void *a, const void *b) {
 static int by_place(const void *a, const void *b) {
         const struct token *x = a, *y = b;
 
-        return x->block != y->block ? (x->block < y->block ? -1 : 1) : x->slot < y->slot ? -1 : x->slot > y->slot;
+        return x->block != y->block ? (x->block < y->block ? -1 : 1) :
+               x->slot < y->slot    ? -1 :
+                                      x->slot > y->slot;
 }
 
 static uint32_t source_tokens(uint32_t block) {
@@ -379,16 +421,24 @@ static void check_packed(uint32_t keep, uint32_t first_dest, uint32_t l, uint32_
         for (uint32_t i = 0; i < ALIGN_UP(keep, o.g.block_tokens); i++)
                 for (int plane = 0; plane < 2; plane++)
                         for (uint32_t d = 0; d < o.g.head_dim; d++) {
-                                double have = owner_get(&o, owner_block(&o, first_dest + i / o.g.block_tokens), l, plane,
-                                                        h, i % o.g.block_tokens, d);
-                                double want = i >= keep ? 0 : owner_get(&o, owner_block(&o, chosen[i].block), l, plane,
-                                                                        h, chosen[i].slot, d);
+                                double have = owner_get(
+                                        &o, owner_block(&o, first_dest + i / o.g.block_tokens), l,
+                                        plane, h, i % o.g.block_tokens, d);
+                                double want = i >= keep ?
+                                                      0 :
+                                                      owner_get(&o,
+                                                                owner_block(&o, chosen[i].block), l,
+                                                                plane, h, chosen[i].slot, d);
 
-                                ck_assert_msg(have == want, "layer %u head %u slot %u: %g, not %g", l, h, i, have, want);
+                                ck_assert_msg(have == want, "layer %u head %u slot %u: %g, not %g",
+                                              l, h, i, have, want);
                         }
 }
 
-/* Each head's own tokens, byte by byte; the anchor is of the whole sequence, with summaries for some blocks. */
+/*
+ * Each head's own tokens, byte by byte; the anchor is of the whole sequence, with summaries for
+ * some blocks.
+ */
 START_TEST(each_head_keeps_the_tokens_of_highest_score) {
         uint32_t bt, keep, n_to;
         struct owner_job *job;
@@ -424,8 +474,8 @@ START_TEST(each_head_keeps_the_tokens_of_highest_score) {
 END_TEST
 
 START_TEST(a_compaction_that_makes_no_sense_is_refused) {
-        static const uint32_t params[][3] = {{3, 1, 0}, {3, 1, 49}, {3, 2, 16}, {3, 0, 16}, {3, 9, 48}, {9, 1, 16},
-                                             {UINT32_MAX, 1, 16}};
+        static const uint32_t params[][3] = {{3, 1, 0},  {3, 1, 49}, {3, 2, 16},         {3, 0, 16},
+                                             {3, 9, 48}, {9, 1, 16}, {UINT32_MAX, 1, 16}};
         struct owner_job *job;
 
         start(0, 8);
@@ -443,7 +493,7 @@ START_TEST(a_compaction_that_makes_no_sense_is_refused) {
 }
 END_TEST
 
-/* ---- COMPARE ---------------------------------------------------------------------------------------------------- */
+/* ---- COMPARE --------------------------------------------------------------------------------- */
 
 /* Rotates keys as a model with half-split RoPE would, from position p to position p + delta. */
 static void copy_rotated(uint32_t to, uint32_t from, int delta, double noise) {
@@ -455,9 +505,11 @@ static void copy_rotated(uint32_t to, uint32_t from, int delta, double noise) {
                         for (uint32_t t = 0; t < o.g.block_tokens; t++)
                                 for (uint32_t d = 0; d < o.g.head_dim; d++) {
                                         const uint8_t *src = owner_block(&o, from);
-                                        double angle = delta * pow(10000, -(double)(d % half_dim) / half_dim);
+                                        double angle = delta * pow(10000, -(double)(d % half_dim) /
+                                                                                  half_dim);
                                         double x = owner_get(&o, src, l, 0, h, t, d % half_dim);
-                                        double y = owner_get(&o, src, l, 0, h, t, d % half_dim + half_dim);
+                                        double y = owner_get(&o, src, l, 0, h, t,
+                                                             d % half_dim + half_dim);
                                         double k = d < half_dim ? x * cos(angle) - y * sin(angle) :
                                                                   y * cos(angle) + x * sin(angle);
 
@@ -470,7 +522,10 @@ static void copy_rotated(uint32_t to, uint32_t from, int delta, double noise) {
                                 }
 }
 
-/* Two blocks a step: step 0 is new; step 1 has other words; step 2 the same words, and its blocks are repeated. */
+/*
+ * Two blocks a step: step 0 is new; step 1 has other words; step 2 the same words, and its blocks
+ * are repeated.
+ */
 static struct owner_job *steps_job(void) {
         struct owner_job *job = new_job(KVD_JOB_COMPARE, 6);
         uint32_t bt = o.g.block_tokens;
@@ -565,11 +620,14 @@ START_TEST(what_may_not_be_shared_is_not) {
 }
 END_TEST
 
-/* ---- CONFIG ----------------------------------------------------------------------------------------------------- */
+/* ---- CONFIG ---------------------------------------------------------------------------------- */
 
-/* Layers 0, 1 dense; layer 3 selects like 2, layer 5 like 4; in all of them head 1 is like head 0. */
+/*
+ * Layers 0, 1 dense; layer 3 selects like 2, layer 5 like 4; in all of them head 1 is like head 0.
+ */
 START_TEST(a_configuration_shares_what_is_alike) {
-        const struct kvd_shape g = {.layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+        const struct kvd_shape g = {
+                .layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
         const uint32_t queries = 4, words = 9;
         struct owner_job *job;
         uint8_t *bits;
@@ -580,10 +638,13 @@ START_TEST(a_configuration_shares_what_is_alike) {
                 for (uint32_t h = 0; h < 2; h++)
                         for (uint32_t q = 0; q < queries; q++)
                                 for (uint32_t k = 0; k < 40; k++) {
-                                        uint32_t token = (l / 2 * 100 + q * 7 + k * 3 + (l < 2 ? l * 50 : 0)) % 576;
+                                        uint32_t token = (l / 2 * 100 + q * 7 + k * 3 +
+                                                          (l < 2 ? l * 50 : 0)) %
+                                                         576;
                                         size_t row = (l * 2 + h) * queries + q;
 
-                                        bits[row * words * 8 + token / 8] |= (uint8_t)(1 << token % 8);
+                                        bits[row * words * 8 + token / 8] |=
+                                                (uint8_t)(1 << token % 8);
                                 }
         job = new_job(KVD_JOB_CONFIG, 2);
         memcpy(job->param, (uint32_t[]){6, 2, queries, words, 40}, 5 * sizeof(uint32_t));
@@ -607,7 +668,7 @@ START_TEST(a_configuration_shares_what_is_alike) {
 }
 END_TEST
 
-/* ---- PROFILE ---------------------------------------------------------------------------------------------------- */
+/* ---- PROFILE --------------------------------------------------------------------------------- */
 
 struct sums {
         double ab, aa, bb;
@@ -618,7 +679,8 @@ static struct sums product(const uint8_t *a, const uint8_t *b, uint32_t l, int p
 
         for (uint32_t h = 0; h < o.g.kv_heads; h++)
                 for (uint32_t d = 0; d < o.g.head_dim; d++) {
-                        double x = owner_get(&o, a, l, plane, h, t, d), y = owner_get(&o, b, l, plane, h, t, d);
+                        double x = owner_get(&o, a, l, plane, h, t, d),
+                               y = owner_get(&o, b, l, plane, h, t, d);
 
                         s.ab += x * y;
                         s.aa += x * x;
@@ -647,8 +709,8 @@ START_TEST(a_sample_is_two_similarities_a_layer) {
                 for (uint32_t t = 0; t < n_tokens; t++)
                         for (int plane = 0; plane < 2; plane++) {
                                 uint32_t b = 4 * group + t / o.g.block_tokens;
-                                struct sums s = product(owner_block(&o, b), owner_block(&o, b + 2), l, plane,
-                                                        t % o.g.block_tokens);
+                                struct sums s = product(owner_block(&o, b), owner_block(&o, b + 2),
+                                                        l, plane, t % o.g.block_tokens);
 
                                 mean += s.ab / sqrt(s.aa * s.bb) / 2 / n_tokens;
                                 all = (struct sums){all.ab + s.ab, all.aa + s.aa, all.bb + s.bb};

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Blocks leave and come back: exactly, with checksums, and by a sketch, compared with one that the test computes. */
+/*
+ * Blocks leave and come back: exactly, with checksums, and by a sketch, compared with one that the
+ * test computes.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -23,9 +26,20 @@ enum { UNIFORM, PERMUTATION };
 static struct owner o;
 
 static const struct kvd_shape geometries[] = {
-        {.layers = 2, .kv_heads = 2, .head_dim = 24, .dtype = KVD_F32, .order = KVD_HND, .vocab = 1000},
-        {.layers = 2, .kv_heads = 3, .head_dim = 17, .dtype = KVD_F16, .order = KVD_NHD, .vocab = 1000,
-         .block_tokens = 5, .state_width = 9},
+        {.layers = 2,
+         .kv_heads = 2,
+         .head_dim = 24,
+         .dtype = KVD_F32,
+         .order = KVD_HND,
+         .vocab = 1000},
+        {.layers = 2,
+         .kv_heads = 3,
+         .head_dim = 17,
+         .dtype = KVD_F16,
+         .order = KVD_NHD,
+         .vocab = 1000,
+         .block_tokens = 5,
+         .state_width = 9},
 };
 
 static void start(int which) {
@@ -92,7 +106,7 @@ static void expect_errors(uint32_t n, uint32_t error) {
                 ck_assert_uint_eq(error_of(i), error);
 }
 
-/* ---- exact copies ------------------------------------------------------------------------------------------------ */
+/* ---- exact copies ---------------------------------------------------------------------------- */
 
 START_TEST(a_copy_comes_back_byte_for_byte) {
         size_t bytes;
@@ -163,7 +177,7 @@ START_TEST(a_summary_goes_along) {
 }
 END_TEST
 
-/* ---- the sketch -------------------------------------------------------------------------------------------------- */
+/* ---- the sketch ------------------------------------------------------------------------------ */
 
 static void start_sketch(int which, int key_mode, int hash, uint32_t rows, uint32_t columns) {
         start(which);
@@ -190,12 +204,15 @@ struct expected {
 static double number(uint32_t token, int plane, uint32_t at) {
         uint32_t d = at % o.g.head_dim, lh = at / o.g.head_dim;
 
-        return owner_get(&o, owner_block(&o, token / o.g.block_tokens), lh / o.g.kv_heads, plane, lh % o.g.kv_heads,
-                         token % o.g.block_tokens, d);
+        return owner_get(&o, owner_block(&o, token / o.g.block_tokens), lh / o.g.kv_heads, plane,
+                         lh % o.g.kv_heads, token % o.g.block_tokens, d);
 }
 
-static double sign_of(const struct expected *e, uint32_t token, uint32_t r, int plane, int key_mode) {
-        uint32_t bit = plane ? KVD_SKETCH_VALUE_SIGN : key_mode == UNSIGNED ? 0 : KVD_SKETCH_KEY_SIGN;
+static double sign_of(const struct expected *e, uint32_t token, uint32_t r, int plane,
+                      int key_mode) {
+        uint32_t bit = plane                ? KVD_SKETCH_VALUE_SIGN :
+                       key_mode == UNSIGNED ? 0 :
+                                              KVD_SKETCH_KEY_SIGN;
 
         return e->places[token * e->rows + r] & bit ? -1 : 1;
 }
@@ -225,7 +242,8 @@ static int order(const void *a, const void *b) {
         return (*x > *y) - (*x < *y);
 }
 
-static double median(const struct expected *e, uint32_t token, int plane, int key_mode, uint32_t at) {
+static double median(const struct expected *e, uint32_t token, int plane, int key_mode,
+                     uint32_t at) {
         double x[8];
 
         for (uint32_t r = 0; r < e->rows; r++)
@@ -235,8 +253,9 @@ static double median(const struct expected *e, uint32_t token, int plane, int ke
 }
 
 static void place_tokens(struct expected *e, int hash) {
-        const struct kvd_sketch_hash h = {hash == UNIFORM ? KVD_SKETCH_UNIFORM : KVD_SKETCH_PERMUTATION, e->rows,
-                                          e->columns, 99};
+        const struct kvd_sketch_hash h = {hash == UNIFORM ? KVD_SKETCH_UNIFORM :
+                                                            KVD_SKETCH_PERMUTATION,
+                                          e->rows, e->columns, 99};
         uint64_t ordinals[BLOCKS * 16];
 
         for (uint32_t t = 0; t < e->n_tokens; t++)
@@ -246,8 +265,13 @@ static void place_tokens(struct expected *e, int hash) {
 
 static void expect_revived(int key_mode, int hash, uint32_t rows, uint32_t columns) {
         uint32_t floats = o.sketch->cell_floats, n_tokens = BLOCKS * o.g.block_tokens;
-        struct expected e = {calloc((size_t)rows * columns * floats, sizeof(double)), calloc(floats, sizeof(double)),
-                             calloc((size_t)n_tokens * rows, sizeof(uint32_t)), rows, columns, floats, n_tokens};
+        struct expected e = {calloc((size_t)rows * columns * floats, sizeof(double)),
+                             calloc(floats, sizeof(double)),
+                             calloc((size_t)n_tokens * rows, sizeof(uint32_t)),
+                             rows,
+                             columns,
+                             floats,
+                             n_tokens};
         double tolerance = o.g.dtype == KVD_F32 ? 1e-4 : 2e-2;
 
         place_tokens(&e, hash);
@@ -256,12 +280,14 @@ static void expect_revived(int key_mode, int hash, uint32_t rows, uint32_t colum
                 for (uint32_t t = 0; t < n_tokens; t++)
                         for (uint32_t at = 0; at < floats; at++) {
                                 double want = median(&e, t, plane, key_mode, at);
-                                double got = owner_get(&o, owner_block(&o, FRESH + t / o.g.block_tokens),
-                                                       at / o.g.head_dim / o.g.kv_heads, plane,
-                                                       at / o.g.head_dim % o.g.kv_heads, t % o.g.block_tokens,
-                                                       at % o.g.head_dim);
+                                double got = owner_get(
+                                        &o, owner_block(&o, FRESH + t / o.g.block_tokens),
+                                        at / o.g.head_dim / o.g.kv_heads, plane,
+                                        at / o.g.head_dim % o.g.kv_heads, t % o.g.block_tokens,
+                                        at % o.g.head_dim);
 
-                                ck_assert_msg(fabs(want - got) <= tolerance, "%g, not %g", got, want);
+                                ck_assert_msg(fabs(want - got) <= tolerance, "%g, not %g", got,
+                                              want);
                         }
         }
         free(e.cells);
@@ -289,7 +315,10 @@ START_TEST(what_comes_from_a_sketch_is_its_median) {
 }
 END_TEST
 
-/* K5: while there are columns for all, permutation hashing never collides, and floats come back exactly. */
+/*
+ * K5: while there are columns for all, permutation hashing never collides, and floats come back
+ * exactly.
+ */
 START_TEST(without_collisions_it_is_exact) {
         start_sketch(0, SIGNED, PERMUTATION, 3, BLOCKS * 16);
         ck_assert_uint_eq(owner_do(&o, spill_job(BLOCKS, true)), 0);
@@ -309,7 +338,9 @@ static float largest_cell(void) {
         return most;
 }
 
-/* K4: what is taken out by its exact copy is out, up to rounding; with a broken copy it is left in. */
+/*
+ * K4: what is taken out by its exact copy is out, up to rounding; with a broken copy it is left in.
+ */
 START_TEST(forgetting_takes_out_what_was_put_in) {
         struct owner_job *job;
 
@@ -333,7 +364,10 @@ START_TEST(forgetting_takes_out_what_was_put_in) {
 }
 END_TEST
 
-/* Algorithm 3 of the paper takes out an estimate: the tokens are gone for who asks, and others have changed. */
+/*
+ * Algorithm 3 of the paper takes out an estimate: the tokens are gone for who asks, and others have
+ * changed.
+ */
 START_TEST(forgetting_estimates_zeroes_the_median) {
         struct owner_job *job;
 
@@ -352,7 +386,10 @@ START_TEST(forgetting_estimates_zeroes_the_median) {
 }
 END_TEST
 
-/* A worker died while it wrote: nothing is asked of the sketch or done to it, until it is made anew from the copies. */
+/*
+ * A worker died while it wrote: nothing is asked of the sketch or done to it, until it is made anew
+ * from the copies.
+ */
 START_TEST(a_half_written_sketch_is_made_anew) {
         struct owner_job *job;
         uint64_t bytes;
@@ -384,7 +421,8 @@ END_TEST
 
 /* Numbers of 8 bits: copies, yes; anything that reads them, no. */
 START_TEST(eight_bits_are_copied_only) {
-        const struct kvd_shape g = {.layers = 2, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+        const struct kvd_shape g = {
+                .layers = 2, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
         struct owner_job *job;
 
         owner_start(&o, &g, 2 * BLOCKS);
@@ -406,7 +444,7 @@ START_TEST(eight_bits_are_copied_only) {
 }
 END_TEST
 
-/* ---- messages ---------------------------------------------------------------------------------------------------- */
+/* ---- messages -------------------------------------------------------------------------------- */
 
 START_TEST(nonsense_is_refused) {
         struct owner_job *job;
@@ -415,14 +453,24 @@ START_TEST(nonsense_is_refused) {
         ck_assert_uint_eq(owner_do(&o, new_job(77, 0)), EPROTO);
         job = spill_job(1, true);
         ck_assert_uint_eq(owner_do(&o, job), EPROTO); /* no sketch was sent */
-        ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_segments,
-                                                         .work_segments = {.space = 5, .first = 3, .count = 1}},
-                                    &o.fds[4], 1), EPROTO);
-        ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_sketch, .work_sketch = {5, 1, 100}},
-                                    &o.fds[4], 1), EPROTO);
-        ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work, .work = {1, 3}}, NULL, 0), EPROTO);
-        ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_forget, .work_forget = {5}}, NULL,
-                                    0), 0);
+        ck_assert_uint_eq(
+                owner_ask(&o,
+                          (struct kvd_msg){.number = KVD_MSG_work_segments,
+                                           .work_segments = {.space = 5, .first = 3, .count = 1}},
+                          &o.fds[4], 1),
+                EPROTO);
+        ck_assert_uint_eq(owner_ask(&o,
+                                    (struct kvd_msg){.number = KVD_MSG_work_sketch,
+                                                     .work_sketch = {5, 1, 100}},
+                                    &o.fds[4], 1),
+                          EPROTO);
+        ck_assert_uint_eq(
+                owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work, .work = {1, 3}}, NULL, 0),
+                EPROTO);
+        ck_assert_uint_eq(
+                owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_forget, .work_forget = {5}},
+                          NULL, 0),
+                0);
         ck_assert_uint_eq(owner_do(&o, spill_job(1, false)), EPROTO);
         owner_stop(&o);
 }

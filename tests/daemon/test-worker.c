@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The worker's life: it is started when one is needed, dies in all ways, and nothing but work in flight is lost. */
+/*
+ * The worker's life: it is started when one is needed, dies in all ways, and nothing but work in
+ * flight is lost.
+ */
 
 #include <errno.h>
 #include <signal.h>
@@ -32,13 +35,14 @@ static void stop(void) {
         instance_end(&in);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 START_TEST(a_worker_comes_when_it_is_needed) {
         pid_t worker;
 
         start(NULL, spilling);
-        ck_assert_uint_eq(user_info(&u).worker_starts, instance_on_gpu()); /* there it clears memory first */
+        /* there it clears memory first */
+        ck_assert_uint_eq(user_info(&u).worker_starts, instance_on_gpu());
         user_append(&u, 8);
         worker = user_worker(&u);
         WAIT_UNTIL(getpriority(PRIO_PROCESS, (id_t)worker) == 10);
@@ -78,7 +82,10 @@ static uint32_t cool_all(void) {
         return (uint32_t)r;
 }
 
-/* The job is in flight, that is sure, because the worker does not move. It is done again by the next one. */
+/*
+ * The job is in flight, that is sure, because the worker does not move. It is done again by the
+ * next one.
+ */
 START_TEST(work_in_flight_is_done_again) {
         pid_t worker;
 
@@ -99,7 +106,7 @@ START_TEST(work_in_flight_is_done_again) {
 }
 END_TEST
 
-/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 #define WAIT_NS UINT64_C(60000000000) /* more than a test may take */
 
@@ -205,7 +212,7 @@ START_TEST(who_waits_for_a_daemon_that_dies_hears_of_it) {
 }
 END_TEST
 
-/* ---- a worker that does not answer ------------------------------------------------------------------------------- */
+/* ---- a worker that does not answer ----------------------------------------------------------- */
 
 /* The daemon serves meanwhile, and ends it when its time is over. */
 START_TEST(one_that_does_not_answer_is_ended) {
@@ -226,7 +233,10 @@ START_TEST(one_that_does_not_answer_is_ended) {
 }
 END_TEST
 
-/* Until its parent ends. Where a worker's life is too short for a job, the next one's may be twice as long. */
+/*
+ * Until its parent ends. Where a worker's life is too short for a job, the next one's may be twice
+ * as long.
+ */
 static _Noreturn void kill_workers(pid_t parent) {
         const uint32_t first = instance_on_gpu() ? 1000000 : 30000; /* a context takes time */
         struct peer_end *p = peer_attach(in.socket);
@@ -236,7 +246,8 @@ static _Noreturn void kill_workers(pid_t parent) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         while (getppid() == parent) {
                 struct kvd_msg_daemon_info_reply info =
-                        peer_ok(p, (struct kvd_msg){.number = KVD_MSG_daemon_info}).daemon_info_reply;
+                        peer_ok(p, (struct kvd_msg){.number = KVD_MSG_daemon_info})
+                                .daemon_info_reply;
 
                 pause = info.jobs > jobs ? first : MIN(2 * pause, 4000000);
                 jobs = info.jobs;
@@ -248,7 +259,10 @@ static _Noreturn void kill_workers(pid_t parent) {
         _exit(0);
 }
 
-/* Killed at random while a client does nothing but spill and revive: every byte is right at every moment. */
+/*
+ * Killed at random while a client does nothing but spill and revive: every byte is right at every
+ * moment.
+ */
 START_TEST(no_byte_is_lost_with_workers_that_die_at_random) {
         pid_t killer, parent = getpid();
 
@@ -297,7 +311,7 @@ START_TEST(a_worker_ends_with_its_daemon) {
 }
 END_TEST
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static uint32_t mappings(pid_t pid) {
         char path[64], line[512];
@@ -331,11 +345,12 @@ START_TEST(a_deleted_space_is_unmapped) {
 }
 END_TEST
 
-/* ---- without one ------------------------------------------------------------------------------------------------- */
+/* ---- without one ----------------------------------------------------------------------------- */
 
 START_TEST(without_a_worker_requests_fail_at_once) {
         const char *const off[] = {"daemon.worker=off", NULL};
-        const char *const methods[] = {"kvreviver=on", "memshare=on", "hshare=on", "keydiff=on", NULL};
+        const char *const methods[] = {"kvreviver=on", "memshare=on", "hshare=on", "keydiff=on",
+                                       NULL};
         uint32_t slots[2] = {0, 1};
         struct kvd_block block;
 

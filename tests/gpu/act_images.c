@@ -11,11 +11,15 @@
 
 #define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
 
-/* checks_image.S. Without nvcc something that no GPU's driver takes, and a stand-in does not look at. */
+/*
+ * checks_image.S. Without nvcc something that no GPU's driver takes, and a stand-in does not look
+ * at.
+ */
 #ifdef KVD_CHECKS_IMAGES
 extern const uint8_t kvd_checks_image[], kvd_checks_image_small[];
 #else
-static const char kvd_checks_image[64] = "kvd: no image", kvd_checks_image_small[64] = "kvd: no image";
+static const char kvd_checks_image[64] = "kvd: no image",
+                  kvd_checks_image_small[64] = "kvd: no image";
 #endif
 
 static const void *image_of(uint64_t which) {
@@ -25,14 +29,16 @@ static const void *image_of(uint64_t which) {
 static cu_result load(struct stage *s, uint64_t which) {
         if (s->library)
                 return CU_OK;
-        return s->cuda->cuLibraryLoadData(&s->library, image_of(which), NULL, NULL, 0, NULL, NULL, 0);
+        return s->cuda->cuLibraryLoadData(&s->library, image_of(which), NULL, NULL, 0, NULL, NULL,
+                                          0);
 }
 
 int stage_launch(struct stage *s, const char *name, const void *arguments) {
         return stage_launch_on(s, name, 1, s->streams[1], arguments);
 }
 
-int stage_launch_on(struct stage *s, const char *name, unsigned blocks, cu_stream stream, const void *arguments) {
+int stage_launch_on(struct stage *s, const char *name, unsigned blocks, cu_stream stream,
+                    const void *arguments) {
         void *parameters[] = {(void *)arguments};
         cu_kernel kernel;
         cu_function function;
@@ -43,7 +49,8 @@ int stage_launch_on(struct stage *s, const char *name, unsigned blocks, cu_strea
         if (!r)
                 r = s->cuda->cuKernelGetFunction(&function, kernel);
         if (!r)
-                r = s->cuda->cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
+                r = s->cuda->cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, stream,
+                                            parameters, NULL);
         return r;
 }
 
@@ -68,7 +75,7 @@ static void act_image(struct stage *s, struct note *note) {
                 note->n[1] += words[i] != 7 + i;
 }
 
-/* ---- cuMemcpyBatchAsync: one name, two signatures --------------------------------------------------------------- */
+/* ---- cuMemcpyBatchAsync: one name, two signatures -------------------------------------------- */
 
 struct copy_attributes {
         int order;
@@ -78,11 +85,14 @@ struct copy_attributes {
 
 enum { ORDER_STREAM = 1 };
 
-typedef cu_result batch_12080(cu_address *to, cu_address *from, size_t *sizes, size_t n, struct copy_attributes *,
-                              size_t *first, size_t n_attributes, size_t *failed, cu_stream);
-typedef cu_result batch_13000(cu_address *to, cu_address *from, size_t *sizes, size_t n, struct copy_attributes *,
-                              size_t *first, size_t n_attributes, cu_stream);
-typedef cu_result get_function(const char *name, void **ret, int version, uint64_t flags, int *found);
+typedef cu_result batch_12080(cu_address *to, cu_address *from, size_t *sizes, size_t n,
+                              struct copy_attributes *, size_t *first, size_t n_attributes,
+                              size_t *failed, cu_stream);
+typedef cu_result batch_13000(cu_address *to, cu_address *from, size_t *sizes, size_t n,
+                              struct copy_attributes *, size_t *first, size_t n_attributes,
+                              cu_stream);
+typedef cu_result get_function(const char *name, void **ret, int version, uint64_t flags,
+                               int *found);
 
 static cu_result find_batch(int version, void **ret) {
         void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -116,7 +126,8 @@ static int batch_prepare(struct stage *s, struct batch *b) {
                 b->froms[i] = b->from + i * b->bytes;
                 b->tos[i] = b->to + (b->n - 1 - i) * b->bytes;
                 b->sizes[i] = b->bytes;
-                r = s->cuda->cuMemsetD32Async(b->froms[i], (unsigned)i + 1, b->bytes / 4, s->streams[1]);
+                r = s->cuda->cuMemsetD32Async(b->froms[i], (unsigned)i + 1, b->bytes / 4,
+                                              s->streams[1]);
         }
         return r ? r : s->cuda->cuStreamSynchronize(s->streams[1]);
 }
@@ -126,9 +137,10 @@ static int batch_copy(struct stage *s, struct batch *b, int version, void *funct
         size_t first = 0;
 
         if (version < 13000)
-                return ((batch_12080 *)function)(b->tos, b->froms, b->sizes, b->n, &a, &first, 1, &b->failed,
-                                                 s->streams[1]);
-        return ((batch_13000 *)function)(b->tos, b->froms, b->sizes, b->n, &a, &first, 1, s->streams[1]);
+                return ((batch_12080 *)function)(b->tos, b->froms, b->sizes, b->n, &a, &first, 1,
+                                                 &b->failed, s->streams[1]);
+        return ((batch_13000 *)function)(b->tos, b->froms, b->sizes, b->n, &a, &first, 1,
+                                         s->streams[1]);
 }
 
 static int batch_look(struct stage *s, struct batch *b, uint64_t *wrong) {
@@ -137,7 +149,8 @@ static int batch_look(struct stage *s, struct batch *b, uint64_t *wrong) {
         for (size_t i = 0; i < b->n && !r; i++) {
                 uint32_t word = 0;
 
-                r = s->cuda->cuMemcpyDtoHAsync(&word, b->tos[i] + b->bytes - 4, sizeof word, s->streams[1]);
+                r = s->cuda->cuMemcpyDtoHAsync(&word, b->tos[i] + b->bytes - 4, sizeof word,
+                                               s->streams[1]);
                 r = r ? r : s->cuda->cuStreamSynchronize(s->streams[1]);
                 *wrong += word != i + 1;
         }

@@ -16,11 +16,12 @@
 #define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
 
 static struct cu_allocation exportable(cu_device device) {
-        return (struct cu_allocation){.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+        return (struct cu_allocation){.type = CU_ALLOCATION_PINNED,
+                                      .handle_types = CU_HANDLE_POSIX_FD,
                                       .location = {CU_LOCATION_DEVICE, device}};
 }
 
-/* ---- opening ---------------------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static void act_init(struct stage *s, struct note *note) {
         const char *why = "";
@@ -63,7 +64,8 @@ static void act_open(struct stage *s, struct note *note) {
         TRY(s->cuda->cuDeviceTotalMem(&bytes, s->device));
         note->n[0] = (uint64_t)version;
         note->n[1] = bytes;
-        note->n[2] = attribute(s, CU_ATTR_CAPABILITY_MAJOR) * 10 + attribute(s, CU_ATTR_CAPABILITY_MINOR);
+        note->n[2] = attribute(s, CU_ATTR_CAPABILITY_MAJOR) * 10 +
+                     attribute(s, CU_ATTR_CAPABILITY_MINOR);
         TRY(s->cuda->cuDeviceGetName(note->text, sizeof note->text, s->device));
 }
 
@@ -75,7 +77,7 @@ static void act_see_free(struct stage *s, struct note *note) {
         note->n[1] = total;
 }
 
-/* ---- VMM -------------------------------------------------------------------------------------------------------- */
+/* ---- VMM ------------------------------------------------------------------------------------- */
 
 static void act_create(struct stage *s, struct note *note) {
         struct cu_allocation what = exportable(s->device);
@@ -147,7 +149,7 @@ static void act_unmap(struct stage *s, struct note *note) {
         note->n[1] = now_ns() - begin;
 }
 
-/* ---- legacy handles --------------------------------------------------------------------------------------------- */
+/* ---- legacy handles -------------------------------------------------------------------------- */
 
 static void act_alloc(struct stage *s, struct note *note) {
         struct cu_ipc_handle handle;
@@ -176,7 +178,7 @@ static void act_unlegacy(struct stage *s, struct note *note) {
         s->at = 0;
 }
 
-/* ---- what is in it ---------------------------------------------------------------------------------------------- */
+/* ---- what is in it --------------------------------------------------------------------------- */
 
 static uint32_t word_of(uint64_t seed, uint64_t i) {
         return (uint32_t)((i + 1) * 2654435761u ^ (seed * 0x9e3779b97f4a7c15u >> 32));
@@ -229,7 +231,8 @@ static cu_result spoil(struct stage *s, uint64_t how, cu_address at) {
 
 static void act_spoil(struct stage *s, struct note *note) {
         int called = spoil(s, note->n[0], s->at + note->n[1] * 4);
-        int waited = s->cuda->cuStreamSynchronize(s->streams[1]), after = s->cuda->cuCtxSynchronize();
+        int waited = s->cuda->cuStreamSynchronize(s->streams[1]),
+            after = s->cuda->cuCtxSynchronize();
 
         note->n[0] = (uint64_t)called;
         note->n[1] = (uint64_t)waited;
@@ -241,7 +244,7 @@ static void act_health(struct stage *s, struct note *note) {
         TRY(s->cuda->cuCtxSynchronize());
 }
 
-/* ---- host memory ------------------------------------------------------------------------------------------------ */
+/* ---- host memory ----------------------------------------------------------------------------- */
 
 static void act_register(struct stage *s, struct note *note) {
         uint64_t begin = now_ns();
@@ -261,7 +264,8 @@ static void act_register(struct stage *s, struct note *note) {
         madvise(s->host, s->host_bytes, MADV_POPULATE_WRITE);
         note->n[0] = now_ns() - begin;
         begin = now_ns();
-        TRY(s->cuda->cuMemHostRegister(s->host, s->host_bytes, CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED));
+        TRY(s->cuda->cuMemHostRegister(s->host, s->host_bytes,
+                                       CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED));
         note->n[1] = now_ns() - begin;
         TRY(s->cuda->cuMemHostGetDevicePointer(&s->host_at, s->host, 0));
 }
@@ -277,7 +281,8 @@ static void act_unregister(struct stage *s, struct note *note) {
 
 /* Five copies of the whole; the best. */
 static void act_rate(struct stage *s, struct note *note) {
-        uint64_t bytes = MIN(note->n[0], MIN(s->bytes, s->host_bytes)), in = note->n[1], best = UINT64_MAX;
+        uint64_t bytes = MIN(note->n[0], MIN(s->bytes, s->host_bytes)), in = note->n[1],
+                 best = UINT64_MAX;
 
         for (int i = 0; i < 5; i++) {
                 uint64_t begin = now_ns();
@@ -290,7 +295,7 @@ static void act_rate(struct stage *s, struct note *note) {
         note->n[0] = bytes * 1000000000u / best;
 }
 
-/* ---- how many mappings ------------------------------------------------------------------------------------------ */
+/* ---- how many mappings ----------------------------------------------------------------------- */
 
 /* One handle again and again, at the addresses of one reservation. The process ends afterwards. */
 static void act_spread(struct stage *s, struct note *note) {
@@ -303,7 +308,8 @@ static void act_spread(struct stage *s, struct note *note) {
                 begin = now_ns();
                 note->result = s->cuda->cuMemMap(at + n * s->bytes, s->bytes, 0, s->memory, 0);
                 if (!note->result)
-                        note->result = s->cuda->cuMemSetAccess(at + n * s->bytes, s->bytes, &access, 1);
+                        note->result = s->cuda->cuMemSetAccess(at + n * s->bytes, s->bytes, &access,
+                                                               1);
                 n += !note->result;
         }
         note->n[0] = n;
@@ -311,9 +317,24 @@ static void act_spread(struct stage *s, struct note *note) {
 }
 
 action_function *const actions_of_memory[N_ACTIONS] = {
-        [INIT] = act_init, [OPEN] = act_open, [SEE_FREE] = act_see_free, [CREATE] = act_create,
-        [IMPORT] = act_import, [MAP] = act_map, [ACCESS] = act_access, [UNMAP] = act_unmap, [ALLOC] = act_alloc,
-        [LEGACY] = act_legacy, [UNLEGACY] = act_unlegacy, [FILL] = act_fill, [CHECK] = act_check,
-        [SPOIL] = act_spoil, [HEALTH] = act_health, [REGISTER] = act_register, [UNREGISTER] = act_unregister,
-        [PEEK] = act_peek, [SPREAD] = act_spread, [RATE] = act_rate,
+        [INIT] = act_init,
+        [OPEN] = act_open,
+        [SEE_FREE] = act_see_free,
+        [CREATE] = act_create,
+        [IMPORT] = act_import,
+        [MAP] = act_map,
+        [ACCESS] = act_access,
+        [UNMAP] = act_unmap,
+        [ALLOC] = act_alloc,
+        [LEGACY] = act_legacy,
+        [UNLEGACY] = act_unlegacy,
+        [FILL] = act_fill,
+        [CHECK] = act_check,
+        [SPOIL] = act_spoil,
+        [HEALTH] = act_health,
+        [REGISTER] = act_register,
+        [UNREGISTER] = act_unregister,
+        [PEEK] = act_peek,
+        [SPREAD] = act_spread,
+        [RATE] = act_rate,
 };

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What actors do with streams and slots. Slots are u64, in the mapping or in registered host memory */
+/*
+ * What actors do with streams and slots. Slots are u64, in the mapping or in registered host memory
+ */
 #include <string.h>
 
 #include "ipc/base/util.h"
@@ -16,8 +18,8 @@ cu_address stage_slot(const struct stage *s, uint64_t where, uint64_t slot) {
 static void act_write(struct stage *s, struct note *note) {
         uint64_t when = now_ns();
 
-        TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, note->n[0], note->n[1]), note->n[2],
-                                          CU_WRITE_DEFAULT));
+        TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, note->n[0], note->n[1]),
+                                          note->n[2], CU_WRITE_DEFAULT));
         s->cuda->cuStreamQuery(s->streams[1]); /* hands it to the device */
         note->n[0] = when;
 }
@@ -38,12 +40,13 @@ static void act_copy(struct stage *s, struct note *note) {
         uint64_t when = now_ns();
 
         value = note->n[2];
-        TRY(s->cuda->cuMemcpyHtoDAsync(stage_slot(s, note->n[0], note->n[1]), &value, sizeof value, s->streams[1]));
+        TRY(s->cuda->cuMemcpyHtoDAsync(stage_slot(s, note->n[0], note->n[1]), &value, sizeof value,
+                                       s->streams[1]));
         TRY(s->cuda->cuStreamSynchronize(s->streams[1]));
         note->n[0] = when;
 }
 
-/* ---- waiting ---------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static cu_result spin(struct stage *s, uint64_t ms) {
         uint64_t until = now_ns() + ms * 1000000u;
@@ -58,8 +61,8 @@ static cu_result spin(struct stage *s, uint64_t ms) {
 static void act_await(struct stage *s, struct note *note) {
         uint64_t begin = now_ns();
 
-        TRY(s->cuda->cuStreamWaitValue64(s->streams[0], stage_slot(s, note->n[0], note->n[1]), note->n[2],
-                                         CU_WAIT_GEQ));
+        TRY(s->cuda->cuStreamWaitValue64(s->streams[0], stage_slot(s, note->n[0], note->n[1]),
+                                         note->n[2], CU_WAIT_GEQ));
         if (s->cuda->cuStreamQuery(s->streams[0]) == CU_NOT_READY && s->host)
                 __atomic_store_n(s->host + WAITING_SLOT, note->n[2], __ATOMIC_SEQ_CST);
         note->result = spin(s, note->n[3]);
@@ -73,14 +76,14 @@ static void act_rest(struct stage *s, struct note *note) {
 }
 
 static void act_echo(struct stage *s, struct note *note) {
-        TRY(s->cuda->cuStreamWaitValue64(s->streams[0], stage_slot(s, note->n[0], note->n[1]), note->n[2],
-                                         CU_WAIT_GEQ));
-        TRY(s->cuda->cuStreamWriteValue64(s->streams[0], stage_slot(s, note->n[0], note->n[3]), note->n[4],
-                                          CU_WRITE_DEFAULT));
+        TRY(s->cuda->cuStreamWaitValue64(s->streams[0], stage_slot(s, note->n[0], note->n[1]),
+                                         note->n[2], CU_WAIT_GEQ));
+        TRY(s->cuda->cuStreamWriteValue64(s->streams[0], stage_slot(s, note->n[0], note->n[3]),
+                                          note->n[4], CU_WRITE_DEFAULT));
         s->cuda->cuStreamQuery(s->streams[0]);
 }
 
-/* ---- data behind a slot ----------------------------------------------------------------------------------------- */
+/* ---- data behind a slot ---------------------------------------------------------------------- */
 
 static uint64_t data_words(const struct stage *s) {
         return (s->bytes - 4096) / 4;
@@ -88,8 +91,8 @@ static uint64_t data_words(const struct stage *s) {
 
 static void act_publish(struct stage *s, struct note *note) {
         TRY(s->cuda->cuMemsetD32Async(s->at, (unsigned)note->n[3], data_words(s), s->streams[1]));
-        TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, note->n[0], note->n[1]), note->n[2],
-                                          CU_WRITE_DEFAULT));
+        TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, note->n[0], note->n[1]),
+                                          note->n[2], CU_WRITE_DEFAULT));
         s->cuda->cuStreamQuery(s->streams[1]);
 }
 
@@ -99,32 +102,35 @@ static void act_consume(struct stage *s, struct note *note) {
         uint64_t n = MIN(data_words(s), (uint64_t)ARRAY_SIZE(words));
 
         memset(words, 0xff, sizeof words);
-        TRY(s->cuda->cuStreamWaitValue64(s->streams[0], stage_slot(s, note->n[0], note->n[1]), note->n[2],
-                                         CU_WAIT_GEQ));
-        TRY(s->cuda->cuMemcpyDtoHAsync(words, s->at + (data_words(s) - n) * 4, n * 4, s->streams[0]));
+        TRY(s->cuda->cuStreamWaitValue64(s->streams[0], stage_slot(s, note->n[0], note->n[1]),
+                                         note->n[2], CU_WAIT_GEQ));
+        TRY(s->cuda->cuMemcpyDtoHAsync(words, s->at + (data_words(s) - n) * 4, n * 4,
+                                       s->streams[0]));
         TRY(spin(s, 5000));
         note->n[0] = 0;
         for (uint64_t i = 0; i < n; i++)
                 note->n[0] += words[i] != (uint32_t)note->n[3];
 }
 
-/* ---- work to be killed in --------------------------------------------------------------------------------------- */
+/* ---- work to be killed in -------------------------------------------------------------------- */
 
 static void act_beat(struct stage *s, struct note *note) {
-        TRY(stage_launch(s, "kvd_check_beat",
-                         &(struct check_beat){s->host_at + 8 * 8, s->at, s->host_at + 9 * 8, note->n[0]}));
+        TRY(stage_launch(
+                s, "kvd_check_beat",
+                &(struct check_beat){s->host_at + 8 * 8, s->at, s->host_at + 9 * 8, note->n[0]}));
         s->cuda->cuStreamQuery(s->streams[1]);
 }
 
 static void act_sets(struct stage *s, struct note *note) {
         for (uint64_t i = 1; i <= note->n[0]; i++) {
                 TRY(s->cuda->cuMemsetD32Async(s->at, (unsigned)i, data_words(s), s->streams[1]));
-                TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, IN_HOST, 8), i, CU_WRITE_DEFAULT));
+                TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, IN_HOST, 8), i,
+                                                  CU_WRITE_DEFAULT));
         }
 }
 
 action_function *const actions_of_order[N_ACTIONS] = {
-        [WRITE] = act_write, [STORE] = act_store, [COPY] = act_copy, [LOAD] = act_load, [AWAIT] = act_await,
-        [REST] = act_rest, [ECHO] = act_echo, [PUBLISH] = act_publish, [CONSUME] = act_consume, [BEAT] = act_beat,
-        [SETS] = act_sets,
+        [WRITE] = act_write,     [STORE] = act_store, [COPY] = act_copy, [LOAD] = act_load,
+        [AWAIT] = act_await,     [REST] = act_rest,   [ECHO] = act_echo, [PUBLISH] = act_publish,
+        [CONSUME] = act_consume, [BEAT] = act_beat,   [SETS] = act_sets,
 };

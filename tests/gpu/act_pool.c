@@ -26,8 +26,12 @@ struct member {
 };
 
 /* 256 KiB a block. */
-static const struct kvd_geometry geometry = {.layers = 8, .kv_heads = 8, .head_dim = 64,
-                                             .block_tokens = POOL_BLOCK_TOKENS, .dtype = KVD_BF16, .vocab = 1u << 30};
+static const struct kvd_geometry geometry = {.layers = 8,
+                                             .kv_heads = 8,
+                                             .head_dim = 64,
+                                             .block_tokens = POOL_BLOCK_TOKENS,
+                                             .dtype = KVD_BF16,
+                                             .vocab = 1u << 30};
 
 static int kvd_result(int64_t r, struct note *note) {
         if (r >= 0)
@@ -43,7 +47,7 @@ int ask_join(struct actor *a, const char *socket) {
         return actor_ask(a, note);
 }
 
-/* ---- content ---------------------------------------------------------------------------------------------------- */
+/* ---- content --------------------------------------------------------------------------------- */
 
 static uint32_t word_of(uint64_t seed, uint32_t block) {
         return (uint32_t)(seed * 2654435761u + block * 40503u + 1);
@@ -58,20 +62,24 @@ static int fill(struct stage *s, const struct kvd_block *blocks, uint32_t n, uin
         cu_result r = CU_OK;
 
         for (uint32_t i = 0; i < n && !r; i++)
-                r = s->cuda->cuMemsetD32Async((cu_address)(uintptr_t)blocks[i].data, word_of(seed, i),
-                                              s->member->block_bytes / 4, s->streams[1]);
+                r = s->cuda->cuMemsetD32Async((cu_address)(uintptr_t)blocks[i].data,
+                                              word_of(seed, i), s->member->block_bytes / 4,
+                                              s->streams[1]);
         return r;
 }
 
-/* Copies the pinned chain out, block by block, on the stream that waits, and compares every word. */
+/*
+ * Copies the pinned chain out, block by block, on the stream that waits, and compares every word.
+ */
 static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
         struct member *m = s->member;
         cu_result r = CU_OK;
 
         *wrong = 0;
         for (uint32_t i = 0; i < m->n_blocks && !r; i++) {
-                r = s->cuda->cuMemcpyDtoHAsync(m->copy, (cu_address)(uintptr_t)kvd_pin_block(&m->pin, m->blocks[i]),
-                                               m->block_bytes, s->streams[0]);
+                r = s->cuda->cuMemcpyDtoHAsync(
+                        m->copy, (cu_address)(uintptr_t)kvd_pin_block(&m->pin, m->blocks[i]),
+                        m->block_bytes, s->streams[0]);
                 r = r ? r : s->cuda->cuStreamSynchronize(s->streams[0]);
                 for (uint64_t w = 0; w < m->block_bytes / 4 && !r; w++)
                         *wrong += m->copy[w] != word_of(seed, i);
@@ -79,7 +87,7 @@ static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
         return r;
 }
 
-/* ---- actions ---------------------------------------------------------------------------------------------------- */
+/* ---- actions --------------------------------------------------------------------------------- */
 
 static void act_join(struct stage *s, struct note *note) {
         struct member *m = s->member = calloc(1, sizeof *m);
@@ -112,16 +120,19 @@ static int start_long_work(struct stage *s, uint64_t n) {
         cu_result r;
 
         if (!s->host) {
-                s->host = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+                s->host = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                               0);
                 if (s->host == MAP_FAILED)
                         return CU_OUT_OF_MEMORY;
-                r = s->cuda->cuMemHostRegister(s->host, PAGE, CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED);
+                r = s->cuda->cuMemHostRegister(s->host, PAGE,
+                                               CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED);
                 r = r ? r : s->cuda->cuMemHostGetDevicePointer(&s->host_at, s->host, 0);
                 if (r)
                         return r;
         }
-        return stage_launch(s, "kvd_check_beat",
-                            &(struct check_beat){s->host_at + 64, s->host_at + 72, s->host_at + 80, n});
+        return stage_launch(
+                s, "kvd_check_beat",
+                &(struct check_beat){s->host_at + 64, s->host_at + 72, s->host_at + 80, n});
 }
 
 static void act_put(struct stage *s, struct note *note) {
@@ -143,7 +154,8 @@ static void act_put(struct stage *s, struct note *note) {
         TRY(fill(s, blocks, n, seed));
         tokens_of(seed, n * POOL_BLOCK_TOKENS, tokens);
         begin = now_ns();
-        got = kvd_seal_on(s->member->space, &pin, n, blocks, tokens, n * POOL_BLOCK_TOKENS, s->streams[1]);
+        got = kvd_seal_on(s->member->space, &pin, n, blocks, tokens, n * POOL_BLOCK_TOKENS,
+                          s->streams[1]);
         note->n[1] = now_ns() - begin;
         note->result = kvd_result(got, note);
         if (note->result) { /* of a daemon that is gone */
@@ -179,8 +191,9 @@ static void act_find(struct stage *s, struct note *note) {
         note->result = s->cuda->cuStreamQuery(s->streams[0]);
         if (note->result) /* it waits: READ looks later */
                 return;
-        TRY(s->cuda->cuMemcpyDtoHAsync(&word, (cu_address)(uintptr_t)kvd_pin_block(&m->pin, m->blocks[0]), sizeof word,
-                                       s->streams[0]));
+        TRY(s->cuda->cuMemcpyDtoHAsync(&word,
+                                       (cu_address)(uintptr_t)kvd_pin_block(&m->pin, m->blocks[0]),
+                                       sizeof word, s->streams[0]));
         TRY(s->cuda->cuStreamSynchronize(s->streams[0]));
         t[3] = now_ns();
         note->n[3] = t[3] - t[0];
@@ -209,6 +222,6 @@ static void act_drop(struct stage *s, struct note *note) {
 }
 
 action_function *const actions_of_pool[N_ACTIONS] = {
-        [JOIN] = act_join, [PUT] = act_put, [FIND] = act_find, [READ] = act_read, [JUDGE] = act_judge,
-        [DROP] = act_drop,
+        [JOIN] = act_join, [PUT] = act_put,     [FIND] = act_find,
+        [READ] = act_read, [JUDGE] = act_judge, [DROP] = act_drop,
 };

@@ -4,7 +4,10 @@
 
 #include "tests/gpu/actor.h"
 
-/* What actors do as clients of a kvd: JOIN to DROP. A negative errno of libkvd is the result POOL_ERRNO - errno. */
+/*
+ * What actors do as clients of a kvd: JOIN to DROP. A negative errno of libkvd is the result
+ * POOL_ERRNO - errno.
+ */
 extern action_function *const actions_of_pool[N_ACTIONS];
 
 #define POOL_ERRNO 100000

@@ -40,7 +40,7 @@ void sleep_ms(unsigned ms) {
         nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000l}, NULL);
 }
 
-/* ---- notes ------------------------------------------------------------------------------------------------------ */
+/* ---- notes ----------------------------------------------------------------------------------- */
 
 static int note_send(int socket, const struct note *note, int fd) {
         union {
@@ -80,7 +80,7 @@ static int note_take(int socket, struct note *note, int *fd) {
         return 0;
 }
 
-/* ---- the script's side ------------------------------------------------------------------------------------------ */
+/* ---- the script's side ----------------------------------------------------------------------- */
 
 void actor_tell(struct actor *a, struct note note) {
         note_send(a->socket, &note, a->fd);
@@ -123,7 +123,9 @@ const char *actor_word(int result) {
                 return "no answer";
         if (result == CU_OK)
                 return "CUDA_SUCCESS";
-        /* Names need the driver's library, but no initialised driver: the script stays without one. */
+        /*
+         * Names need the driver's library, but no initialised driver: the script stays without one.
+         */
         if (!kvd_cuda_load(&why) || kvd_cuda_load(&why)->cuGetErrorName(result, &name) || !name)
                 snprintf(text, sizeof texts[0], "error %d", result);
         else
@@ -131,7 +133,7 @@ const char *actor_word(int result) {
         return text;
 }
 
-/* ---- the actor's side ------------------------------------------------------------------------------------------- */
+/* ---- the actor's side ------------------------------------------------------------------------ */
 
 static void act(struct stage *s, struct note *note) {
         action_function *function = NULL;

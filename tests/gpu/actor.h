@@ -3,8 +3,9 @@
 #define KVD_TESTS_GPU_ACTOR_H
 
 /*
- * Processes that use the driver, and do what the script of a check tells them, one thing after the other. The script
- * itself never loads the driver: a CUDA error, a hang, or a kill stays in the actor.
+ * Processes that use the driver, and do what the script of a check tells them, one thing after the
+ * other. The script itself never loads the driver: a CUDA error, a hang, or a kill stays in the
+ * actor.
  *
  *      struct actor a = actor_start(), b = actor_start();
  *
@@ -12,8 +13,8 @@
  *      ask(&a, CREATE, bytes);                 the note that comes back holds a descriptor
  *      ask(&b, IMPORT, bytes, CU_ACCESS_READ);   the descriptor of the last note goes along
  *
- * ask() returns the driver's result of what was done, or one of the numbers below zero. tell() only sends; hear()
- * takes the reply of an earlier tell().
+ * ask() returns the driver's result of what was done, or one of the numbers below zero. tell() only
+ * sends; hear() takes the reply of an earlier tell().
  */
 
 #include <stdint.h>
@@ -26,7 +27,8 @@ enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
 /* ACTION(name, what it is told -> what it answers, numbers in order) */
 #define ACTIONS(ACTION) \
         ACTION(INIT, "-> ; cuInit, no context; text: name, path of the library") \
-        ACTION(OPEN, "-> driver version, memory, capability; a context, two streams; text: the device's name") \
+        ACTION(OPEN, "-> driver version, memory, capability; a context, two streams; text: the " \
+                     "device's name") \
         ACTION(SEE_FREE, "-> free, total: bytes") \
         ACTION(CREATE, "bytes -> ns to create, to export; a descriptor") \
         ACTION(IMPORT, "bytes, access; a descriptor -> ns to import, reserve, map, set access") \
@@ -40,27 +42,39 @@ enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
         ACTION(CHECK, "seed -> words that differ, the first that does") \
         ACTION(SPOIL, "how, word -> result of the call, of waiting, of the call after; one store") \
         ACTION(HEALTH, "-> ; waits for the context") \
-        ACTION(REGISTER, "bytes, huge pages please; a descriptor of host memory -> ns to map, to register") \
+        ACTION(REGISTER, \
+               "bytes, huge pages please; a descriptor of host memory -> ns to map, to register") \
         ACTION(UNREGISTER, "-> ns") \
         ACTION(WRITE, "where, slot, value -> when it was called; a stream's write") \
         ACTION(STORE, "slot, value -> when; a plain store to host memory") \
         ACTION(COPY, "where, slot, value -> when; a copy from the host") \
         ACTION(LOAD, "slot -> value; a plain load of host memory") \
-        ACTION(AWAIT, "where, slot, value, ms -> when it was seen, ns from call to seen; CU_NOT_READY: still waits") \
+        ACTION(AWAIT, "where, slot, value, ms -> when it was seen, ns from call to seen; " \
+                      "CU_NOT_READY: still waits") \
         ACTION(REST, "ms -> when; what AWAIT left waiting") \
-        ACTION(ECHO, "where, slot, value, slot, value -> ; on the stream: wait for the first, write the second") \
-        ACTION(PUBLISH, "where, slot, value, seed -> ; the mapping is filled, then the slot written, by one stream") \
-        ACTION(CONSUME, "where, slot, value, seed -> words that differ; waits for the slot, then copies out") \
-        ACTION(BEAT, "n -> ; starts the kernel that counts in host memory (slot 8) and in the mapping") \
+        ACTION(ECHO, "where, slot, value, slot, value -> ; on the stream: wait for the first, " \
+                     "write the second") \
+        ACTION(PUBLISH, "where, slot, value, seed -> ; the mapping is filled, then the slot " \
+                        "written, by one stream") \
+        ACTION(CONSUME, "where, slot, value, seed -> words that differ; waits for the slot, then " \
+                        "copies out") \
+        ACTION(BEAT, \
+               "n -> ; starts the kernel that counts in host memory (slot 8) and in the mapping") \
         ACTION(SETS, "n -> ; queues n fillings of the mapping, the i-th with i") \
         ACTION(PEEK, "-> the mapping's first word") \
         ACTION(SPREAD, "most, ms -> mappings of one handle, ns of the last; until it fails") \
-        ACTION(IMAGE, "which -> ns to load, words wrong; text: what failed; 0 default, 1 compressed") \
-        ACTION(BATCH, "version, n, bytes -> ns, wrong, address of the function; text: what failed") \
-        ACTION(RATE, "bytes, to the device -> bytes a second between registered host memory and the mapping") \
-        ACTION(JOIN, "text: a daemon's socket -> memory, legacy, streams order; opens a space there, and its device") \
-        ACTION(PUT, "seed, blocks, work before it -> blocks sealed, ns of the seal; a stream fills and seals them") \
-        ACTION(FIND, "seed, blocks -> tokens found, ns to look up, to wait, to the end of the first use, words wrong") \
+        ACTION(IMAGE, \
+               "which -> ns to load, words wrong; text: what failed; 0 default, 1 compressed") \
+        ACTION(BATCH, \
+               "version, n, bytes -> ns, wrong, address of the function; text: what failed") \
+        ACTION(RATE, "bytes, to the device -> bytes a second between registered host memory and " \
+                     "the mapping") \
+        ACTION(JOIN, "text: a daemon's socket -> memory, legacy, streams order; opens a space " \
+                     "there, and its device") \
+        ACTION(PUT, "seed, blocks, work before it -> blocks sealed, ns of the seal; a stream " \
+                    "fills and seals them") \
+        ACTION(FIND, "seed, blocks -> tokens found, ns to look up, to wait, to the end of the " \
+                     "first use, words wrong") \
         ACTION(READ, "seed -> words that differ in what FIND holds; CU_NOT_READY after a while") \
         ACTION(JUDGE, "-> what kvd_check_pin says of it, as errno") \
         ACTION(DROP, "-> still held; lets go")
@@ -108,7 +122,8 @@ void actor_user(uid_t uid);
 void actor_tell(struct actor *a, struct note note);
 int actor_hear(struct actor *a, int ms);
 int actor_ask(struct actor *a, struct note note); /* at most 20 s */
-void actor_lend(struct actor *to, int fd);        /* a duplicate of fd goes along with what it is told next */
+/* a duplicate of fd goes along with what it is told next */
+void actor_lend(struct actor *to, int fd);
 
 /* The result in words, as in "CUDA_ERROR_INVALID_VALUE" or "the process is gone"; static. */
 const char *actor_word(int result);
@@ -117,7 +132,7 @@ const char *actor_word(int result);
 uint64_t now_ns(void);
 void sleep_ms(unsigned ms);
 
-/* ---- between the actors' files ---------------------------------------------------------------------------------- */
+/* ---- between the actors' files --------------------------------------------------------------- */
 
 struct stage { /* what an actor has; see ACTIONS */
         const struct kvd_cuda *cuda;
@@ -145,7 +160,9 @@ void actor_more(action_function *const *more);
 
 int stage_open(struct stage *s);
 cu_address stage_slot(const struct stage *s, uint64_t where, uint64_t slot);
-int stage_launch(struct stage *s, const char *kernel, const void *arguments); /* one block of 256 threads */
-int stage_launch_on(struct stage *s, const char *kernel, unsigned blocks, cu_stream stream, const void *arguments);
+/* one block of 256 threads */
+int stage_launch(struct stage *s, const char *kernel, const void *arguments);
+int stage_launch_on(struct stage *s, const char *kernel, unsigned blocks, cu_stream stream,
+                    const void *arguments);
 
 #endif

@@ -2,8 +2,8 @@
 /*
  *      gpu-bench [--only NAME[,NAME...]]
  *
- * JSON lines (line.h): ok is whether the aim was reached, null where none was set or nothing can be judged. KVD_GPU is
- * the device.
+ * JSON lines (line.h): ok is whether the aim was reached, null where none was set or nothing can be
+ * judged. KVD_GPU is the device.
  */
 #include "tests/gpu/bench.h"
 
@@ -18,7 +18,7 @@
 #define ROUNDS 21
 #define NOISE (64 * MIB)
 
-/* ---- memory ----------------------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static void must(struct bench *b, int error, const char *what) {
         struct line l;
@@ -44,7 +44,8 @@ void *bench_pinned(struct bench *b, uint64_t bytes) {
 
         if (b->n_pinned == ARRAY_SIZE(b->pinned))
                 abort();
-        must(b, b->gpu.cuda->cuMemHostAlloc(&at, bytes, CU_HOST_PORTABLE | CU_HOST_MAPPED), "cuMemHostAlloc");
+        must(b, b->gpu.cuda->cuMemHostAlloc(&at, bytes, CU_HOST_PORTABLE | CU_HOST_MAPPED),
+             "cuMemHostAlloc");
         return b->pinned[b->n_pinned++] = at;
 }
 
@@ -63,7 +64,10 @@ static uint32_t next(uint32_t *state) {
         return *state;
 }
 
-/* bf16 of 2^-6 to 2: any bits of fraction and sign, exponents 121 to 127. As fp16 they are finite, too. */
+/*
+ * bf16 of 2^-6 to 2: any bits of fraction and sign, exponents 121 to 127. As fp16 they are finite,
+ * too.
+ */
 static uint16_t noise_number(uint32_t *state) {
         uint32_t r = next(state);
 
@@ -80,7 +84,8 @@ static void make_noise(struct bench *b) {
         for (uint64_t i = 0; i < bytes / 2; i++)
                 numbers[i] = noise_number(&state);
         must(b, b->gpu.cuda->cuMemAlloc(&b->noise, bytes), "cuMemAlloc");
-        must(b, b->gpu.cuda->cuMemcpyHtoDAsync(b->noise, numbers, bytes, NULL), "cuMemcpyHtoDAsync");
+        must(b, b->gpu.cuda->cuMemcpyHtoDAsync(b->noise, numbers, bytes, NULL),
+             "cuMemcpyHtoDAsync");
         must(b, b->gpu.cuda->cuStreamSynchronize(NULL), "noise");
         free(numbers);
 }
@@ -93,7 +98,8 @@ cu_address bench_random(struct bench *b, uint64_t bytes) {
         for (uint64_t at = 0; at < bytes; skip = (skip + 4099 * 16) % (whole / 2)) {
                 uint64_t n = MIN(bytes - at, whole - skip);
 
-                must(b, b->gpu.cuda->cuMemcpyDtoDAsync(to + at, b->noise + skip, n, b->stream), "cuMemcpyDtoDAsync");
+                must(b, b->gpu.cuda->cuMemcpyDtoDAsync(to + at, b->noise + skip, n, b->stream),
+                     "cuMemcpyDtoDAsync");
                 at += n;
         }
         return to;
@@ -115,7 +121,8 @@ void bench_floats(struct bench *b, cu_address at, uint64_t n) {
                 abort();
         for (uint64_t i = 0; i < n; i++)
                 numbers[i] = (float)next(&state) / 2147483648.0f - 1;
-        must(b, b->gpu.cuda->cuMemcpyHtoDAsync(at, numbers, n * sizeof *numbers, b->stream), "cuMemcpyHtoDAsync");
+        must(b, b->gpu.cuda->cuMemcpyHtoDAsync(at, numbers, n * sizeof *numbers, b->stream),
+             "cuMemcpyHtoDAsync");
         must(b, b->gpu.cuda->cuStreamSynchronize(b->stream), "a copy");
         free(numbers);
 }
@@ -143,10 +150,11 @@ uint64_t bench_size(const struct bench *b, uint64_t n, uint64_t least) {
         return b->tiny ? MAX(n >> 10, least) : n;
 }
 
-/* ---- time ------------------------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 /* Microseconds of n launches. */
-static double one_round(struct bench *b, launch_fn *launch, const void *state, unsigned n, unsigned *turn) {
+static double one_round(struct bench *b, launch_fn *launch, const void *state, unsigned n,
+                        unsigned *turn) {
         const struct kvd_cuda *cuda = b->gpu.cuda;
         float ms = 0;
 
@@ -162,12 +170,14 @@ static double one_round(struct bench *b, launch_fn *launch, const void *state, u
 
 double bench_time(struct bench *b, launch_fn *launch, const void *state) {
         unsigned rounds = b->tiny ? 2 : ROUNDS, turn = 0, n = 1;
-        double times[ROUNDS], first = one_round(b, launch, state, TURNS, &turn); /* loads, warms up */
+        /* loads, warms up */
+        double times[ROUNDS], first = one_round(b, launch, state, TURNS, &turn);
 
         if (first < 0)
                 return -1;
         first = one_round(b, launch, state, TURNS, &turn) / TURNS;
-        while (!b->tiny && n < 200 && n * first < 2000) /* rounds of two milliseconds: events are coarse */
+        /* rounds of two milliseconds: events are coarse */
+        while (!b->tiny && n < 200 && n * first < 2000)
                 n *= 2;
         for (unsigned i = 0; i < rounds; i++) {
                 times[i] = one_round(b, launch, state, n, &turn);
@@ -180,7 +190,7 @@ double bench_time(struct bench *b, launch_fn *launch, const void *state) {
         return median(times, rounds);
 }
 
-/* ---- lines ------------------------------------------------------------------------------------------------------ */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 static const char *const bandwidths[] = {"read bandwidth", "copy bandwidth", "the bus", ""};
 
@@ -209,8 +219,11 @@ static void say_op(struct bench *b, const struct op *op, double us, double fixed
         if (op->aim > 0)
                 line_number(&l, "aim", op->aim);
         if (share > 0)
-                line_answer(&l, ok, "%.1f us, %.0f GB/s, %.0f %% of %s%s", us, gb_s, share * 100, bandwidths[op->of],
-                            op->aim == 0 ? "" : ok == YES ? ": aim reached" : ": aim not reached");
+                line_answer(&l, ok, "%.1f us, %.0f GB/s, %.0f %% of %s%s", us, gb_s, share * 100,
+                            bandwidths[op->of],
+                            op->aim == 0 ? "" :
+                            ok == YES    ? ": aim reached" :
+                                           ": aim not reached");
         else
                 line_answer(&l, ok, "%.1f us", us);
 }
@@ -230,7 +243,8 @@ double bench_op(struct bench *b, const struct op *op) {
         return us;
 }
 
-void bench_ratio(struct bench *b, const char *name, double slower_us, double faster_us, double aim) {
+void bench_ratio(struct bench *b, const char *name, double slower_us, double faster_us,
+                 double aim) {
         double ratio = faster_us > 0 && slower_us > 0 ? slower_us / faster_us : 0;
         struct line l;
 
@@ -245,7 +259,7 @@ void bench_ratio(struct bench *b, const char *name, double slower_us, double fas
         line_answer(&l, aim == 0 ? OPEN_QUESTION : ratio >= aim ? YES : NO, "%.2f times", ratio);
 }
 
-/* ---- cases ------------------------------------------------------------------------------------------------------ */
+/* ---- cases ----------------------------------------------------------------------------------- */
 
 static const struct {
         const char *name;
@@ -263,7 +277,8 @@ static void open_bench(struct bench *b, const struct driver *driver) {
         *b = (struct bench){.tiny = driver->stand_in, .free = driver->free};
         if (gpu_open(&b->gpu, ordinal ? atoi(ordinal) : 0) < 0)
                 must(b, CU_UNKNOWN, b->gpu.why);
-        must(b, b->gpu.cuda->cuStreamCreateWithPriority(&b->stream, CU_STREAM_NON_BLOCKING, 0), "a stream");
+        must(b, b->gpu.cuda->cuStreamCreateWithPriority(&b->stream, CU_STREAM_NON_BLOCKING, 0),
+             "a stream");
         must(b, b->gpu.cuda->cuEventCreate(&b->from, 0), "cuEventCreate");
         must(b, b->gpu.cuda->cuEventCreate(&b->to, 0), "cuEventCreate");
         make_noise(b);

@@ -3,9 +3,9 @@
 #define KVD_TESTS_GPU_BENCH_H
 
 /*
- * How fast operations are on this device, beside what its memory can do in the same run. A case makes random data
- * larger than the L2, several sets of it that take turns, and says what bytes the operation must move; the frame
- * launches, takes times by events, and the median of many.
+ * How fast operations are on this device, beside what its memory can do in the same run. A case
+ * makes random data larger than the L2, several sets of it that take turns, and says what bytes the
+ * operation must move; the frame launches, takes times by events, and the median of many.
  *
  *      share     bytes / time, as a part of the bandwidth that was measured first (reading, or copying: read + written)
  *      rest      time - bytes / bandwidth; of it, fixed is what the same operation takes at a size of next to nothing
@@ -61,11 +61,15 @@ double bench_op(struct bench *b, const struct op *op);
 /* Two operations that do the same. */
 void bench_ratio(struct bench *b, const char *name, double slower_us, double faster_us, double aim);
 
-/* Memory of the device until the case is over; random: numbers, as bf16 of 2^-6 to 2, and as fp16 finite, too. */
+/*
+ * Memory of the device until the case is over; random: numbers, as bf16 of 2^-6 to 2, and as fp16
+ * finite, too.
+ */
 cu_address bench_room(struct bench *b, uint64_t bytes);
 cu_address bench_random(struct bench *b, uint64_t bytes);
 cu_address bench_copied(struct bench *b, const void *from, uint64_t bytes);
-cu_address bench_ids(struct bench *b, uint32_t n, uint32_t of, uint32_t *copy); /* n of them, scattered, none twice */
+/* n of them, scattered, none twice */
+cu_address bench_ids(struct bench *b, uint32_t n, uint32_t of, uint32_t *copy);
 void *bench_pinned(struct bench *b, uint64_t bytes);
 void bench_floats(struct bench *b, cu_address at, uint64_t n);                  /* fp32 instead */
 

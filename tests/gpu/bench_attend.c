@@ -36,7 +36,10 @@ static cu_address repeated(struct bench *b, uint32_t value, uint32_t n) {
         return at;
 }
 
-/* Each of n sequences has that many tokens, in scattered blocks of one layer: K plane, V plane; HND. */
+/*
+ * Each of n sequences has that many tokens, in scattered blocks of one layer: K plane, V plane;
+ * HND.
+ */
 static struct attending make(struct bench *b, uint32_t n, uint32_t tokens) {
         uint64_t plane = PER_BLOCK * KV_HEADS * DIM * 2, ld = tokens / PER_BLOCK;
         cu_address pool = bench_random(b, n * ld * 2 * plane), lengths = repeated(b, tokens, n);
@@ -47,13 +50,29 @@ static struct attending make(struct bench *b, uint32_t n, uint32_t tokens) {
 
         for (unsigned i = 0; i < TURNS; i++)
                 s.a[i] = (struct gpu_attend){
-                        .blocks = {pool, 2 * plane, bench_ids(b, (uint32_t)(n * ld), (uint32_t)(n * ld), NULL)},
-                        .ld_blocks = ld, .v_offset = plane, .head_stride = PER_BLOCK * DIM * 2, .token_stride = DIM * 2,
-                        .number = KVD_NUMBER_BF16, .block_tokens = PER_BLOCK, .dim = DIM, .kv_heads = KV_HEADS,
-                        .group = GROUP, .n_sequences = n, .max_length = tokens, .lengths = lengths,
-                        .q_number = KVD_NUMBER_BF16, .out_number = KVD_NUMBER_BF16, .scale = 0.088388f, .q = q,
-                        .out = out, .q_token = KV_HEADS * GROUP * DIM, .q_head = DIM,
-                        .out_token = KV_HEADS * GROUP * DIM, .out_head = DIM};
+                        .blocks = {pool, 2 * plane,
+                                   bench_ids(b, (uint32_t)(n * ld), (uint32_t)(n * ld), NULL)},
+                        .ld_blocks = ld,
+                        .v_offset = plane,
+                        .head_stride = PER_BLOCK * DIM * 2,
+                        .token_stride = DIM * 2,
+                        .number = KVD_NUMBER_BF16,
+                        .block_tokens = PER_BLOCK,
+                        .dim = DIM,
+                        .kv_heads = KV_HEADS,
+                        .group = GROUP,
+                        .n_sequences = n,
+                        .max_length = tokens,
+                        .lengths = lengths,
+                        .q_number = KVD_NUMBER_BF16,
+                        .out_number = KVD_NUMBER_BF16,
+                        .scale = 0.088388f,
+                        .q = q,
+                        .out = out,
+                        .q_token = KV_HEADS * GROUP * DIM,
+                        .q_head = DIM,
+                        .out_token = KV_HEADS * GROUP * DIM,
+                        .out_head = DIM};
         bytes = gpu_attend_workspace(&b->gpu, &s.a[0]);
         workspace = bench_room(b, bytes);
         for (unsigned i = 0; i < TURNS; i++)
@@ -61,11 +80,16 @@ static struct attending make(struct bench *b, uint32_t n, uint32_t tokens) {
         return s;
 }
 
-/* Bytes that a call over so many positions in all (summed over sequences; chosen ones) must read and write. */
+/*
+ * Bytes that a call over so many positions in all (summed over sequences; chosen ones) must read
+ * and write.
+ */
 static uint64_t attend_bytes(const struct gpu_attend *a, uint64_t positions, uint64_t tokens) {
-        uint64_t size = a->number == 1 ? 4 : 2, q = a->q_number == 1 ? 4 : 2, out = a->out_number == 1 ? 4 : 2;
+        uint64_t size = a->number == 1 ? 4 : 2, q = a->q_number == 1 ? 4 : 2,
+                 out = a->out_number == 1 ? 4 : 2;
 
-        return a->kv_heads * (positions * 2 * a->dim * size + tokens * a->group * a->dim * (q + out));
+        return a->kv_heads *
+               (positions * 2 * a->dim * size + tokens * a->group * a->dim * (q + out));
 }
 
 static struct attending at_least(struct bench *b, const struct attending *of) {
@@ -77,7 +101,7 @@ static struct attending at_least(struct bench *b, const struct attending *of) {
         return least;
 }
 
-/* ---- some of the positions -------------------------------------------------------------------------------------- */
+/* ---- some of the positions ------------------------------------------------------------------- */
 
 /* Every sequence and KV head has z of them, ascending, one in each run of tokens / z. */
 static cu_address make_chosen(struct bench *b, uint32_t rows, uint32_t tokens, uint32_t z) {
@@ -89,7 +113,8 @@ static cu_address make_chosen(struct bench *b, uint32_t rows, uint32_t tokens, u
         srand(5);
         for (uint32_t r = 0; r < rows; r++)
                 for (uint32_t i = 0; i < z; i++)
-                        chosen[(uint64_t)r * z + i] = i * (tokens / z) + (uint32_t)rand() % (tokens / z);
+                        chosen[(uint64_t)r * z + i] = i * (tokens / z) +
+                                                      (uint32_t)rand() % (tokens / z);
         at = bench_copied(b, chosen, (uint64_t)rows * z * sizeof *chosen);
         free(chosen);
         return at;
@@ -97,9 +122,11 @@ static cu_address make_chosen(struct bench *b, uint32_t rows, uint32_t tokens, u
 
 /* 32 k tokens, 16 sequences, and an eighth of the positions attended. */
 static void sparse(struct bench *b) {
-        uint32_t n = (uint32_t)bench_size(b, 16, 1), tokens = (uint32_t)bench_size(b, 32 * 1024, 256), z = tokens / 8;
+        uint32_t n = (uint32_t)bench_size(b, 16, 1),
+                 tokens = (uint32_t)bench_size(b, 32 * 1024, 256), z = tokens / 8;
         struct attending dense = make(b, n, tokens), few = dense;
-        cu_address chosen = make_chosen(b, n * KV_HEADS, tokens, z), counts = repeated(b, z, n * KV_HEADS);
+        cu_address chosen = make_chosen(b, n * KV_HEADS, tokens, z),
+                   counts = repeated(b, z, n * KV_HEADS);
         double whole, part;
         uint64_t bytes;
 
@@ -113,11 +140,15 @@ static void sparse(struct bench *b) {
 
         for (unsigned i = 0; i < TURNS; i++)
                 few.a[i].workspace = workspace, few.a[i].workspace_bytes = bytes;
-        whole = bench_op(b, &(struct op){"decode attention, 16 sequences x 32 k tokens, dense", decode, &dense, NULL,
-                                         attend_bytes(&dense.a[0], (uint64_t)n * tokens, n), OF_READ, 0});
-        part = bench_op(b, &(struct op){"the same over an eighth of the positions", decode, &few, NULL,
-                                        attend_bytes(&few.a[0], (uint64_t)n * z, n), OF_READ, 0});
-        bench_ratio(b, "token-sparse attention at 1/8: how many times faster than dense", whole, part, 4);
+        whole = bench_op(b, &(struct op){"decode attention, 16 sequences x 32 k tokens, dense",
+                                         decode, &dense, NULL,
+                                         attend_bytes(&dense.a[0], (uint64_t)n * tokens, n),
+                                         OF_READ, 0});
+        part = bench_op(b,
+                        &(struct op){"the same over an eighth of the positions", decode, &few, NULL,
+                                     attend_bytes(&few.a[0], (uint64_t)n * z, n), OF_READ, 0});
+        bench_ratio(b, "token-sparse attention at 1/8: how many times faster than dense", whole,
+                    part, 4);
 }
 
 void bench_attend(struct bench *b) {
@@ -125,7 +156,8 @@ void bench_attend(struct bench *b) {
         struct attending s = make(b, n, tokens), least = at_least(b, &s);
         uint64_t bytes = attend_bytes(&s.a[0], (uint64_t)n * tokens, n);
 
-        bench_op(b, &(struct op){"paged decode attention, 64 sequences x 8 k tokens, 32 heads on 8 of 128, bf16",
+        bench_op(b, &(struct op){"paged decode attention, 64 sequences x 8 k tokens, 32 heads on 8 "
+                                 "of 128, bf16",
                                  decode, &s, &least, bytes, OF_READ, 0.8});
         bench_free(b);
         sparse(b);

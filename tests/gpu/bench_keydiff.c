@@ -30,10 +30,16 @@ static int score(struct bench *b, const void *state, unsigned turn) {
 static struct gpu_keydiff make(struct bench *b, uint32_t tokens) {
         uint32_t blocks = tokens / PER_BLOCK;
         uint64_t plane = PER_BLOCK * HEADS * DIM * 2;
-        struct gpu_keydiff a = {.keys = {.blocks = {.block_bytes = 2 * plane}, .head_stride = PER_BLOCK * DIM,
-                                         .token_stride = DIM, .layers = 1, .heads = HEADS, .dim = DIM,
-                                         .per_block = PER_BLOCK, .number = KVD_NUMBER_BF16},
-                                .to = tokens, .stride = tokens};
+        struct gpu_keydiff a = {.keys = {.blocks = {.block_bytes = 2 * plane},
+                                         .head_stride = PER_BLOCK * DIM,
+                                         .token_stride = DIM,
+                                         .layers = 1,
+                                         .heads = HEADS,
+                                         .dim = DIM,
+                                         .per_block = PER_BLOCK,
+                                         .number = KVD_NUMBER_BF16},
+                                .to = tokens,
+                                .stride = tokens};
 
         a.keys.blocks.base = bench_random(b, blocks * 2 * plane);
         a.keys.blocks.ids = bench_ids(b, blocks, blocks, NULL);
@@ -55,8 +61,11 @@ void bench_keydiff(struct bench *b) {
                 least.a[i].to = PER_BLOCK;
         }
         bytes = (uint64_t)tokens * HEADS * DIM * 2;
-        bench_op(b, &(struct op){"KeyDiff anchor and score, 128 k tokens, 8 heads of 128, bf16 (keys read twice)", both,
-                                 &whole, &least, 2 * bytes, OF_READ, 0.8});
-        bench_op(b, &(struct op){"KeyDiff anchor alone", anchor, &whole, &least, bytes, OF_READ, 0});
-        bench_op(b, &(struct op){"KeyDiff score alone, anchors known", score, &whole, &least, bytes, OF_READ, 0});
+        bench_op(b, &(struct op){"KeyDiff anchor and score, 128 k tokens, 8 heads of 128, bf16 "
+                                 "(keys read twice)",
+                                 both, &whole, &least, 2 * bytes, OF_READ, 0.8});
+        bench_op(b,
+                 &(struct op){"KeyDiff anchor alone", anchor, &whole, &least, bytes, OF_READ, 0});
+        bench_op(b, &(struct op){"KeyDiff score alone, anchors known", score, &whole, &least, bytes,
+                                 OF_READ, 0});
 }

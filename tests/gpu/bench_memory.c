@@ -16,25 +16,30 @@ struct copies {
 static int copy_inside(struct bench *b, const void *state, unsigned turn) {
         const struct copies *c = state;
 
-        return gpu_check(&b->gpu, b->gpu.cuda->cuMemcpyDtoDAsync(c->to[turn], c->from[turn], c->bytes, b->stream),
-                         "cuMemcpyDtoDAsync");
+        return gpu_check(
+                &b->gpu,
+                b->gpu.cuda->cuMemcpyDtoDAsync(c->to[turn], c->from[turn], c->bytes, b->stream),
+                "cuMemcpyDtoDAsync");
 }
 
 static int copy_out(struct bench *b, const void *state, unsigned turn) {
         const struct copies *c = state;
 
-        return gpu_check(&b->gpu, b->gpu.cuda->cuMemcpyDtoHAsync(c->host, c->from[turn], c->bytes, b->stream),
-                         "cuMemcpyDtoHAsync");
+        return gpu_check(
+                &b->gpu,
+                b->gpu.cuda->cuMemcpyDtoHAsync(c->host, c->from[turn], c->bytes, b->stream),
+                "cuMemcpyDtoHAsync");
 }
 
 static int copy_in(struct bench *b, const void *state, unsigned turn) {
         const struct copies *c = state;
 
-        return gpu_check(&b->gpu, b->gpu.cuda->cuMemcpyHtoDAsync(c->to[turn], c->host, c->bytes, b->stream),
+        return gpu_check(&b->gpu,
+                         b->gpu.cuda->cuMemcpyHtoDAsync(c->to[turn], c->host, c->bytes, b->stream),
                          "cuMemcpyHtoDAsync");
 }
 
-/* ---- reading: a kernel of its own (checks.cu), which sums what it reads ----------------------------------------- */
+/* ---- reading: a kernel of its own (checks.cu), which sums what it reads ---------------------- */
 
 struct reading {
         struct stage *stage;
@@ -45,13 +50,16 @@ struct reading {
 static int read_all(struct bench *b, const void *state, unsigned turn) {
         const struct reading *r = state;
 
-        return gpu_check(&b->gpu, stage_launch_on(r->stage, "kvd_check_read", r->blocks, b->stream, &r->a[turn]),
-                         "kvd_check_read");
+        return gpu_check(
+                &b->gpu,
+                stage_launch_on(r->stage, "kvd_check_read", r->blocks, b->stream, &r->a[turn]),
+                "kvd_check_read");
 }
 
 /* Blocks of threads: as many as run at once, once, twice, four times; the best is the bandwidth. */
 static void reading(struct bench *b, const cu_address *from, uint64_t bytes) {
-        struct stage stage = {.cuda = b->gpu.cuda, .device = b->gpu.ordinal, .context = b->gpu.context};
+        struct stage stage = {
+                .cuda = b->gpu.cuda, .device = b->gpu.ordinal, .context = b->gpu.context};
         struct reading r = {.stage = &stage};
         cu_address sink = bench_room(b, 4096);
         double best = 0;

@@ -33,7 +33,8 @@ static cu_address make_pairs(struct bench *b, uint32_t n, uint32_t blocks, uint3
                 abort();
         srand(seed);
         for (uint32_t i = 0; i < n; i++)
-                pairs[i] = (struct gpu_memshare_pair){(uint32_t)rand() % blocks, (uint32_t)rand() % blocks,
+                pairs[i] = (struct gpu_memshare_pair){(uint32_t)rand() % blocks,
+                                                      (uint32_t)rand() % blocks,
                                                       (uint32_t)rand() % ANGLES};
         at = bench_copied(b, pairs, n * sizeof *pairs);
         free(pairs);
@@ -59,23 +60,31 @@ void bench_memshare(struct bench *b) {
         for (unsigned i = 0; i < TURNS; i++) {
                 struct gpu_blocks of = {pool, bytes, bench_ids(b, blocks, blocks, NULL)};
 
-                s.a[i] = (struct gpu_memshare){.blocks = of, .shape = shape, .metric = KVD_MEMSHARE_FRO_NORM,
-                                               .limit = INFINITY, .pairs = make_pairs(b, n, blocks, i), .n = n,
-                                               .angles = angles, .distances = to};
-                s.norms[i] = (struct gpu_memshare_keep){.blocks = of, .shape = shape, .n = blocks, .to = kept};
+                s.a[i] = (struct gpu_memshare){.blocks = of,
+                                               .shape = shape,
+                                               .metric = KVD_MEMSHARE_FRO_NORM,
+                                               .limit = INFINITY,
+                                               .pairs = make_pairs(b, n, blocks, i),
+                                               .n = n,
+                                               .angles = angles,
+                                               .distances = to};
+                s.norms[i] = (struct gpu_memshare_keep){
+                        .blocks = of, .shape = shape, .n = blocks, .to = kept};
         }
         least = s;
         for (unsigned i = 0; i < TURNS; i++)
                 least.a[i].n = least.norms[i].n = 1;
-        bench_op(b, &(struct op){"MemShare distances of 10,000 pairs of blocks of 2 MiB, none given up", distances, &s,
-                                 &least, n * 2 * bytes, OF_READ, 0.8});
+        bench_op(b, &(struct op){
+                            "MemShare distances of 10,000 pairs of blocks of 2 MiB, none given up",
+                            distances, &s, &least, n * 2 * bytes, OF_READ, 0.8});
         for (unsigned i = 0; i < TURNS; i++)
                 s.a[i].half = least.a[i].half = HALF;
-        bench_op(b, &(struct op){"MemShare distances, one block's keys rotated", distances, &s, &least,
-                                 n * 2 * bytes, OF_READ, 0});
+        bench_op(b, &(struct op){"MemShare distances, one block's keys rotated", distances, &s,
+                                 &least, n * 2 * bytes, OF_READ, 0});
         for (unsigned i = 0; i < TURNS; i++)
                 s.a[i].metric = least.a[i].metric = KVD_MEMSHARE_MEAN_L2;
-        bench_op(b, &(struct op){"MemShare distances, rotated, a norm for each row", distances, &s, &least,
-                                 n * 2 * bytes, OF_READ, 0});
-        bench_op(b, &(struct op){"MemShare norms of blocks", norms, &s, &least, blocks * bytes, OF_READ, 0});
+        bench_op(b, &(struct op){"MemShare distances, rotated, a norm for each row", distances, &s,
+                                 &least, n * 2 * bytes, OF_READ, 0});
+        bench_op(b, &(struct op){"MemShare norms of blocks", norms, &s, &least, blocks * bytes,
+                                 OF_READ, 0});
 }

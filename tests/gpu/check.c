@@ -22,7 +22,8 @@ void check_driver(const struct driver *d) {
 }
 
 uint64_t check_bytes(uint64_t wanted) {
-        return driver.stand_in ? MIN(wanted, 4 * MIB) : MIN(wanted, ALIGN_UP(driver.free / 8, 4 * MIB));
+        return driver.stand_in ? MIN(wanted, 4 * MIB) :
+                                 MIN(wanted, ALIGN_UP(driver.free / 8, 4 * MIB));
 }
 
 unsigned check_rounds(unsigned wanted) {
@@ -32,8 +33,8 @@ unsigned check_rounds(unsigned wanted) {
 bool cannot_ask(struct line *l, int r, const char *step, const struct actor *a) {
         if (!r)
                 return false;
-        line_answer(l, OPEN_QUESTION, "not asked: %s: %s%s%s", step, actor_word(r), a && a->note.text[0] ? ", " : "",
-                    a ? a->note.text : "");
+        line_answer(l, OPEN_QUESTION, "not asked: %s: %s%s%s", step, actor_word(r),
+                    a && a->note.text[0] ? ", " : "", a ? a->note.text : "");
         return true;
 }
 
@@ -67,7 +68,7 @@ double us_of(uint64_t ns) {
         return (double)ns / 1e3;
 }
 
-/* ---- one after the other ---------------------------------------------------------------------------------------- */
+/* ---- one after the other --------------------------------------------------------------------- */
 
 static void say_ended(const struct check *check, const char *how) {
         struct line l;
@@ -97,7 +98,8 @@ bool check_run(const struct check *check, unsigned seconds) {
         if (WIFSIGNALED(status) && WTERMSIG(status) == limit)
                 snprintf(how, sizeof how, "it ran for %u s", seconds ? seconds : check->seconds);
         else
-                snprintf(how, sizeof how, "status %d, signal %d", WEXITSTATUS(status), WTERMSIG(status));
+                snprintf(how, sizeof how, "status %d, signal %d", WEXITSTATUS(status),
+                         WTERMSIG(status));
         say_ended(check, how);
         return false;
 }

@@ -3,8 +3,9 @@
 #define KVD_TESTS_GPU_CHECK_H
 
 /*
- * The checks: scripts for actors (actor.h). Each runs in a process of its own that never loads a driver, has a time
- * limit, and prints its lines itself. Nothing is assumed: what was seen is the answer, whatever it is.
+ * The checks: scripts for actors (actor.h). Each runs in a process of its own that never loads a
+ * driver, has a time limit, and prints its lines itself. Nothing is assumed: what was seen is the
+ * answer, whatever it is.
  */
 
 #include "tests/gpu/actor.h"
@@ -21,10 +22,15 @@ struct check {
 struct driver;
 
 void check_driver(const struct driver *d);                     /* first of all */
-bool check_run(const struct check *check, unsigned seconds);   /* 0: its own limit. False: it did not end well */
-bool check_is_wanted(const char *only, const char *name);      /* only: names with commas; NULL: all */
+/* 0: its own limit. False: it did not end well */
+bool check_run(const struct check *check, unsigned seconds);
+/* only: names with commas; NULL: all */
+bool check_is_wanted(const char *only, const char *name);
 
-/* The amount of memory that a check may use, at most wanted: less on a stand-in, and where little is free. */
+/*
+ * The amount of memory that a check may use, at most wanted: less on a stand-in, and where little
+ * is free.
+ */
 uint64_t check_bytes(uint64_t wanted);
 unsigned check_rounds(unsigned wanted);
 

@@ -55,16 +55,20 @@ static void scene_stop(struct scene *s) {
 
 struct death {
         double readable_ms;    /* from the signal to the pidfd */
-        double last_ms;        /* from the pidfd to the last sign of life seen in host memory; below 0: before it */
-        double device_ms;      /* to the last change seen in the device's memory, at the resolution of device_step_ms */
+        /* from the pidfd to the last sign of life seen in host memory; below 0: before it */
+        double last_ms;
+        /* to the last change seen in the device's memory, at the resolution of device_step_ms */
+        double device_ms;
         double device_step_ms;
         uint64_t beats;
 };
 
-/* Looks at host memory all the time, at the device's as often as it can, for a bit over a second. */
+/*
+ * Looks at host memory all the time, at the device's as often as it can, for a bit over a second.
+ */
 static void watch(struct scene *s, uint64_t killed, struct death *d) {
-        uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART], word = 0, looked = killed,
-                 looks = 0;
+        uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART], word = 0,
+                 looked = killed, looks = 0;
         struct pollfd p = {s->pidfd, POLLIN, 0};
 
         for (uint64_t now = killed; now < killed + 1200000000u; now = now_ns()) {
@@ -74,7 +78,8 @@ static void watch(struct scene *s, uint64_t killed, struct death *d) {
                         heart = s->page[HEART];
                         last = now;
                 }
-                if (!readable || now < looked + 1000000u) /* looking takes a while: not before that moment is known */
+                /* looking takes a while: not before that moment is known */
+                if (!readable || now < looked + 1000000u)
                         continue;
                 looked = now;
                 ask(&s->onlooker, PEEK);
@@ -113,7 +118,9 @@ static void deaths(unsigned action, uint64_t n, const char *words) {
         struct line l;
         int r = 0;
 
-        line_begin(&l, "T6", "a process is killed %s: when is its last write seen, counted from its pidfd?", words);
+        line_begin(&l, "T6",
+                   "a process is killed %s: when is its last write seen, counted from its pidfd?",
+                   words);
         for (; i < rounds; i++) {
                 r = one_death(action, n, &d);
                 if (r)
@@ -134,8 +141,10 @@ static void deaths(unsigned action, uint64_t n, const char *words) {
         line_number(&l, "device_looks_every_ms", d.device_step_ms);
         line_number(&l, "writes_of_the_last_round", (double)d.beats);
         line_answer(&l, last[i - 1] < 1000 && device[i - 1] < 1000 ? YES : NO,
-                    "the pidfd comes %.2f ms after the signal; the last write at most %.2f ms after that in host "
-                    "memory, %.2f ms in the device's", median(readable, i), last[i - 1], device[i - 1]);
+                    "the pidfd comes %.2f ms after the signal; the last write at most %.2f ms "
+                    "after that in host "
+                    "memory, %.2f ms in the device's",
+                    median(readable, i), last[i - 1], device[i - 1]);
 }
 
 void check_killed(void) {

@@ -18,7 +18,10 @@ static double free_mib(struct actor *onlooker) {
         return ask(onlooker, SEE_FREE) ? -1 : mib(onlooker->note.n[0]);
 }
 
-/* Driver and kernel give memory back a little after a process is gone: the most that is seen within two seconds. */
+/*
+ * Driver and kernel give memory back a little after a process is gone: the most that is seen within
+ * two seconds.
+ */
 static double free_mib_soon(struct actor *onlooker) {
         double most = 0;
 
@@ -29,16 +32,21 @@ static double free_mib_soon(struct actor *onlooker) {
         return most;
 }
 
-/* ---- T2 --------------------------------------------------------------------------------------------------------- */
+/* ---- T2 -------------------------------------------------------------------------------------- */
 
-/* Process 1 makes and fills a chunk, sends its descriptor to us, is killed; process 2 imports it from us. */
+/*
+ * Process 1 makes and fills a chunk, sends its descriptor to us, is killed; process 2 imports it
+ * from us.
+ */
 static void descriptor_outlives(void) {
         struct actor maker = actor_start(), heir = {.fd = -1}, onlooker = actor_start();
         uint64_t bytes = check_bytes(1024 * MIB);
         struct line l;
         int fd = -1, r;
 
-        line_begin(&l, "T2", "a process makes a chunk, fills it, and is killed: does its descriptor still hold it?");
+        line_begin(&l, "T2",
+                   "a process makes a chunk, fills it, and is killed: does its descriptor still "
+                   "hold it?");
         r = ask(&onlooker, OPEN);
         line_number(&l, "mib", mib(bytes));
         line_number(&l, "free_before_mib", free_mib(&onlooker));
@@ -84,7 +92,9 @@ static void legacy_outlives(void) {
         struct line l;
         int r;
 
-        line_begin(&l, "T2", "memory is open by a legacy handle when its maker is killed: is it still there?");
+        line_begin(
+                &l, "T2",
+                "memory is open by a legacy handle when its maker is killed: is it still there?");
         r = ask(&maker, OPEN);
         r = r ? r : ask(&maker, ALLOC, CHUNK);
         handle = maker.note;
@@ -101,8 +111,8 @@ static void legacy_outlives(void) {
         sleep_ms(500);
         r = ask(&user, CHECK, 1);
         line_number(&l, "words_wrong", (double)user.note.n[0]);
-        line_answer(&l, r || user.note.n[0] ? NO : YES, "reading it then: %s, %llu words wrong", actor_word(r),
-                    (unsigned long long)user.note.n[0]);
+        line_answer(&l, r || user.note.n[0] ? NO : YES, "reading it then: %s, %llu words wrong",
+                    actor_word(r), (unsigned long long)user.note.n[0]);
 out:
         actor_stop(&maker);
         actor_stop(&user);
@@ -115,7 +125,8 @@ static void fresh_memory(void) {
         struct line l;
         int r;
 
-        line_begin(&l, "T2", "memory that another process filled and gave back: is a new chunk zero?");
+        line_begin(&l, "T2",
+                   "memory that another process filled and gave back: is a new chunk zero?");
         r = ask(&first, OPEN);
         r = r ? r : ask(&first, CREATE, bytes);
         r = r ? r : ask(&first, MAP, CU_ACCESS_READ_WRITE);
@@ -132,8 +143,10 @@ static void fresh_memory(void) {
                 goto out;
         line_number(&l, "words", (double)(bytes / 4));
         line_number(&l, "words_left_over", (double)(bytes / 4 - second.note.n[0]));
-        line_answer(&l, OPEN_QUESTION, "%llu of %llu words of the old content (kvd clears, whatever the answer)",
-                    (unsigned long long)(bytes / 4 - second.note.n[0]), (unsigned long long)(bytes / 4));
+        line_answer(&l, OPEN_QUESTION,
+                    "%llu of %llu words of the old content (kvd clears, whatever the answer)",
+                    (unsigned long long)(bytes / 4 - second.note.n[0]),
+                    (unsigned long long)(bytes / 4));
 out:
         actor_stop(&first);
         actor_stop(&second);
@@ -145,7 +158,7 @@ void check_lifetime(void) {
         fresh_memory();
 }
 
-/* ---- T3 --------------------------------------------------------------------------------------------------------- */
+/* ---- T3 -------------------------------------------------------------------------------------- */
 
 static void other_user(bool legacy) {
         struct actor owner = actor_start(), other = {.fd = -1};
@@ -182,7 +195,11 @@ static void other_user(bool legacy) {
         if (!r)
                 r = ask(&other, CHECK, 1);
         line_number(&l, "words_wrong", r ? -1 : (double)other.note.n[0]);
-        line_answer(&l, legacy ? OPEN_QUESTION : r || other.note.n[0] ? NO : YES, "%s", actor_word(r));
+        line_answer(&l,
+                    legacy               ? OPEN_QUESTION :
+                    r || other.note.n[0] ? NO :
+                                           YES,
+                    "%s", actor_word(r));
 out_fd:
         closep(&fd);
 out:
@@ -195,7 +212,7 @@ void check_users(void) {
         other_user(true);
 }
 
-/* ---- T5 --------------------------------------------------------------------------------------------------------- */
+/* ---- T5 -------------------------------------------------------------------------------------- */
 
 void check_owner(void) {
         struct actor owner = actor_start(), onlooker = actor_start();
@@ -204,7 +221,9 @@ void check_owner(void) {
         struct line l;
         int r;
 
-        line_begin(&l, "T5", "can a process make and export memory after cuInit alone, and what does it cost?");
+        line_begin(
+                &l, "T5",
+                "can a process make and export memory after cuInit alone, and what does it cost?");
         r = ask(&onlooker, OPEN);
         before = free_mib(&onlooker);
         r = r ? r : ask(&owner, INIT);

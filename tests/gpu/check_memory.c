@@ -36,11 +36,11 @@ static int reader_start(struct actor *a, uint64_t bytes, int fd, uint64_t access
         return r ? r : ask(a, IMPORT, bytes, access);
 }
 
-/* ---- T1: read-only ---------------------------------------------------------------------------------------------- */
+/* ---- T1: read-only --------------------------------------------------------------------------- */
 
 static bool kernel_is_missing(int r) {
-        return r == CU_INVALID_IMAGE || r == CU_NO_BINARY_FOR_GPU || r == CU_NOT_FOUND || r == CU_UNSUPPORTED_PTX ||
-               r == CU_NOT_SUPPORTED;
+        return r == CU_INVALID_IMAGE || r == CU_NO_BINARY_FOR_GPU || r == CU_NOT_FOUND ||
+               r == CU_UNSUPPORTED_PTX || r == CU_NOT_SUPPORTED;
 }
 
 static void say_spoilt(struct line *l, struct actor *owner, struct actor *reader, int wrong_read) {
@@ -58,7 +58,8 @@ static void say_spoilt(struct line *l, struct actor *owner, struct actor *reader
                 line_answer(l, OPEN_QUESTION, "not asked: no kernel here (%s)", actor_word(called));
         else
                 line_answer(l, result && !changed && !healthy && !wrong_read ? YES : NO,
-                            "call: %s; waiting: %s; the call after: %s; owner's data %s, owner's context: %s",
+                            "call: %s; waiting: %s; the call after: %s; owner's data %s, owner's "
+                            "context: %s",
                             actor_word(called), actor_word(waited), actor_word(after),
                             changed ? "changed" : "unchanged", actor_word(healthy));
 }
@@ -68,7 +69,8 @@ static void store_read_only(unsigned how, const char *words) {
         struct line l;
         int fd = -1, r, wrong;
 
-        line_begin(&l, "T1", "a chunk is imported with read access only, and its reader stores by %s", words);
+        line_begin(&l, "T1",
+                   "a chunk is imported with read access only, and its reader stores by %s", words);
         r = owner_start(&owner, CHUNK, &fd);
         if (cannot_ask(&l, r, "owner", &owner))
                 goto out;
@@ -91,7 +93,8 @@ static void raise_access(void) {
         struct line l;
         int fd = -1, r, raised, stored;
 
-        line_begin(&l, "T1", "may the holder of a descriptor raise its own mapping from read to write?");
+        line_begin(&l, "T1",
+                   "may the holder of a descriptor raise its own mapping from read to write?");
         r = owner_start(&owner, CHUNK, &fd);
         if (cannot_ask(&l, r, "owner", &owner))
                 goto out;
@@ -102,8 +105,9 @@ static void raise_access(void) {
         stored = ask(&reader, SPOIL, BY_MEMSET, 5);
         ask(&owner, CHECK, 1);
         line_number(&l, "words_changed", (double)owner.note.n[0]);
-        line_answer(&l, OPEN_QUESTION, "raising: %s; storing then: %s; owner's data %s", actor_word(raised),
-                    actor_word(stored), owner.note.n[0] ? "changed" : "unchanged");
+        line_answer(&l, OPEN_QUESTION, "raising: %s; storing then: %s; owner's data %s",
+                    actor_word(raised), actor_word(stored),
+                    owner.note.n[0] ? "changed" : "unchanged");
 out:
         closep(&fd);
         actor_stop(&owner);
@@ -115,7 +119,8 @@ static void store_legacy(void) {
         struct line l;
         int r, restricted, stored;
 
-        line_begin(&l, "T1", "memory comes by a legacy handle: can its reader's mapping be made read-only?");
+        line_begin(&l, "T1",
+                   "memory comes by a legacy handle: can its reader's mapping be made read-only?");
         r = ask(&owner, OPEN);
         r = r ? r : ask(&owner, ALLOC, CHUNK);
         if (cannot_ask(&l, r, "owner", &owner))
@@ -133,8 +138,9 @@ static void store_legacy(void) {
         stored = ask(&reader, SPOIL, BY_MEMSET, 5);
         ask(&owner, CHECK, 1);
         line_number(&l, "words_changed", (double)owner.note.n[0]);
-        line_answer(&l, OPEN_QUESTION, "restricting: %s; storing: %s; owner's data %s", actor_word(restricted),
-                    actor_word(stored), owner.note.n[0] ? "changed" : "unchanged");
+        line_answer(&l, OPEN_QUESTION, "restricting: %s; storing: %s; owner's data %s",
+                    actor_word(restricted), actor_word(stored),
+                    owner.note.n[0] ? "changed" : "unchanged");
 out:
         actor_stop(&owner);
         actor_stop(&reader);

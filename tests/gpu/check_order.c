@@ -68,14 +68,15 @@ static bool begin(struct pair *p, struct line *l) {
         int r = pair_start(p);
 
         r = r ? r : clear_slots(p);
-        if (cannot_ask(l, r, "two processes with one chunk", r == p->writer.note.result ? &p->writer : &p->waiter))
+        if (cannot_ask(l, r, "two processes with one chunk",
+                       r == p->writer.note.result ? &p->writer : &p->waiter))
                 return false;
         r = join(&p->writer, p->host);
         r = r ? r : join(&p->waiter, p->host);
         return !cannot_ask(l, r, "registering host memory", &p->waiter);
 }
 
-/* ---- who wakes a wait ------------------------------------------------------------------------------------------- */
+/* ---- who wakes a wait ------------------------------------------------------------------------ */
 
 enum release { BY_STREAM, BY_STORE, BY_OUR_STORE, BY_MEMCPY };
 
@@ -87,15 +88,20 @@ struct variant {
 
 static const struct variant variants[] = {
         {IN_HOST, BY_STREAM, "in registered host memory, released by another process' stream"},
-        {IN_HOST, BY_STORE, "in registered host memory, released by a plain store of another client"},
-        {IN_HOST, BY_OUR_STORE, "in registered host memory, released by a plain store of a process without a driver"},
-        {IN_HOST, BY_MEMCPY, "in registered host memory, released by a driver's copy of another process"},
+        {IN_HOST, BY_STORE,
+         "in registered host memory, released by a plain store of another client"},
+        {IN_HOST, BY_OUR_STORE,
+         "in registered host memory, released by a plain store of a process without a driver"},
+        {IN_HOST, BY_MEMCPY,
+         "in registered host memory, released by a driver's copy of another process"},
         {IN_DEVICE, BY_STREAM, "in the device's memory, released by another process' stream"},
-        {IN_DEVICE, BY_MEMCPY, "in the device's memory, released by a driver's copy of another process"},
+        {IN_DEVICE, BY_MEMCPY,
+         "in the device's memory, released by a driver's copy of another process"},
 };
 
 /* The time of the release, 0 if it failed; *r has the result. */
-static uint64_t release(struct pair *p, const struct variant *v, uint64_t slot, uint64_t value, int *r) {
+static uint64_t release(struct pair *p, const struct variant *v, uint64_t slot, uint64_t value,
+                        int *r) {
         uint64_t when = now_ns();
 
         *r = 0;
@@ -113,7 +119,8 @@ static uint64_t release(struct pair *p, const struct variant *v, uint64_t slot, 
 static void until_it_waits(struct pair *p, uint64_t value) {
         uint64_t until = now_ns() + 500000000u;
 
-        while (__atomic_load_n(p->page + WAITING_SLOT, __ATOMIC_SEQ_CST) != value && now_ns() < until)
+        while (__atomic_load_n(p->page + WAITING_SLOT, __ATOMIC_SEQ_CST) != value &&
+               now_ns() < until)
                 ;
         sleep_ms(1);
 }
@@ -132,7 +139,8 @@ static double wake(struct pair *p, const struct variant *v, uint64_t slot, int *
 }
 
 /* A wait that was not woken: does a stream's write wake it? */
-static void rescue(struct pair *p, const struct variant *v, uint64_t slot, struct line *l, const char *what) {
+static void rescue(struct pair *p, const struct variant *v, uint64_t slot, struct line *l,
+                   const char *what) {
         const struct variant by_stream = {v->where, BY_STREAM, ""};
         int r, after;
 
@@ -149,7 +157,8 @@ static void wait_variant(const struct variant *v) {
         struct line l;
         int r = 0;
 
-        line_begin(&l, "T4", "a slot %s: does a pending wait of a stream see it, and when?", v->words);
+        line_begin(&l, "T4", "a slot %s: does a pending wait of a stream see it, and when?",
+                   v->words);
         if (!begin(&p, &l)) {
                 pair_stop(&p);
                 return;
@@ -162,14 +171,16 @@ static void wait_variant(const struct variant *v) {
                 line_number(&l, "wake_us_most", times[n - 1]);
         }
         if (r == CU_NOT_READY)
-                rescue(&p, v, 2, &l, n ? "not every wait was woken within a second" : "not woken within a second");
+                rescue(&p, v, 2, &l,
+                       n ? "not every wait was woken within a second" :
+                           "not woken within a second");
         else
                 line_answer(&l, r ? NO : YES, "%s, seen %.1f us after its release", actor_word(r),
                             n ? times[n / 2] : 0);
         pair_stop(&p);
 }
 
-/* ---- what else the design stands on ----------------------------------------------------------------------------- */
+/* ---- what else the design stands on ---------------------------------------------------------- */
 
 /* Data first, then the slot: does who sees the slot see the data? */
 static void data_behind(unsigned where) {
@@ -179,8 +190,10 @@ static void data_behind(unsigned where) {
         struct line l;
         int r = 0;
 
-        line_begin(&l, "T4", "data, then a slot in %s, by one stream: does who waits for the slot see the data?",
-                   where == IN_HOST ? "host memory" : "the device's memory");
+        line_begin(
+                &l, "T4",
+                "data, then a slot in %s, by one stream: does who waits for the slot see the data?",
+                where == IN_HOST ? "host memory" : "the device's memory");
         if (begin(&p, &l)) {
                 for (unsigned i = 0; i < rounds && !r; i++) {
                         uint64_t value = p.next++;
@@ -198,7 +211,10 @@ static void data_behind(unsigned where) {
         pair_stop(&p);
 }
 
-/* From our call to a stream that writes, over one that waits and answers, to our plain load: nobody synchronises. */
+/*
+ * From our call to a stream that writes, over one that waits and answers, to our plain load: nobody
+ * synchronises.
+ */
 static void round_trip(void) {
         double times[MOST_ROUNDS];
         unsigned rounds = check_rounds(MOST_ROUNDS), n = 0;
@@ -206,8 +222,10 @@ static void round_trip(void) {
         struct line l;
         int r = 0;
 
-        line_begin(&l, "T4", "stream writes slot A, another process' stream waits for A and writes B, a processor that "
-                             "has no driver reads B with plain loads: how long?");
+        line_begin(&l, "T4",
+                   "stream writes slot A, another process' stream waits for A and writes B, a "
+                   "processor that "
+                   "has no driver reads B with plain loads: how long?");
         if (begin(&p, &l)) {
                 while (n < rounds && !r) {
                         uint64_t value = p.next++, until;
@@ -215,10 +233,13 @@ static void round_trip(void) {
                         r = ask(&p.waiter, ECHO, IN_HOST, 4, value, 5, value);
                         r = r ? r : ask(&p.writer, WRITE, IN_HOST, 4, value);
                         until = now_ns() + 1000000000u;
-                        while (__atomic_load_n(p.page + 5, __ATOMIC_SEQ_CST) != value && now_ns() < until)
+                        while (__atomic_load_n(p.page + 5, __ATOMIC_SEQ_CST) != value &&
+                               now_ns() < until)
                                 ;
                         times[n++] = us_of(now_ns() - p.writer.note.n[0]);
-                        r = r ? r : __atomic_load_n(p.page + 5, __ATOMIC_SEQ_CST) != value ? CU_NOT_READY : 0;
+                        r = r                                                      ? r :
+                            __atomic_load_n(p.page + 5, __ATOMIC_SEQ_CST) != value ? CU_NOT_READY :
+                                                                                     0;
                 }
                 line_number(&l, "us_median", median(times, n));
                 line_answer(&l, r ? NO : YES, "%s, %.1f us", actor_word(r), times[n / 2]);
@@ -233,15 +254,17 @@ static void passed_wait(void) {
         struct line l;
         int r = 0;
 
-        line_begin(&l, "T4", "a wait for a slot in host memory that has its value already: what does it cost?");
+        line_begin(
+                &l, "T4",
+                "a wait for a slot in host memory that has its value already: what does it cost?");
         if (begin(&p, &l)) {
                 for (; n < rounds && !r; n++) {
                         r = ask(&p.waiter, AWAIT, IN_HOST, 6, 0, 1000);
                         times[n] = us_of(p.waiter.note.n[1]);
                 }
                 line_number(&l, "us_median", median(times, n));
-                line_answer(&l, r ? NO : YES, "%s, %.1f us from the call to the stream being empty", actor_word(r),
-                            times[n / 2]);
+                line_answer(&l, r ? NO : YES, "%s, %.1f us from the call to the stream being empty",
+                            actor_word(r), times[n / 2]);
         }
         pair_stop(&p);
 }
@@ -253,7 +276,9 @@ static void poison(void) {
         struct line l;
         int r, high, beyond;
 
-        line_begin(&l, "T4", "a slot gets INT64_MAX: do waits for less pass, and is the comparison cyclic behind it?");
+        line_begin(&l, "T4",
+                   "a slot gets INT64_MAX: do waits for less pass, and is the comparison cyclic "
+                   "behind it?");
         if (begin(&p, &l)) {
                 tell(&p.waiter, AWAIT, IN_HOST, 7, 12345, 2000);
                 sleep_ms(2);
@@ -261,8 +286,10 @@ static void poison(void) {
                 r = actor_hear(&p.waiter, 5000);
                 high = ask(&p.waiter, AWAIT, IN_HOST, 7, SEMAPHORE_VALUE_MAX, 1000);
                 beyond = ask(&p.waiter, AWAIT, IN_HOST, 7, (uint64_t)INT64_MAX + 5, 500);
-                line_answer(&l, !r && !high ? YES : NO, "a pending wait for 12345: %s; for SEMAPHORE_VALUE_MAX: %s; for "
-                            "INT64_MAX + 5: %s", actor_word(r), actor_word(high), actor_word(beyond));
+                line_answer(&l, !r && !high ? YES : NO,
+                            "a pending wait for 12345: %s; for SEMAPHORE_VALUE_MAX: %s; for "
+                            "INT64_MAX + 5: %s",
+                            actor_word(r), actor_word(high), actor_word(beyond));
         }
         pair_stop(&p);
 }

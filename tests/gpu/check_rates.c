@@ -11,14 +11,15 @@
 
 #define MOST 24
 
-/* ---- T7 --------------------------------------------------------------------------------------------------------- */
+/* ---- T7 -------------------------------------------------------------------------------------- */
 
 enum { T_CREATE, T_EXPORT, T_IMPORT, T_RESERVE, T_MAP, T_ACCESS, T_UNMAP, T_RELEASE, N_TIMES };
 
-static const char *const time_names[] = {"create_us", "export_us", "import_us", "reserve_us", "map_us",
-                                         "set_access_us", "unmap_us", "release_us"};
+static const char *const time_names[] = {"create_us", "export_us",     "import_us", "reserve_us",
+                                         "map_us",    "set_access_us", "unmap_us",  "release_us"};
 
-static int one_chunk(struct actor *maker, struct actor *user, uint64_t bytes, double times[N_TIMES][MOST], unsigned i) {
+static int one_chunk(struct actor *maker, struct actor *user, uint64_t bytes,
+                     double times[N_TIMES][MOST], unsigned i) {
         int r = ask(maker, CREATE, bytes);
 
         if (r)
@@ -46,7 +47,8 @@ static void chunk_times(uint64_t bytes) {
         struct line l;
         int r;
 
-        line_begin(&l, "T7", "a chunk of %llu MiB: what does each step take?", (unsigned long long)(bytes / MIB));
+        line_begin(&l, "T7", "a chunk of %llu MiB: what does each step take?",
+                   (unsigned long long)(bytes / MIB));
         r = ask(&maker, INIT);
         r = r ? r : ask(&user, OPEN);
         for (; i < rounds && !r; i += !r)
@@ -72,7 +74,8 @@ static void legacy_times(uint64_t bytes) {
         struct line l;
         int r;
 
-        line_begin(&l, "T7", "a legacy handle of %llu MiB: what does opening take?", (unsigned long long)(bytes / MIB));
+        line_begin(&l, "T7", "a legacy handle of %llu MiB: what does opening take?",
+                   (unsigned long long)(bytes / MIB));
         r = ask(&maker, OPEN);
         r = r ? r : ask(&user, OPEN);
         r = r ? r : ask(&maker, ALLOC, bytes);
@@ -88,7 +91,8 @@ static void legacy_times(uint64_t bytes) {
         if (!r || !cannot_ask(&l, r, "opening it", &user)) {
                 line_number(&l, "open_us", median(opening, i));
                 line_number(&l, "close_us", median(closing, i));
-                line_answer(&l, YES, "%.0f us to open, %.0f us to close", opening[i / 2], closing[i / 2]);
+                line_answer(&l, YES, "%.0f us to open, %.0f us to close", opening[i / 2],
+                            closing[i / 2]);
         }
         actor_stop(&maker);
         actor_stop(&user);
@@ -100,7 +104,9 @@ static void many_mappings(void) {
         struct line l;
         int r;
 
-        line_begin(&l, "T7", "how many mappings of 2 MiB may a process have (tried: %u, at most 15 s)?", most);
+        line_begin(&l, "T7",
+                   "how many mappings of 2 MiB may a process have (tried: %u, at most 15 s)?",
+                   most);
         r = ask(&a, OPEN);
         r = r ? r : ask(&a, CREATE, 2 * MIB);
         if (!r || !cannot_ask(&l, r, "a chunk", &a)) {
@@ -108,7 +114,8 @@ static void many_mappings(void) {
                 line_number(&l, "mappings", (double)a.note.n[0]);
                 line_number(&l, "last_us", us_of(a.note.n[1]));
                 line_answer(&l, a.note.n[0] >= 4096 || !r ? YES : NO, "%llu, then: %s",
-                            (unsigned long long)a.note.n[0], r ? actor_word(r) : "the attempt was over");
+                            (unsigned long long)a.note.n[0],
+                            r ? actor_word(r) : "the attempt was over");
         }
         actor_stop(&a);
 }
@@ -122,7 +129,7 @@ void check_latency(void) {
         many_mappings();
 }
 
-/* ---- T8 --------------------------------------------------------------------------------------------------------- */
+/* ---- T8 -------------------------------------------------------------------------------------- */
 
 static void one_image(uint64_t which) {
         struct actor a = actor_start();
@@ -136,8 +143,9 @@ static void one_image(uint64_t which) {
                 r = ask(&a, IMAGE, which);
                 line_number(&l, "load_us", us_of(a.note.n[0]));
                 line_number(&l, "words_wrong", (double)a.note.n[1]);
-                line_answer(&l, r || a.note.n[1] ? NO : YES, "%s%s%s", r ? a.note.text : "loaded, launched, right",
-                            r ? ": " : "", r ? actor_word(r) : "");
+                line_answer(&l, r || a.note.n[1] ? NO : YES, "%s%s%s",
+                            r ? a.note.text : "loaded, launched, right", r ? ": " : "",
+                            r ? actor_word(r) : "");
         }
         actor_stop(&a);
 }
@@ -148,8 +156,11 @@ static uint64_t one_batch(uint64_t version) {
         struct line l;
         int r;
 
-        line_begin(&l, "T8", "cuMemcpyBatchAsync, asked for as of CUDA %llu.%llu, with that signature: 256 copies "
-                             "of 64 KiB", (unsigned long long)version / 1000, (unsigned long long)version % 1000 / 10);
+        line_begin(&l, "T8",
+                   "cuMemcpyBatchAsync, asked for as of CUDA %llu.%llu, with that signature: 256 "
+                   "copies "
+                   "of 64 KiB",
+                   (unsigned long long)version / 1000, (unsigned long long)version % 1000 / 10);
         r = ask(&a, OPEN);
         if (!r || !cannot_ask(&l, r, "opening", &a)) {
                 r = ask(&a, BATCH, version, 256, 65536);
@@ -157,7 +168,10 @@ static uint64_t one_batch(uint64_t version) {
                 line_number(&l, "us", us_of(a.note.n[0]));
                 line_number(&l, "wrong", (double)a.note.n[1]);
                 line_answer(&l, r == CU_NOT_FOUND || (!r && !a.note.n[1]) ? YES : NO, "%s: %s",
-                            r ? a.note.text : "copied", r ? actor_word(r) : a.note.n[1] ? "wrong" : "right");
+                            r ? a.note.text : "copied",
+                            r           ? actor_word(r) :
+                            a.note.n[1] ? "wrong" :
+                                          "right");
         }
         actor_stop(&a);
         return address;
@@ -170,7 +184,7 @@ void check_images(void) {
         one_batch(13000);
 }
 
-/* ---- T10 -------------------------------------------------------------------------------------------------------- */
+/* ---- T10 ------------------------------------------------------------------------------------- */
 
 struct pages {
         const char *words;
@@ -184,8 +198,8 @@ static void registering(const struct pages *pages) {
         struct line l;
         int fd = host_page(bytes, pages->flags), r;
 
-        line_begin(&l, "T10", "registering %llu MiB of a memfd of %s: how fast?", (unsigned long long)(bytes / MIB),
-                   pages->words);
+        line_begin(&l, "T10", "registering %llu MiB of a memfd of %s: how fast?",
+                   (unsigned long long)(bytes / MIB), pages->words);
         if (fd < 0) {
                 line_answer(&l, OPEN_QUESTION, "not asked: no such memory here");
                 goto out;
@@ -202,7 +216,8 @@ static void registering(const struct pages *pages) {
         line_number(&l, "register_gb_s", (double)bytes / 1e9 / seconds);
         for (uint64_t in = 0; in < 2; in++)
                 if (ask(&a, RATE, bytes, in) == 0)
-                        line_number(&l, in ? "to_device_gb_s" : "from_device_gb_s", (double)a.note.n[0] / 1e9);
+                        line_number(&l, in ? "to_device_gb_s" : "from_device_gb_s",
+                                    (double)a.note.n[0] / 1e9);
         ask(&a, UNREGISTER);
         line_number(&l, "unregister_gb_s", (double)bytes / ((double)a.note.n[0] + 1));
         line_answer(&l, YES, "%.2f GB/s", (double)bytes / 1e9 / seconds);

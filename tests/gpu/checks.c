@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a driver and its device really do: the ten questions whose answers decide details of kvd, and nothing of kvd is
- * needed to ask them. One line of JSON each (line.h).
+ * What a driver and its device really do: the ten questions whose answers decide details of kvd,
+ * and nothing of kvd is needed to ask them. One line of JSON each (line.h).
  *
  *      checks [--only T1[,T4...]] [--seconds N] [--list]
  *
- * --seconds: the time that each may take, instead of its own limit. KVD_GPU is the device's ordinal (0). T9 needs
- * Python: check_dlpack.py. Exit status 0: all were asked; 1: a check did not end by itself; 77: no driver or no device.
+ * --seconds: the time that each may take, instead of its own limit. KVD_GPU is the device's ordinal
+ * (0). T9 needs Python: check_dlpack.py. Exit status 0: all were asked; 1: a check did not end by
+ * itself; 77: no driver or no device.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -29,7 +29,8 @@ KVD_KERNEL(check_beat, struct check_beat, THREADS) {
 
 /* Eight loads in flight a thread. */
 KVD_KERNEL(check_read, struct check_read, THREADS) {
-        uint64_t step = gridDim.x * (uint64_t)THREADS, i = blockIdx.x * (uint64_t)THREADS + threadIdx.x;
+        uint64_t step = gridDim.x * (uint64_t)THREADS,
+                 i = blockIdx.x * (uint64_t)THREADS + threadIdx.x;
         const uint8_t *from = reinterpret_cast<const uint8_t *>(a.at);
         uint32_t sum = 0;
         uint4 v[8];

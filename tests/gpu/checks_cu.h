@@ -11,7 +11,10 @@ struct check_fill { /* kvd_check_fill: word i := seed + i, of n words */
         uint32_t seed;
 };
 
-/* kvd_check_beat: one thread counts to n in both words, as fast as they can be written, until *stop is not 0. */
+/*
+ * kvd_check_beat: one thread counts to n in both words, as fast as they can be written, until *stop
+ * is not 0.
+ */
 struct check_beat {
         uint64_t heart;   /* u64 of host memory */
         uint64_t at;      /* u32 of the device */
@@ -19,7 +22,8 @@ struct check_beat {
         uint64_t n;
 };
 
-struct check_read { /* kvd_check_read: n pieces of 16 bytes, summed; the sum is written if it is one in 2^32 */
+/* kvd_check_read: n pieces of 16 bytes, summed; the sum is written if it is one in 2^32 */
+struct check_read {
         uint64_t at, n, sink;
 };
 

@@ -13,7 +13,10 @@ static bool has_device_file(void) {
         return access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
 }
 
-/* "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  ..." or "... Open Kernel Module for x86_64  580..." */
+/*
+ * "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  ..." or "... Open Kernel Module for
+ * x86_64  580..."
+ */
 static void read_branch(char *to, size_t size) {
         _cleanup_(freep) char *line = NULL;
         FILE *f = fopen("/proc/driver/nvidia/version", "re");
@@ -22,7 +25,8 @@ static void read_branch(char *to, size_t size) {
 
         if (f && getline(&line, &n, f) > 0)
                 for (char *at = line; *at; at++)
-                        if (at > line && at[-1] == ' ' && sscanf(at, "%3u.%3u.%3u", &a, &b, &c) == 3) {
+                        if (at > line && at[-1] == ' ' &&
+                            sscanf(at, "%3u.%3u.%3u", &a, &b, &c) == 3) {
                                 snprintf(to, size, "%u.%02u.%02u", a, b, c);
                                 break;
                         }
@@ -34,8 +38,9 @@ static void say(const struct driver *d, int r, const char *why) {
         struct line l;
         char name[256];
 
-        snprintf(name, sizeof name, "%s%s, CUDA %d.%d%s%s", d->stand_in ? "STAND-IN, NOT A GPU: " : "", d->device,
-                 d->version / 1000, d->version % 1000 / 10, d->branch[0] ? ", driver " : "", d->branch);
+        snprintf(name, sizeof name, "%s%s, CUDA %d.%d%s%s",
+                 d->stand_in ? "STAND-IN, NOT A GPU: " : "", d->device, d->version / 1000,
+                 d->version % 1000 / 10, d->branch[0] ? ", driver " : "", d->branch);
         if (!r)
                 line_driver(name);
         line_begin(&l, "device", "what answers?");
@@ -44,7 +49,8 @@ static void say(const struct driver *d, int r, const char *why) {
         line_number(&l, "memory_mib", (double)(d->memory >> 20));
         line_number(&l, "free_mib", (double)(d->free >> 20));
         if (r)
-                line_answer(&l, OPEN_QUESTION, "nothing: %s%s%s", actor_word(r), why[0] ? ", " : "", why);
+                line_answer(&l, OPEN_QUESTION, "nothing: %s%s%s", actor_word(r), why[0] ? ", " : "",
+                            why);
         else
                 line_answer(&l, d->stand_in ? OPEN_QUESTION : YES, "%s", name);
 }

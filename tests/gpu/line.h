@@ -7,8 +7,9 @@
  *
  *      {"check": "T1", "question": "...", "answer": "...", "ok": true, "numbers": {...}, "driver": "..."}
  *
- * ok says whether the answer is the one that kvd is built on; null: there is no such answer, or the question could not
- * be asked (the answer says why). driver names what answered: nobody can take a stand-in's line for a GPU's.
+ * ok says whether the answer is the one that kvd is built on; null: there is no such answer, or the
+ * question could not be asked (the answer says why). driver names what answered: nobody can take a
+ * stand-in's line for a GPU's.
  */
 
 #include <stdbool.h>
@@ -28,9 +29,11 @@ struct line {
 /* What stands in every line from now on. */
 void line_driver(const char *driver);
 
-__attribute__((format(printf, 3, 4))) void line_begin(struct line *l, const char *check, const char *format, ...);
+__attribute__((format(printf, 3, 4))) void line_begin(struct line *l, const char *check,
+                                                      const char *format, ...);
 void line_number(struct line *l, const char *name, double x);
-__attribute__((format(printf, 3, 4))) void line_answer(struct line *l, enum verdict ok, const char *format, ...);
+__attribute__((format(printf, 3, 4))) void line_answer(struct line *l, enum verdict ok,
+                                                       const char *format, ...);
 
 /* "..." with escapes. */
 void line_string(FILE *to, const char *text);

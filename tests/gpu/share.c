@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Processes that share one GPU cache through kvd, and die: scripts for actors (act_pool.c) and a daemon. JSON lines
- * (line.h). $KVD is the daemon's binary, KVD_GPU the device.
+ * Processes that share one GPU cache through kvd, and die: scripts for actors (act_pool.c) and a
+ * daemon. JSON lines (line.h). $KVD is the daemon's binary, KVD_GPU the device.
  *
  *      gpu-share [--only NAME[,NAME...]] [-- SECTION.KEY=VALUE...]
  */
@@ -26,14 +26,15 @@
 static struct driver driver;
 static char **more; /* settings of kvd */
 
-/* ---- a daemon on the device ------------------------------------------------------------------------------------- */
+/* ---- a daemon on the device ------------------------------------------------------------------ */
 
 static const char *const *settings(void) {
         static const char *list[16] = {"daemon.backend=cuda"};
         static char device[64];
         size_t n = 1;
 
-        snprintf(device, sizeof device, "daemon.device=%s", getenv("KVD_GPU") ? getenv("KVD_GPU") : "0");
+        snprintf(device, sizeof device, "daemon.device=%s",
+                 getenv("KVD_GPU") ? getenv("KVD_GPU") : "0");
         list[n++] = device;
         list[n++] = driver.stand_in ? "daemon.pool=64M" : "daemon.pool=2G";
         list[n++] = driver.stand_in ? "daemon.segment=4M" : "daemon.segment=64M";
@@ -106,17 +107,22 @@ static uint64_t find_all(struct scene *s, struct actor *a, uint64_t seed) {
         return tokens / POOL_BLOCK_TOKENS;
 }
 
-/* ---- scripts ---------------------------------------------------------------------------------------------------- */
+/* ---- scripts --------------------------------------------------------------------------------- */
 
-/* Client 1 fills a chain by a stream and seals it at once; client 2 finds it and reads it in place. */
+/*
+ * Client 1 fills a chain by a stream and seals it at once; client 2 finds it and reads it in place.
+ */
 static void in_place(void) {
         double hit[200], lookup[200], wait[200];
         unsigned rounds = check_rounds(200);
         struct scene s;
         struct line l;
 
-        line_begin(&l, "share", "a prefix of %u blocks of 256 KiB that another process computed: what does its first "
-                                "use add?", BLOCKS);
+        line_begin(&l, "share",
+                   "a prefix of %u blocks of 256 KiB that another process computed: what does its "
+                   "first "
+                   "use add?",
+                   BLOCKS);
         scene_start(&s, 2);
         if (cannot_join(&s, &l))
                 goto out;
@@ -139,8 +145,10 @@ static void in_place(void) {
         line_number(&l, "to_end_of_first_use_us", median(hit, rounds));
         line_number(&l, "wrong_words", (double)s.wrong);
         line_answer(&l, s.r || s.wrong || lookup[rounds / 2] + wait[rounds / 2] > 100 ? NO : YES,
-                    "%s; look up and pin %.1f us, wait %.1f us, with a copy of 4 bytes to the host %.1f us; %llu words "
-                    "wrong", word(b, s.r), lookup[rounds / 2], wait[rounds / 2], hit[rounds / 2],
+                    "%s; look up and pin %.1f us, wait %.1f us, with a copy of 4 bytes to the host "
+                    "%.1f us; %llu words "
+                    "wrong",
+                    word(b, s.r), lookup[rounds / 2], wait[rounds / 2], hit[rounds / 2],
                     (unsigned long long)s.wrong);
 out:
         scene_stop(&s);
@@ -153,8 +161,11 @@ static void together(void) {
         struct scene s;
         struct line l;
 
-        line_begin(&l, "share", "%d processes fill, find and read chains of %u blocks at once: does anybody see a "
-                                "wrong byte?", CLIENTS, BLOCKS / 8);
+        line_begin(
+                &l, "share",
+                "%d processes fill, find and read chains of %u blocks at once: does anybody see a "
+                "wrong byte?",
+                CLIENTS, BLOCKS / 8);
         scene_start(&s, CLIENTS);
         if (cannot_join(&s, &l))
                 goto out;
@@ -164,22 +175,24 @@ static void together(void) {
                 for (unsigned i = 0; i < CLIENTS; i++)
                         s.r = s.r ? s.r : actor_hear(&s.clients[i], 20000);
                 for (unsigned i = 0; i < CLIENTS && !s.r; i++, asked += BLOCKS / 8)
-                        found += find_all(&s, &s.clients[i], 100 + round * CLIENTS + (i + 1) % CLIENTS);
+                        found += find_all(&s, &s.clients[i],
+                                          100 + round * CLIENTS + (i + 1) % CLIENTS);
         }
         line_number(&l, "blocks_asked", (double)asked);
         line_number(&l, "blocks_found", (double)found);
         line_number(&l, "wrong_words", (double)s.wrong);
-        line_answer(&l, s.r || s.wrong || !found ? NO : YES, "%s; %llu of %llu blocks found, %llu words wrong",
-                    word(&s.clients[0], s.r), (unsigned long long)found, (unsigned long long)asked,
+        line_answer(&l, s.r || s.wrong || !found ? NO : YES,
+                    "%s; %llu of %llu blocks found, %llu words wrong", word(&s.clients[0], s.r),
+                    (unsigned long long)found, (unsigned long long)asked,
                     (unsigned long long)s.wrong);
 out:
         scene_stop(&s);
 }
 
 /*
- * Client 1 starts a kernel that does not end, fills a chain behind it and seals it; client 2 finds it and waits on its
- * stream; client 1 is killed. Client 2 goes on, learns that the data was never written, and no longer finds the chain.
- * Client 3's blocks are what they were.
+ * Client 1 starts a kernel that does not end, fills a chain behind it and seals it; client 2 finds
+ * it and waits on its stream; client 1 is killed. Client 2 goes on, learns that the data was never
+ * written, and no longer finds the chain. Client 3's blocks are what they were.
  */
 static void killed_client(void) {
         struct scene s;
@@ -187,8 +200,10 @@ static void killed_client(void) {
         uint64_t killed, again;
         int waits, went, judged;
 
-        line_begin(&l, "share", "a process is killed while a long kernel of it runs, with sealed blocks behind that "
-                                "kernel that another one waits for: what do the others see?");
+        line_begin(&l, "share",
+                   "a process is killed while a long kernel of it runs, with sealed blocks behind "
+                   "that "
+                   "kernel that another one waits for: what do the others see?");
         scene_start(&s, 3);
         if (cannot_join(&s, &l))
                 goto out;
@@ -197,7 +212,8 @@ static void killed_client(void) {
         s.r = ask(c, PUT, 3, BLOCKS);
         s.r = s.r ? s.r : ask(a, PUT, 4, BLOCKS / 8, 1ull << 40);
         if (s.r) {
-                line_answer(&l, OPEN_QUESTION, "not asked: %s", word(s.r == a->note.result ? a : c, s.r));
+                line_answer(&l, OPEN_QUESTION, "not asked: %s",
+                            word(s.r == a->note.result ? a : c, s.r));
                 goto out;
         }
         waits = ask(b, FIND, 4, BLOCKS / 8);
@@ -217,24 +233,33 @@ static void killed_client(void) {
         line_number(&l, "tokens_found_after", (double)again);
         find_all(&s, b, 3);
         line_number(&l, "wrong_words_of_others", (double)s.wrong);
-        line_answer(&l, waits == CU_NOT_READY && !went && judged == -EIO && !again && !s.wrong && !s.r ? YES : NO,
-                    "before: %s; after the kill its reader's stream goes on in %.0f ms (%s), kvd_check_pin says "
-                    "\"%s\", the chain is %sfound again, others' blocks: %llu words wrong", actor_word(waits), ms,
-                    actor_word(went), judged ? strerror(-judged) : "well", again ? "" : "not ",
-                    (unsigned long long)s.wrong);
+        line_answer(&l,
+                    waits == CU_NOT_READY && !went && judged == -EIO && !again && !s.wrong && !s.r ?
+                            YES :
+                            NO,
+                    "before: %s; after the kill its reader's stream goes on in %.0f ms (%s), "
+                    "kvd_check_pin says "
+                    "\"%s\", the chain is %sfound again, others' blocks: %llu words wrong",
+                    actor_word(waits), ms, actor_word(went), judged ? strerror(-judged) : "well",
+                    again ? "" : "not ", (unsigned long long)s.wrong);
 out:
         scene_stop(&s);
 }
 
-/* The daemon is killed while clients hold blocks; they go on reading. Another one starts; they use that. */
+/*
+ * The daemon is killed while clients hold blocks; they go on reading. Another one starts; they use
+ * that.
+ */
 static void killed_owner(void) {
         struct scene s;
         struct line l;
         uint64_t held = 0;
         int r = 0;
 
-        line_begin(&l, "share", "the owner is killed while clients hold blocks: are they what they were, and does the "
-                                "next owner serve them?");
+        line_begin(&l, "share",
+                   "the owner is killed while clients hold blocks: are they what they were, and "
+                   "does the "
+                   "next owner serve them?");
         scene_start(&s, 2);
         if (cannot_join(&s, &l))
                 goto out;
@@ -257,7 +282,8 @@ static void killed_owner(void) {
                 if ((r = ask(a, PUT, 6, BLOCKS)) == 0)
                         break;
         s.r = s.r ? s.r : r;
-        for (int tries = 0; tries < 50 && !s.r; tries++, sleep_ms(100)) /* calls that need the daemon connect anew */
+        /* calls that need the daemon connect anew */
+        for (int tries = 0; tries < 50 && !s.r; tries++, sleep_ms(100))
                 if ((r = ask(b, PUT, 7, BLOCKS)) == 0)
                         break;
         s.r = s.r ? s.r : r;
@@ -266,14 +292,15 @@ static void killed_owner(void) {
         line_number(&l, "blocks_found_at_the_next", (double)found);
         line_number(&l, "wrong_words_at_the_next", (double)s.wrong);
         line_answer(&l, s.r || held || s.wrong || !found ? NO : YES,
-                    "%s; while it was away: %llu words wrong; the next one: %llu of %u blocks found, %llu words wrong",
+                    "%s; while it was away: %llu words wrong; the next one: %llu of %u blocks "
+                    "found, %llu words wrong",
                     word(a, s.r), (unsigned long long)held, (unsigned long long)found, BLOCKS,
                     (unsigned long long)s.wrong);
 out:
         scene_stop(&s);
 }
 
-/* ---- main ------------------------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
 static const struct check scripts[] = {
         {"in-place", "a prefix that another process computed", in_place, 40},

@@ -6,13 +6,16 @@
 
 #include "ipc/msg.h"
 
-#define SAMPLE_FRAME_MAX (256u << 10) /* largest members of all fields at once are more than a frame may have */
+/* largest members of all fields at once are more than a frame may have */
+#define SAMPLE_FRAME_MAX (256u << 10)
 
 enum sample_kind { SAMPLE_EMPTY, SAMPLE_LARGEST, SAMPLE_RANDOM };
 
 uint64_t sample_random(uint64_t *seed);
 
-/* Fills in all fields. Strings and bins point into memory that the samples share and never change. */
+/*
+ * Fills in all fields. Strings and bins point into memory that the samples share and never change.
+ */
 void sample_fill(struct kvd_msg *msg, uint32_t number, enum sample_kind kind, uint64_t *seed);
 
 /* Name of the first field in which the two differ, or NULL. */

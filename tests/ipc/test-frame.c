@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Packets and the descriptors that travel with them; whatever goes wrong, no descriptor is left behind. */
+/*
+ * Packets and the descriptors that travel with them; whatever goes wrong, no descriptor is left
+ * behind.
+ */
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Every message of msg.def: round trips, and each way in which a frame can be wrong, refused by name. */
+/*
+ * Every message of msg.def: round trips, and each way in which a frame can be wrong, refused by
+ * name.
+ */
 
 #include <errno.h>
 #include <malloc.h>
@@ -38,7 +41,7 @@ static size_t encode(const struct kvd_msg *msg) {
         for (uint32_t number = 1; number < 256; number++) \
                 if (kvd_msg_info(number))
 
-/* ---- round trips ----------------------------------------------------------------------------------------------- */
+/* ---- round trips ----------------------------------------------------------------------------- */
 
 static void round_trip(uint32_t number, enum sample_kind kind, uint64_t *seed) {
         struct kvd_msg sent, got;
@@ -46,8 +49,8 @@ static void round_trip(uint32_t number, enum sample_kind kind, uint64_t *seed) {
 
         sample_fill(&sent, number, kind, seed);
         n = encode(&sent);
-        ck_assert_msg(kvd_msg_decode(decoder, frame, n, &got) == 0, "%s: %s", kvd_msg_info(number)->name,
-                      kvd_decoder_why(decoder));
+        ck_assert_msg(kvd_msg_decode(decoder, frame, n, &got) == 0, "%s: %s",
+                      kvd_msg_info(number)->name, kvd_decoder_why(decoder));
         ck_assert_ptr_null(sample_difference(&sent, &got));
 }
 
@@ -86,10 +89,11 @@ START_TEST(every_reply_has_a_request) {
 }
 END_TEST
 
-/* ---- encoder --------------------------------------------------------------------------------------------------- */
+/* ---- encoder --------------------------------------------------------------------------------- */
 
 START_TEST(encoder_keeps_its_bounds) {
-        struct kvd_msg msg = {.number = KVD_MSG_allocate, .serial = 7, .allocate = {.space = 3, .count = 4096}};
+        struct kvd_msg msg = {
+                .number = KVD_MSG_allocate, .serial = 7, .allocate = {.space = 3, .count = 4096}};
         size_t n = encode(&msg);
 
         for (size_t room = 0; room < n; room++)
@@ -101,7 +105,7 @@ START_TEST(encoder_keeps_its_bounds) {
 }
 END_TEST
 
-/* ---- damaged frames -------------------------------------------------------------------------------------------- */
+/* ---- damaged frames -------------------------------------------------------------------------- */
 
 static void cut(uint32_t number, uint64_t *seed) {
         struct kvd_msg msg;
@@ -138,7 +142,9 @@ static void damage(uint32_t number, uint64_t *seed) {
         for (uint64_t k = sample_random(seed) % 4 + 1; k > 0; k--)
                 frame[sample_random(seed) % MIN(n, 64)] = (uint8_t)sample_random(seed);
         if (kvd_msg_decode(decoder, frame, n, &msg) == 0)
-                ck_assert_int_gt(kvd_msg_encode(&msg, frame + SAMPLE_FRAME_MAX / 2, SAMPLE_FRAME_MAX / 2), 0);
+                ck_assert_int_gt(
+                        kvd_msg_encode(&msg, frame + SAMPLE_FRAME_MAX / 2, SAMPLE_FRAME_MAX / 2),
+                        0);
 }
 
 /* Random damage is refused or gives a message within all limits: encoding it again must work. */
@@ -151,7 +157,7 @@ START_TEST(damage_never_passes_a_limit) {
 }
 END_TEST
 
-/* ---- wrong on purpose ------------------------------------------------------------------------------------------ */
+/* ---- wrong on purpose ------------------------------------------------------------------------ */
 
 struct writer {
         msgpack_sbuffer out;
@@ -246,8 +252,8 @@ static void pack_wrong(struct writer *w, int which, const struct kvd_field *f) {
 static void mistype(uint32_t number, const struct kvd_field *f) {
         char why[128];
 
-        snprintf(why, sizeof why, "field '%s' of '%s' must be a %s", f->name, kvd_msg_info(number)->name,
-                 kvd_field_type_name(f->type));
+        snprintf(why, sizeof why, "field '%s' of '%s' must be a %s", f->name,
+                 kvd_msg_info(number)->name, kvd_field_type_name(f->type));
         for (int which = 0; which < 6; which++) {
                 struct writer w;
 
@@ -283,20 +289,26 @@ START_TEST(envelopes) {
         struct kvd_msg msg;
 
         for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
-                ck_assert_int_eq(kvd_msg_decode(decoder, bad[i].bytes, bad[i].size, &msg), -EBADMSG);
-                ck_assert_str_eq(kvd_decoder_why(decoder),
-                                 "a message must be an array of number, serial and a map of fields");
+                ck_assert_int_eq(kvd_msg_decode(decoder, bad[i].bytes, bad[i].size, &msg),
+                                 -EBADMSG);
+                ck_assert_str_eq(
+                        kvd_decoder_why(decoder),
+                        "a message must be an array of number, serial and a map of fields");
         }
 }
 END_TEST
 
 START_TEST(strings) {
-        static const char *const good[] = {"llama-3.1_8B", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "a b"};
+        static const char *const good[] = {"llama-3.1_8B", "caf\xc3\xa9", "\xe2\x82\xac",
+                                           "\xf0\x9f\x98\x80", "a b"};
         static const struct kvd_slice bad[] = {
-                {"a\0b", 3}, {"a\nb", 3}, {"\x1b[2J", 4}, {"\x7f", 1},
-                {"\x80", 1}, {"\xc2\x9b", 2},      /* C1: a terminal takes it for an escape */
-                {"\xc0\xaf", 2}, {"\xe0\x80\xaf", 3}, /* overlong */
-                {"\xed\xa0\x80", 3}, {"\xf4\x90\x80\x80", 4}, {"\xc3", 1}, {"\xff", 1}, {"\xc3(", 2},
+                {"a\0b", 3},         {"a\nb", 3},
+                {"\x1b[2J", 4},      {"\x7f", 1},
+                {"\x80", 1},         {"\xc2\x9b", 2}, /* C1: a terminal takes it for an escape */
+                {"\xc0\xaf", 2},     {"\xe0\x80\xaf", 3}, /* overlong */
+                {"\xed\xa0\x80", 3}, {"\xf4\x90\x80\x80", 4},
+                {"\xc3", 1},         {"\xff", 1},
+                {"\xc3(", 2},
         };
         struct kvd_msg msg = {.number = KVD_MSG_attach}, got;
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The scan: every refusal by name, what must pass, and agreement with msgpack-c about everything that passes. */
+/*
+ * The scan: every refusal by name, what must pass, and agreement with msgpack-c about everything
+ * that passes.
+ */
 
 #include <msgpack.h>
 #include <stdlib.h>
@@ -70,15 +73,18 @@ static const struct {
         {BYTES("\x81\x90\x02"), KVD_SCAN_KEY},
 
         {BYTES("\x82\xa1" "a\x01\xa1" "a\x02"), KVD_SCAN_DUPLICATE},
-        {BYTES("\x82\xa1" "a\x01\xd9\x01" "a\x02"), KVD_SCAN_DUPLICATE}, /* another length of length */
+        /* another length of length */
+        {BYTES("\x82\xa1" "a\x01\xd9\x01" "a\x02"), KVD_SCAN_DUPLICATE},
         {BYTES("\x82\xa0\x01\xa0\x02"), KVD_SCAN_DUPLICATE},
-        {BYTES("\x82\xa1" "a\x81\xa1" "a\x01\xa1" "b\x01"), KVD_SCAN_OK}, /* the inner a is another map's */
+        /* the inner a is another map's */
+        {BYTES("\x82\xa1" "a\x81\xa1" "a\x01\xa1" "b\x01"), KVD_SCAN_OK},
         {BYTES("\x82\xa1" "a\x81\xa1" "b\x01\xa1" "a\x01"), KVD_SCAN_DUPLICATE},
         {BYTES("\x82\xa1" "a\x81\xa1" "b\x01\xa1" "b\x01"), KVD_SCAN_OK},
 };
 
 START_TEST(each_refusal_by_name) {
-        ck_assert_str_eq(kvd_scan_text(kvd_scan(cases[_i].bytes, cases[_i].size)), kvd_scan_text(cases[_i].result));
+        ck_assert_str_eq(kvd_scan_text(kvd_scan(cases[_i].bytes, cases[_i].size)),
+                         kvd_scan_text(cases[_i].result));
 }
 END_TEST
 
@@ -106,7 +112,7 @@ START_TEST(a_map_of_127_keys) {
 }
 END_TEST
 
-/* ---- against msgpack-c ----------------------------------------------------------------------------------------- */
+/* ---- against msgpack-c ----------------------------------------------------------------------- */
 
 static void pack_random(msgpack_packer *pk, unsigned depth, uint64_t *seed) {
         uint32_t n = (uint32_t)(sample_random(seed) % 4);
@@ -117,7 +123,8 @@ static void pack_random(msgpack_packer *pk, unsigned depth, uint64_t *seed) {
                 msgpack_pack_uint64(pk, sample_random(seed) >> sample_random(seed) % 64);
                 break;
         case 1:
-                msgpack_pack_int64(pk, -(int64_t)(sample_random(seed) >> (1 + sample_random(seed) % 63)));
+                msgpack_pack_int64(
+                        pk, -(int64_t)(sample_random(seed) >> (1 + sample_random(seed) % 63)));
                 break;
         case 2:
                 msgpack_pack_str_with_body(pk, "hello", n);
@@ -156,7 +163,10 @@ static void unpack_whole(const char *data, size_t size) {
         msgpack_unpacked_destroy(&result);
 }
 
-/* What msgpack-c wrote passes, and whatever of its damaged copies passes is something msgpack-c can read whole. */
+/*
+ * What msgpack-c wrote passes, and whatever of its damaged copies passes is something msgpack-c can
+ * read whole.
+ */
 START_TEST(msgpack_c_agrees) {
         uint64_t seed = (uint64_t)_i;
         msgpack_sbuffer out;
@@ -169,7 +179,8 @@ START_TEST(msgpack_c_agrees) {
 
                 msgpack_sbuffer_clear(&out);
                 pack_random(&pk, 3, &seed);
-                ck_assert_str_eq(kvd_scan_text(kvd_scan(out.data, out.size)), kvd_scan_text(KVD_SCAN_OK));
+                ck_assert_str_eq(kvd_scan_text(kvd_scan(out.data, out.size)),
+                                 kvd_scan_text(KVD_SCAN_OK));
                 unpack_whole(out.data, out.size);
                 for (size_t n = 0; n < out.size; n++)
                         ck_assert_int_ne(kvd_scan(out.data, n), KVD_SCAN_OK);

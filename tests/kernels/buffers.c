@@ -76,10 +76,11 @@ float *copy_floats(const float *from, size_t n) {
 }
 
 void assert_same_bits(const float *a, const float *b, size_t n, const char *what) {
-        if (memcmp(a, b, n * sizeof *a) == 0) /* an assertion that holds costs a system call: one is too many here */
+        /* an assertion that holds costs a system call: one is too many here */
+        if (memcmp(a, b, n * sizeof *a) == 0)
                 return;
         for (size_t i = 0; i < n; i++)
                 if (memcmp(a + i, b + i, sizeof *a) != 0)
-                        ck_abort_msg("%s: element %zu of %zu is %a, expected %a", what, i, n, (double)b[i],
-                                     (double)a[i]);
+                        ck_abort_msg("%s: element %zu of %zu is %a, expected %a", what, i, n,
+                                     (double)b[i], (double)a[i]);
 }

@@ -3,8 +3,9 @@
 #define KVD_TESTS_KERNELS_BUFFERS_H
 
 /*
- * Memory for kernels under test. A buffer ends where an inaccessible page begins, so that one element read or
- * written past the end is a fault and not luck; the page before it is inaccessible too.
+ * Memory for kernels under test. A buffer ends where an inaccessible page begins, so that one
+ * element read or written past the end is a fault and not luck; the page before it is inaccessible
+ * too.
  */
 
 #include <stdbool.h>
@@ -15,7 +16,8 @@
 extern void (*buffers_prepare)(void *at, size_t bytes);
 bool buffer_is_taken(size_t i); /* the i-th that buffers_prepare was called for */
 
-void *buffer(size_t bytes);              /* zeroed, ends at the guard page; any alignment that size implies */
+/* zeroed, ends at the guard page; any alignment that size implies */
+void *buffer(size_t bytes);
 void buffers_free(void);                 /* all of them */
 
 float *random_floats(size_t n);          /* a buffer of numbers in -1 to 1 */

@@ -5,17 +5,17 @@
 #include "kernels/lanes.h"
 #include "tests/kernels/lanes_probe.h"
 
-#define THROUGH_2(name)                                                                                               \
-        static void on_##name(const float *in, float *out) {                                                          \
-                lanes_store(out, lanes_##name(lanes_load(in), lanes_load(in + 16)));                                  \
+#define THROUGH_2(name) \
+        static void on_##name(const float *in, float *out) { \
+                lanes_store(out, lanes_##name(lanes_load(in), lanes_load(in + 16))); \
         }
-#define THROUGH_1(name)                                                                                               \
-        static void on_##name(const float *in, float *out) {                                                          \
-                lanes_store(out, lanes_##name(lanes_load(in)));                                                       \
+#define THROUGH_1(name) \
+        static void on_##name(const float *in, float *out) { \
+                lanes_store(out, lanes_##name(lanes_load(in))); \
         }
-#define TO_ONE(name)                                                                                                  \
-        static void on_##name(const float *in, float *out) {                                                          \
-                *out = lanes_##name(lanes_load(in));                                                                  \
+#define TO_ONE(name) \
+        static void on_##name(const float *in, float *out) { \
+                *out = lanes_##name(lanes_load(in)); \
         }
 
 THROUGH_2(add)
@@ -45,13 +45,13 @@ static void on_select(const float *in, float *out) {
                                            lanes_load(in + 48)));
 }
 
-#define OF_16(name)                                                                                                   \
-        static void on_##name(const float *in, float *out) {                                                          \
-                lanes v[16];                                                                                          \
-                                                                                                                      \
-                for (int i = 0; i < 16; i++)                                                                          \
-                        v[i] = lanes_load(in + i * 3);                                                                \
-                lanes_store(out, lanes_##name(v));                                                                    \
+#define OF_16(name) \
+        static void on_##name(const float *in, float *out) { \
+                lanes v[16]; \
+\
+                for (int i = 0; i < 16; i++) \
+                        v[i] = lanes_load(in + i * 3); \
+                lanes_store(out, lanes_##name(v)); \
         }
 
 OF_16(sum_16)

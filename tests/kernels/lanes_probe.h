@@ -14,7 +14,8 @@ struct lanes_probe {
         } operations[LANES_OPERATIONS];
         void (*load_n)(const float *in, float out[16], uint32_t n);
         void (*store_n)(const float in[16], float *out, uint32_t n);
-        void (*widen)(const void *in, float out[16], uint32_t n, enum kvd_number type); /* n = 16: the whole one */
+        /* n = 16: the whole one */
+        void (*widen)(const void *in, float out[16], uint32_t n, enum kvd_number type);
         void (*widen_2)(const void *in, float out[32], enum kvd_number type);
         void (*narrow)(const float in[16], void *out, uint32_t n, enum kvd_number type);
 };

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What attention can do beside causal: bidirectional, over chosen positions, over tables with holes, with rotated
- * queries, with mass. Random cases against an oracle in double precision; the same bits from every variant; and the
- * same bits as a plain call over a cache in which only what is seen was ever stored.
+ * What attention can do beside causal: bidirectional, over chosen positions, over tables with
+ * holes, with rotated queries, with mass. Random cases against an oracle in double precision; the
+ * same bits from every variant; and the same bits as a plain call over a cache in which only what
+ * is seen was ever stored.
  */
 
 #include <math.h>
@@ -95,7 +96,8 @@ static void make_turns(struct scene *s) {
                 s->frequencies[i] = 1.0f / powf(10000.0f, (float)(2 * i) / (float)s->form.dim);
         for (uint32_t b = 0; b < s->n_blocks && s->form.rotated; b++)
                 s->deltas[b] = random_u32() % 2 ? 0 : (int32_t)(random_u32() % 5) * 16 - 24;
-        kvd_rotations(s->deltas, s->n_blocks, s->frequencies, half, rotation, rotations, s->n_blocks);
+        kvd_rotations(s->deltas, s->n_blocks, s->frequencies, half, rotation, rotations,
+                      s->n_blocks);
         if (s->form.rotated) {
                 s->call.rotation = rotation;
                 s->call.rotations = rotations;
@@ -150,7 +152,8 @@ static double score(const struct scene *s, const float *q, uint32_t i) {
                 return sum * (double)s->call.scale;
         }
         for (uint32_t d = 0; d < half; d++) {
-                double angle = (double)s->deltas[i / s->form.block_tokens] * (double)s->frequencies[d];
+                double angle = (double)s->deltas[i / s->form.block_tokens] *
+                               (double)s->frequencies[d];
                 double low = (double)k[d], high = (double)k[d + half];
 
                 sum += (double)q[d] * (low * cos(angle) - high * sin(angle)) +
@@ -160,8 +163,8 @@ static double score(const struct scene *s, const float *q, uint32_t i) {
 }
 
 /* One query head's result and what it adds to the masses. */
-static void oracle(const struct scene *s, uint32_t token, uint32_t g, double *out, double *block_mass,
-                   double *token_mass) {
+static void oracle(const struct scene *s, uint32_t token, uint32_t g, double *out,
+                   double *block_mass, double *token_mass) {
         const float *q = s->q + (size_t)(token * s->form.group + g) * s->form.dim;
         double weight[MOST_KEYS] = {0}, most = -INFINITY, total = 0.0;
 
@@ -207,10 +210,12 @@ static struct result attend(const struct scene *s, const struct kvd_ops *ops, ui
         return r;
 }
 
-static void assert_near(const float *got, const double *expected, size_t n, double tolerance, const char *what) {
+static void assert_near(const float *got, const double *expected, size_t n, double tolerance,
+                        const char *what) {
         for (size_t i = 0; i < n; i++)
                 if (!(fabs((double)got[i] - expected[i]) <= tolerance))
-                        ck_abort_msg("%s %zu of %zu is %.9g, expected %.9g", what, i, n, (double)got[i], expected[i]);
+                        ck_abort_msg("%s %zu of %zu is %.9g, expected %.9g", what, i, n,
+                                     (double)got[i], expected[i]);
 }
 
 static void check_form(const struct form *f) {
@@ -223,10 +228,13 @@ static void check_form(const struct form *f) {
                 oracle(&s, row / f->group, row % f->group, out, block_mass, token_mass);
                 assert_near(r.out + (size_t)row * f->dim, out, f->dim, tolerance, "result");
         }
-        assert_near(r.block_mass, block_mass, s.n_blocks, tolerance * f->n * f->group, "mass of block");
-        assert_near(r.token_mass, token_mass, f->n_keys, tolerance * f->n * f->group, "mass of token");
+        assert_near(r.block_mass, block_mass, s.n_blocks, tolerance * f->n * f->group,
+                    "mass of block");
+        assert_near(r.token_mass, token_mass, f->n_keys, tolerance * f->n * f->group,
+                    "mass of token");
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
-                for (uint32_t chunk = 1; (*v)->works() && chunk <= f->n; chunk = chunk == 1 ? 3 : chunk * 4) {
+                for (uint32_t chunk = 1; (*v)->works() && chunk <= f->n;
+                     chunk = chunk == 1 ? 3 : chunk * 4) {
                         struct result other = attend(&s, *v, chunk);
 
                         assert_same_bits(r.out, other.out, r.n_out, (*v)->name);
@@ -268,7 +276,10 @@ START_TEST(every_form_is_right_and_the_same_in_every_variant) {
 }
 END_TEST
 
-/* One token at a time takes another way than many: over contexts longer than what it looks at in one go. */
+/*
+ * One token at a time takes another way than many: over contexts longer than what it looks at in
+ * one go.
+ */
 START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
         static const uint32_t dims[] = {1, 3, 17, 32, 33, 47, 64, 80, 96, 112, 127, 128, 160};
 
@@ -344,7 +355,12 @@ START_TEST(what_is_left_out_leaves_no_trace) {
 END_TEST
 
 START_TEST(nothing_to_see_is_zero) {
-        struct form f = {.n_keys = 40, .first = 32, .n = 8, .group = 2, .dim = 32, .block_tokens = 16,
+        struct form f = {.n_keys = 40,
+                         .first = 32,
+                         .n = 8,
+                         .group = 2,
+                         .dim = 32,
+                         .block_tokens = 16,
                          .type = KVD_NUMBER_F32};
         struct scene s = make_scene(&f);
         const uint8_t *none[3] = {NULL, NULL, NULL};
@@ -360,7 +376,8 @@ START_TEST(nothing_to_see_is_zero) {
         s.call.n_chosen = 1;
         r = attend(&s, kvd_ops_pick(NULL), 8);
         for (size_t i = 0; i < r.n_out; i++)
-                ck_assert(i < 7 * s.call.ldo ? r.out[i] == 0.0f : r.out[i] == s.v[39 * 32 + i % 32]);
+                ck_assert(i < 7 * s.call.ldo ? r.out[i] == 0.0f :
+                                               r.out[i] == s.v[39 * 32 + i % 32]);
         ck_assert(r.token_mass[39] == 2.0f && r.block_mass[2] == 2.0f && r.block_mass[0] == 0.0f);
         buffers_free();
 }
@@ -368,7 +385,12 @@ END_TEST
 
 /* A rotation of 0 costs no bits: the table with rotations, none of them used, is the plain call. */
 START_TEST(no_turn_changes_no_bits) {
-        struct form f = {.n_keys = 100, .first = 80, .n = 20, .group = 2, .dim = 64, .block_tokens = 16,
+        struct form f = {.n_keys = 100,
+                         .first = 80,
+                         .n = 20,
+                         .group = 2,
+                         .dim = 64,
+                         .block_tokens = 16,
                          .type = KVD_NUMBER_F32};
         struct scene s = make_scene(&f);
         uint32_t rotation[7] = {0};
@@ -391,7 +413,8 @@ START_TEST(turns_are_numbered_once) {
         ck_assert_mem_eq(rotation, expected, sizeof rotation);
         ck_assert_float_eq_tol(rotations[4 + 1], cosf(0.75f), 1e-7f);
         ck_assert_float_eq_tol(rotations[4 + 3], sinf(0.75f), 1e-7f);
-        ck_assert_uint_eq(kvd_rotations(deltas, 7, frequencies, 2, rotation, rotations, 2), UINT32_MAX);
+        ck_assert_uint_eq(kvd_rotations(deltas, 7, frequencies, 2, rotation, rotations, 2),
+                          UINT32_MAX);
 }
 END_TEST
 

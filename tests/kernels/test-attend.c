@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention over blocks: right against an oracle in double precision, and the same bits whatever the variant, the
- * number of tokens in a call, and the size of a block.
+ * Attention over blocks: right against an oracle in double precision, and the same bits whatever
+ * the variant, the number of tokens in a call, and the size of a block.
  */
 
 #include <math.h>
@@ -21,7 +21,8 @@ struct head { /* one key/value head's data by position, and its queries */
 };
 
 static struct head random_head(uint32_t dim, uint32_t group) {
-        struct head h = {dim, group, random_floats(N * dim), random_floats(N * dim), random_floats(N * group * dim)};
+        struct head h = {dim, group, random_floats(N * dim), random_floats(N * dim),
+                         random_floats(N * group * dim)};
 
         for (uint32_t i = 0; i < N * group * dim; i++)
                 h.q[i] *= 4.0f; /* some weights near 1, some near 0 */
@@ -35,8 +36,12 @@ static void store(uint8_t *to, const float *from, uint32_t dim, enum kvd_number 
                 kvd_ops_pick("scalar")->narrow((uint16_t *)to, from, dim, type);
 }
 
-/* Blocks with a K plane and a V plane behind 64 bytes of something else; what is not a token is NaN. */
-static const uint8_t **blocks_of(const struct head *h, uint32_t block_tokens, size_t stride, enum kvd_number type) {
+/*
+ * Blocks with a K plane and a V plane behind 64 bytes of something else; what is not a token is
+ * NaN.
+ */
+static const uint8_t **blocks_of(const struct head *h, uint32_t block_tokens, size_t stride,
+                                 enum kvd_number type) {
         size_t element = type == KVD_NUMBER_F32 ? 4 : 2, plane = block_tokens * stride * element;
         uint32_t n_blocks = DIV_UP(N, block_tokens);
         uint8_t **blocks = buffer(n_blocks * sizeof *blocks);
@@ -55,8 +60,8 @@ static const uint8_t **blocks_of(const struct head *h, uint32_t block_tokens, si
 }
 
 /* The whole sequence, chunk tokens a call. */
-static float *attend(const struct kvd_ops *ops, const struct head *h, const uint8_t **blocks, uint32_t block_tokens,
-                     size_t stride, enum kvd_number type, uint32_t chunk) {
+static float *attend(const struct kvd_ops *ops, const struct head *h, const uint8_t **blocks,
+                     uint32_t block_tokens, size_t stride, enum kvd_number type, uint32_t chunk) {
         size_t width = h->group * h->dim;
         struct kvd_attention a = {
                 .ops = ops,
@@ -75,7 +80,8 @@ static float *attend(const struct kvd_ops *ops, const struct head *h, const uint
         };
         float *out = buffer(N * width * sizeof *out);
 
-        a.scratch = buffer(kvd_attend_scratch(&a) * sizeof *a.scratch); /* enough for every part of it */
+        /* enough for every part of it */
+        a.scratch = buffer(kvd_attend_scratch(&a) * sizeof *a.scratch);
         for (a.first = 0; a.first < N; a.first += a.n) {
                 a.n = MIN(chunk, N - a.first);
                 a.q = h->q + a.first * width;
@@ -110,12 +116,14 @@ START_TEST(attention_is_right) {
                 for (uint32_t group = 1; group <= 3; group++) {
                         struct head h = random_head(dims[i], group);
                         const uint8_t **blocks = blocks_of(&h, 16, dims[i], KVD_NUMBER_F32);
-                        float *out = attend(kvd_ops_pick(NULL), &h, blocks, 16, dims[i], KVD_NUMBER_F32, 16);
+                        float *out = attend(kvd_ops_pick(NULL), &h, blocks, 16, dims[i],
+                                            KVD_NUMBER_F32, 16);
                         double worst = 0.0;
 
                         for (uint32_t j = 0; j < N * group * dims[i]; j++)
-                                worst = fmax(worst, fabs((double)out[j] - oracle(&h, j / (group * dims[i]),
-                                                                                 j / dims[i] % group, j % dims[i])));
+                                worst = fmax(worst, fabs((double)out[j] -
+                                                         oracle(&h, j / (group * dims[i]),
+                                                                j / dims[i] % group, j % dims[i])));
                         ck_assert_double_lt(worst, 2e-6);
                         buffers_free();
                 }
@@ -125,7 +133,8 @@ END_TEST
 static void same_bits_case(uint32_t dim, uint32_t group, enum kvd_number type) {
         static const uint32_t chunks[] = {1, 3, 7, 16, N}, block_sizes[] = {1, 5, 16, 24, 64};
         struct head h = random_head(dim, group);
-        float *expected = attend(kvd_ops_pick("scalar"), &h, blocks_of(&h, 16, dim, type), 16, dim, type, N);
+        float *expected = attend(kvd_ops_pick("scalar"), &h, blocks_of(&h, 16, dim, type), 16, dim,
+                                 type, N);
 
         for (size_t b = 0; b < ARRAY_SIZE(block_sizes); b++) {
                 size_t stride = dim + b * 4;
@@ -134,7 +143,8 @@ static void same_bits_case(uint32_t dim, uint32_t group, enum kvd_number type) {
                 for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
                         for (size_t c = 0; c < ARRAY_SIZE(chunks) && (*v)->works(); c++)
                                 assert_same_bits(expected,
-                                                 attend(*v, &h, blocks, block_sizes[b], stride, type, chunks[c]),
+                                                 attend(*v, &h, blocks, block_sizes[b], stride,
+                                                        type, chunks[c]),
                                                  N * group * dim, (*v)->name);
         }
         buffers_free();

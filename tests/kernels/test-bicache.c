@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* BiCache's kernel is the same in every variant; its table does what it says where a file of numbers cannot say it. */
+/*
+ * BiCache's kernel is the same in every variant; its table does what it says where a file of
+ * numbers cannot say it.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -35,7 +38,8 @@ static void products_case(uint32_t dim, uint32_t n, enum kvd_number type) {
                         continue;
                 (*v)->bicache->products(got, a, stride_a, b, stride_b, type, n, dim);
                 for (uint32_t i = dim > 2; i < n; i++) /* what a NaN is made of is not specified */
-                        ck_assert_msg(memcmp(got + i, expected + i, sizeof *got) == 0, "%s: row %u", (*v)->name, i);
+                        ck_assert_msg(memcmp(got + i, expected + i, sizeof *got) == 0, "%s: row %u",
+                                      (*v)->name, i);
         }
         buffers_free();
 }
@@ -50,7 +54,8 @@ START_TEST(products_are_the_same_in_every_variant) {
 END_TEST
 
 START_TEST(a_table_is_for_one_kind_of_ratio) {
-        struct kvd_btable table = {.ratio = KVD_RATIO_INCLUDE_GEN, .n = 2, .steps = {{40, 3}, {70, 9}}};
+        struct kvd_btable table = {
+                .ratio = KVD_RATIO_INCLUDE_GEN, .n = 2, .steps = {{40, 3}, {70, 9}}};
 
         ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_PROMPT_ONLY, 50), -EINVAL);
         ck_assert_int_eq(kvd_btable_lookup(&table, KVD_RATIO_INCLUDE_GEN, 39), 1);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What all methods do with blocks: every variant against the reference over sizes, strides and alignments, between
- * guard pages. What the reference means is compared with numpy in tests/kernels/methods/test_block.py.
+ * What all methods do with blocks: every variant against the reference over sizes, strides and
+ * alignments, between guard pages. What the reference means is compared with numpy in
+ * tests/kernels/methods/test_block.py.
  */
 
 #include <math.h>
@@ -33,16 +34,18 @@ static uint8_t *random_bytes(size_t n) {
         return bytes;
 }
 
-static void assert_bytes(const void *expected, const void *got, size_t n, const char *variant, const char *what) {
+static void assert_bytes(const void *expected, const void *got, size_t n, const char *variant,
+                         const char *what) {
         if (memcmp(expected, got, n) != 0)
                 ck_abort_msg("%s: %s", variant, what);
 }
 
-/* ---- top-k ------------------------------------------------------------------------------------------------------ */
+/* ---- top-k ----------------------------------------------------------------------------------- */
 
 static void topk_case(uint32_t n, uint32_t k, bool later) {
         float *scores = buffer(n * sizeof *scores);
-        uint32_t most = MIN(k, n), *expected = buffer(most * 4), *got = buffer(most * 4), *scratch = buffer(n * 4);
+        uint32_t most = MIN(k, n), *expected = buffer(most * 4), *got = buffer(most * 4),
+                 *scratch = buffer(n * 4);
 
         for (uint32_t i = 0; i < n; i++) /* few values, so that many are equal */
                 scores[i] = random_u32() % 5 == 0 ? NAN : (float)(random_u32() % 7) - 3.0f;
@@ -50,7 +53,8 @@ static void topk_case(uint32_t n, uint32_t k, bool later) {
         for (uint32_t i = 1; i < most; i++)
                 ck_assert_uint_lt(expected[i - 1], expected[i]);
         for (size_t v = 0; v < n_variants; v++) {
-                ck_assert_uint_eq(variants[v]->block->topk(got, scores, n, k, later, scratch), most);
+                ck_assert_uint_eq(variants[v]->block->topk(got, scores, n, k, later, scratch),
+                                  most);
                 assert_bytes(expected, got, most * 4, variants[v]->name, "top-k");
         }
         buffers_free();
@@ -66,10 +70,11 @@ START_TEST(topk_equals_the_reference) {
 }
 END_TEST
 
-/* ---- blocks ----------------------------------------------------------------------------------------------------- */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* In place: tokens move down within the blocks that they came from. */
-static void compact_case(const struct kvd_ops *v, uint32_t bytes, uint32_t per_block, size_t stride) {
+static void compact_case(const struct kvd_ops *v, uint32_t bytes, uint32_t per_block,
+                         size_t stride) {
         enum { TOKENS = 50 };
         uint32_t n_blocks = DIV_UP(TOKENS, per_block), index[TOKENS], n = 0;
         uint8_t **blocks = buffer(n_blocks * sizeof *blocks), copy[TOKENS][300];
@@ -84,8 +89,8 @@ static void compact_case(const struct kvd_ops *v, uint32_t bytes, uint32_t per_b
         }
         v->block->compact(&slots, &slots, index, n);
         for (uint32_t j = 0; j < n; j++)
-                assert_bytes(copy[index[j]], blocks[j / per_block] + 7 + j % per_block * stride, bytes, v->name,
-                             "compaction in place");
+                assert_bytes(copy[index[j]], blocks[j / per_block] + 7 + j % per_block * stride,
+                             bytes, v->name, "compaction in place");
         buffers_free();
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's kernels: every variant gives the scalar one's bytes, over every size that enters an address, and touches
- * nothing beside its arrays (the buffers end at guard pages). What the numbers should be is tests/kernels/methods'
- * business, except where it is simplest to say here.
+ * HShare's kernels: every variant gives the scalar one's bytes, over every size that enters an
+ * address, and touches nothing beside its arrays (the buffers end at guard pages). What the numbers
+ * should be is tests/kernels/methods' business, except where it is simplest to say here.
  */
 
 #include <math.h>
@@ -61,8 +61,11 @@ static void label_case(uint32_t dim, uint32_t n_channels, enum kvd_number type, 
                         x[i * stride + channels[n_channels - 1]] = i % 2 ? NAN : -INFINITY;
                 if (i % 5 == 3)
                         x[i * stride + channels[0]] = 3e38f;
-                for (uint32_t d = 0; d < dim && i % 5 == 4; d++) /* the least is 0, of one sign or the other */
-                        x[i * stride + d] = d % 3 == i % 3 ? -0.0f : d % 3 == 0 ? 0.0f : fabsf(x[i * stride + d]);
+                /* the least is 0, of one sign or the other */
+                for (uint32_t d = 0; d < dim && i % 5 == 4; d++)
+                        x[i * stride + d] = d % 3 == i % 3 ? -0.0f :
+                                            d % 3 == 0     ? 0.0f :
+                                                             fabsf(x[i * stride + d]);
         }
         k = keys_of(x, n > 0 ? (n - 1) * stride + dim : 0, type);
         scalar()->label(expected, k, stride, type, n, channels, n_channels);
@@ -83,7 +86,8 @@ static void label_case(uint32_t dim, uint32_t n_channels, enum kvd_number type, 
 
 START_TEST(labels_are_the_same_in_every_variant) {
         for (size_t c = 0; c < ARRAY_SIZE(channel_counts); c++)
-                for (uint32_t dim = channel_counts[c]; dim <= 2 * channel_counts[c] + 1; dim += channel_counts[c] + 1)
+                for (uint32_t dim = channel_counts[c]; dim <= 2 * channel_counts[c] + 1;
+                     dim += channel_counts[c] + 1)
                         for (uint32_t n = 1; n <= 21; n += 4)
                                 label_case(dim, channel_counts[c], KVD_NUMBER_F32 + n % 3, n);
 }
@@ -109,7 +113,8 @@ struct labelled { /* positions of one head in blocks, some of which have no labe
         uint32_t n, block_tokens, n_channels;
 };
 
-static struct labelled label_blocks(uint32_t n, uint32_t block_tokens, uint32_t n_channels, bool holes) {
+static struct labelled label_blocks(uint32_t n, uint32_t block_tokens, uint32_t n_channels,
+                                    bool holes) {
         size_t bytes = kvd_label_bytes(n_channels);
         uint32_t n_blocks = DIV_UP(n, block_tokens);
         struct labelled l = {.n = n, .block_tokens = block_tokens, .n_channels = n_channels};
@@ -123,14 +128,15 @@ static struct labelled label_blocks(uint32_t n, uint32_t block_tokens, uint32_t 
                 if (holes && b % 3 == 1)
                         continue;
                 blocks[b] = buffer(8 + count * bytes); /* and not a byte more than what is filled */
-                scalar()->label(blocks[b] + 8, l.k + (size_t)b * block_tokens * n_channels, n_channels, KVD_NUMBER_F32,
-                                count, l.channels, n_channels);
+                scalar()->label(blocks[b] + 8, l.k + (size_t)b * block_tokens * n_channels,
+                                n_channels, KVD_NUMBER_F32, count, l.channels, n_channels);
         }
         l.blocks = (const uint8_t **)blocks;
         return l;
 }
 
-static void score_case(uint32_t n, uint32_t block_tokens, uint32_t n_channels, uint32_t n_queries, uint32_t first) {
+static void score_case(uint32_t n, uint32_t block_tokens, uint32_t n_channels, uint32_t n_queries,
+                       uint32_t first) {
         struct labelled l = label_blocks(n, block_tokens, n_channels, n % 2);
         struct kvd_label_query *queries = buffer(n_queries * sizeof *queries);
         float *q = random_floats((size_t)n_queries * n_channels), *expected;
@@ -139,14 +145,15 @@ static void score_case(uint32_t n, uint32_t block_tokens, uint32_t n_channels, u
         for (uint32_t g = 0; g < n_queries; g++)
                 scalar()->query(queries + g, q + (size_t)g * n_channels, l.channels, n_channels);
         expected = buffer(count * sizeof *expected);
-        scalar()->scores(expected, ld, l.blocks, 8, block_tokens, n_channels, queries, n_queries, first, n - first);
+        scalar()->scores(expected, ld, l.blocks, 8, block_tokens, n_channels, queries, n_queries,
+                         first, n - first);
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
                 float *got = buffer(count * sizeof *got);
 
                 if (!(*v)->works())
                         continue;
-                (*v)->hshare->scores(got, ld, l.blocks, 8, block_tokens, n_channels, queries, n_queries, first,
-                                     n - first);
+                (*v)->hshare->scores(got, ld, l.blocks, 8, block_tokens, n_channels, queries,
+                                     n_queries, first, n - first);
                 assert_same_bits(expected, got, count, (*v)->name);
         }
         buffers_free();
@@ -158,7 +165,8 @@ START_TEST(scores_are_the_same_in_every_variant) {
         for (size_t b = 0; b < ARRAY_SIZE(block_sizes); b++)
                 for (size_t c = 0; c < ARRAY_SIZE(channel_counts); c++)
                         for (uint32_t n = 1; n < 120; n = n * 2 + 1)
-                                score_case(n, block_sizes[b], channel_counts[c], 1 + n % 9, n % 4 ? 0 : n / 2);
+                                score_case(n, block_sizes[b], channel_counts[c], 1 + n % 9,
+                                           n % 4 ? 0 : n / 2);
         for (uint32_t n = 1; n < 100; n++)
                 for (uint32_t first = 0; first < n; first += 7)
                         score_case(n, 16, 32, 1 + n % 5, first);
@@ -168,21 +176,23 @@ END_TEST
 START_TEST(aggregates_are_the_same_in_every_variant) {
         for (uint32_t n = 1; n < 80; n += n < 40 ? 1 : 13)
                 for (uint32_t group = 1; group <= 5; group++) {
-                        float *x = random_floats((size_t)group * (n + 1)), *expected = buffer(n * sizeof *expected);
+                        float *x = random_floats((size_t)group * (n + 1)),
+                              *expected = buffer(n * sizeof *expected);
                         enum kvd_aggregate how = n % 2;
 
                         for (uint32_t g = 0; g < group && n > 3; g++)
                                 x[g * (n + 1) + n / 2] = -INFINITY;
-                        scalar()->aggregate(expected, copy_floats(x, (size_t)group * (n + 1)), n + 1, n, group, 9.0f,
-                                            how);
+                        scalar()->aggregate(expected, copy_floats(x, (size_t)group * (n + 1)),
+                                            n + 1, n, group, 9.0f, how);
                         ck_assert(n <= 3 || expected[n / 2] == -INFINITY);
                         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
                                 float *got = buffer(n * sizeof *got);
 
                                 if (!(*v)->works())
                                         continue;
-                                (*v)->hshare->aggregate(got, copy_floats(x, (size_t)group * (n + 1)), n + 1, n, group,
-                                                        9.0f, how);
+                                (*v)->hshare->aggregate(got,
+                                                        copy_floats(x, (size_t)group * (n + 1)),
+                                                        n + 1, n, group, 9.0f, how);
                                 assert_same_bits(expected, got, n, (*v)->name);
                         }
                         buffers_free();
@@ -201,7 +211,9 @@ static void top_case(float *x, uint32_t n, uint32_t z) {
 
                 if (!(*v)->works())
                         continue;
-                ck_assert_uint_eq((*v)->hshare->top(got, x, n, z, 7, buffer(3 * (size_t)n * sizeof *got)), count);
+                ck_assert_uint_eq(
+                        (*v)->hshare->top(got, x, n, z, 7, buffer(3 * (size_t)n * sizeof *got)),
+                        count);
                 assert_same_bytes(expected, got, count * sizeof *got, (*v)->name);
         }
         buffers_free();
@@ -212,7 +224,9 @@ static float *scores_of(uint32_t n, uint32_t kind) {
 
         for (uint32_t i = 0; i < n; i++) {
                 if (kind == 1) /* ties, zeros of both signs, and what must not be taken */
-                        x[i] = i % 11 == 3 ? -INFINITY : i % 13 == 5 ? NAN : (float)((int)(x[i] * 4.0f)) * 0.5f;
+                        x[i] = i % 11 == 3 ? -INFINITY :
+                               i % 13 == 5 ? NAN :
+                                             (float)((int)(x[i] * 4.0f)) * 0.5f;
                 if (kind == 2) /* what a sample at even distances does not see */
                         x[i] = i % 8 == 0 ? x[i] + 3.0f : x[i];
                 if (kind == 3)
@@ -241,7 +255,8 @@ START_TEST(weights_are_the_same_in_every_variant) {
         for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
                 for (uint32_t type = KVD_NUMBER_F32; type <= KVD_NUMBER_BF16; type++) {
                         uint32_t dim = dims[i], n = 9, group = 1 + type;
-                        float *q = random_floats((size_t)n * group * dim), *expected = random_floats(dim);
+                        float *q = random_floats((size_t)n * group * dim),
+                              *expected = random_floats(dim);
                         float *before = copy_floats(expected, dim);
                         void *k = keys_of(random_floats((size_t)n * dim), (size_t)n * dim, type);
 
@@ -251,7 +266,8 @@ START_TEST(weights_are_the_same_in_every_variant) {
 
                                 if (!(*v)->works())
                                         continue;
-                                (*v)->hshare->weigh(got, q, group * dim, group, k, dim, type, n, dim);
+                                (*v)->hshare->weigh(got, q, group * dim, group, k, dim, type, n,
+                                                    dim);
                                 assert_same_bits(expected, got, dim, (*v)->name);
                         }
                         buffers_free();

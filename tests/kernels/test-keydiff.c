@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff: every variant against the reference, bit for bit, over sizes, layouts, types and holes. The formulas are in
- * tests/kernels/methods.
+ * KeyDiff: every variant against the reference, bit for bit, over sizes, layouts, types and holes.
+ * The formulas are in tests/kernels/methods.
  */
 
 #include <math.h>
@@ -54,8 +54,12 @@ static struct kvd_key_rows make_keys(const struct shape *s) {
         uint32_t n = DIV_UP(s->tokens, s->per_block);
         size_t size = s->type == KVD_NUMBER_F32 ? 4 : 2;
         const uint8_t **blocks = buffer(n * sizeof *blocks);
-        struct kvd_key_rows keys = {.blocks = blocks, .offset = size * 5, .per_block = s->per_block, .heads = s->heads,
-                                .dim = s->dim, .type = s->type};
+        struct kvd_key_rows keys = {.blocks = blocks,
+                                    .offset = size * 5,
+                                    .per_block = s->per_block,
+                                    .heads = s->heads,
+                                    .dim = s->dim,
+                                    .type = s->type};
 
         keys.head_stride = s->nhd ? s->dim : (size_t)s->per_block * s->dim;
         keys.token_stride = s->nhd ? (size_t)s->heads * s->dim : s->dim;
@@ -65,22 +69,25 @@ static struct kvd_key_rows make_keys(const struct shape *s) {
                 for (uint32_t t = 0; t < s->per_block; t++)
                         for (uint32_t h = 0; h < s->heads; h++)
                                 for (uint32_t d = 0; d < s->dim; d++)
-                                        put(block, 5 + h * keys.head_stride + t * keys.token_stride + d, s->type,
-                                            key_element(s, b * s->per_block + t, d));
+                                        put(block,
+                                            5 + h * keys.head_stride + t * keys.token_stride + d,
+                                            s->type, key_element(s, b * s->per_block + t, d));
                 blocks[b] = s->holes && b % 3 == 1 ? NULL : block;
         }
         return keys;
 }
 
-/* ---- variants --------------------------------------------------------------------------------------------------- */
+/* ---- variants -------------------------------------------------------------------------------- */
 
 struct results {
         float *sums, *scores;
         uint32_t *counts;
 };
 
-static struct results run(const struct kvd_ops *ops, const struct kvd_key_rows *keys, uint32_t from, uint32_t to) {
-        struct results r = {.sums = buffer((size_t)keys->heads * keys->dim * 4), .counts = buffer(keys->heads * 4),
+static struct results run(const struct kvd_ops *ops, const struct kvd_key_rows *keys, uint32_t from,
+                          uint32_t to) {
+        struct results r = {.sums = buffer((size_t)keys->heads * keys->dim * 4),
+                            .counts = buffer(keys->heads * 4),
                             .scores = buffer((size_t)keys->heads * (to - from) * 4)};
         float *scratch = buffer(kvd_keydiff_scratch(keys) * sizeof *scratch);
 
@@ -96,8 +103,10 @@ static void variants_case(const struct shape *s, uint32_t from) {
         for (size_t v = 0; v < n_variants; v++) {
                 struct results got = run(variants[v], &keys, from, s->tokens);
 
-                assert_same_bits(expected.sums, got.sums, (size_t)s->heads * s->dim, variants[v]->name);
-                assert_same_bits(expected.scores, got.scores, (size_t)s->heads * (s->tokens - from), variants[v]->name);
+                assert_same_bits(expected.sums, got.sums, (size_t)s->heads * s->dim,
+                                 variants[v]->name);
+                assert_same_bits(expected.scores, got.scores, (size_t)s->heads * (s->tokens - from),
+                                 variants[v]->name);
                 ck_assert_int_eq(memcmp(expected.counts, got.counts, s->heads * 4), 0);
         }
         buffers_free();
@@ -110,8 +119,10 @@ START_TEST(variants_equal_the_reference) {
                 for (size_t t = 0; t < ARRAY_SIZE(tokens); t++)
                         for (size_t b = 0; b < ARRAY_SIZE(per_block); b++)
                                 for (size_t i = 0; i < ARRAY_SIZE(types) * 4; i++) {
-                                        struct shape s = {tokens[t], per_block[b], 1 + (uint32_t)(d + t) % 3, dims[d],
-                                                          types[i / 4], i & 1, i & 2, b & 1};
+                                        struct shape s = {
+                                                tokens[t], per_block[b], 1 + (uint32_t)(d + t) % 3,
+                                                dims[d],   types[i / 4], i & 1,
+                                                i & 2,     b & 1};
 
                                         variants_case(&s, tokens[t] / 4);
                                 }
@@ -121,7 +132,8 @@ END_TEST
 /* Past the length of a chain. */
 START_TEST(long_sequences_equal_the_reference) {
         for (size_t i = 0; i < ARRAY_SIZE(types); i++)
-                variants_case(&(struct shape){2500, 16, 2, 128, types[i], i == 1, i == 2, false}, 7);
+                variants_case(&(struct shape){2500, 16, 2, 128, types[i], i == 1, i == 2, false},
+                              7);
 }
 END_TEST
 
@@ -142,17 +154,23 @@ START_TEST(keys_without_a_direction_score_below_all) {
 END_TEST
 
 START_TEST(scores_become_priorities_and_blocks) {
-        float scores[10] = {-1, 0, 1, -INFINITY, NAN, 0.5f, -0.25f, -INFINITY, -INFINITY, -INFINITY};
+        float scores[10] = {-1,   0,      1,         -INFINITY, NAN,
+                            0.5f, -0.25f, -INFINITY, -INFINITY, -INFINITY};
         float p[10], mean[3], best[6];
 
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
                 if (!(*v)->works())
                         continue;
                 (*v)->keydiff->priority(p, scores, 10);
-                ck_assert(p[0] == 0 && p[1] == 0.5f && p[2] == 1 && p[3] == 0 && p[4] == 0 && p[5] == 0.75f);
-                /* two heads of five tokens, in blocks of two: the second head has nothing in its last blocks */
+                ck_assert(p[0] == 0 && p[1] == 0.5f && p[2] == 1 && p[3] == 0 && p[4] == 0 &&
+                          p[5] == 0.75f);
+                /*
+                 * two heads of five tokens, in blocks of two: the second head has nothing in its
+                 * last blocks
+                 */
                 (*v)->keydiff->blocks(mean, best, scores, 5, 2, 5, 2);
-                ck_assert(best[0] == 0 && best[1] == 1 && isinf(best[2]) && best[3] == 0.5f && isinf(best[4]));
+                ck_assert(best[0] == 0 && best[1] == 1 && isinf(best[2]) && best[3] == 0.5f &&
+                          isinf(best[4]));
                 ck_assert(mean[0] == 0.25f && mean[1] == 1 && isinf(mean[2]) && mean[2] < 0);
         }
 }

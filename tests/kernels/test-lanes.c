@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every variant of kernels/lanes.h against the scalar one, bit for bit: all operations on numbers of every kind, and
- * every remainder up to the guard page.
+ * Every variant of kernels/lanes.h against the scalar one, bit for bit: all operations on numbers
+ * of every kind, and every remainder up to the guard page.
  */
 
 #include <math.h>
@@ -37,8 +37,9 @@ static void find_variants(void) {
 }
 
 static float any_float(void) {
-        static const float edges[] = {0.0f,  -0.0f, 1.0f,     -1.0f,     0.5f,  1.5f,   2.5f,    -2.5f,   INFINITY,
-                                      -87.0f, 88.0f, -INFINITY, NAN,      1e-40f, 65504.0f, 65519.99f, 65520.0f, 3e38f};
+        static const float edges[] = {0.0f, -0.0f,  1.0f,     -1.0f,     0.5f,     1.5f,
+                                      2.5f, -2.5f,  INFINITY, -87.0f,    88.0f,    -INFINITY,
+                                      NAN,  1e-40f, 65504.0f, 65519.99f, 65520.0f, 3e38f};
         uint32_t bits = random_u32();
         float f;
 
@@ -53,11 +54,13 @@ static float any_float(void) {
         }
 }
 
-static void compare(const float *expected, const float *got, size_t n, const char *variant, const char *what) {
+static void compare(const float *expected, const float *got, size_t n, const char *variant,
+                    const char *what) {
         for (size_t i = 0; i < n; i++)
-                if (memcmp(expected + i, got + i, sizeof *got) != 0 && !(isnan(expected[i]) && isnan(got[i])))
-                        ck_abort_msg("%s %s: lane %zu is %a, expected %a", variant, what, i, (double)got[i],
-                                     (double)expected[i]);
+                if (memcmp(expected + i, got + i, sizeof *got) != 0 &&
+                    !(isnan(expected[i]) && isnan(got[i])))
+                        ck_abort_msg("%s %s: lane %zu is %a, expected %a", variant, what, i,
+                                     (double)got[i], (double)expected[i]);
 }
 
 START_TEST(operations_equal_the_reference) {
@@ -71,7 +74,8 @@ START_TEST(operations_equal_the_reference) {
                 scalar->operations[op].run(in, expected);
                 for (size_t v = 0; v < n_variants; v++) {
                         variants[v]->operations[op].run(in, got);
-                        compare(expected, got, scalar->operations[op].results, names[v], scalar->operations[op].name);
+                        compare(expected, got, scalar->operations[op].results, names[v],
+                                scalar->operations[op].name);
                 }
         }
 }
@@ -92,7 +96,8 @@ static void check_remainder(const struct lanes_probe *probe, uint32_t n, const c
 }
 
 /* In front of a guard page for the reads, and with bytes behind that must stay for the writes. */
-static void check_typed(const struct lanes_probe *probe, uint32_t n, enum kvd_number type, const char *name) {
+static void check_typed(const struct lanes_probe *probe, uint32_t n, enum kvd_number type,
+                        const char *name) {
         size_t size = type == KVD_NUMBER_F32 ? 4 : 2;
         uint8_t *memory = buffer(n * size), *out = buffer(n * size), *expected = buffer(n * size);
         uint8_t room[80], kept[80];
@@ -147,8 +152,9 @@ START_TEST(pairs_are_where_they_should_be) {
                 scalar->widen(memory + 16 * size, wide + 16, 16, types[t]);
                 scalar->widen_2(memory, expected, types[t]);
                 for (size_t i = 0; i < 32; i++)
-                        compare(&wide[i], &expected[types[t] == KVD_NUMBER_BF16 ? i % 2 * 16 + i / 2 : i], 1, "scalar",
-                                "widen_2");
+                        compare(&wide[i],
+                                &expected[types[t] == KVD_NUMBER_BF16 ? i % 2 * 16 + i / 2 : i], 1,
+                                "scalar", "widen_2");
                 for (size_t v = 0; v < n_variants; v++) {
                         variants[v]->widen_2(memory, got, types[t]);
                         compare(expected, got, 32, names[v], "widen_2");

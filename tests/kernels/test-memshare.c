@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Every variant against the scalar one, and what must hold of distances; what they are is in tests/kernels/methods. */
+/*
+ * Every variant against the scalar one, and what must hold of distances; what they are is in
+ * tests/kernels/methods.
+ */
 
 #include <math.h>
 #include <string.h>
@@ -12,7 +15,8 @@
 
 static const struct kvd_ops *scalar;
 static const enum kvd_number types[] = {KVD_NUMBER_F32, KVD_NUMBER_F16, KVD_NUMBER_BF16};
-static const enum kvd_memshare_metric metrics[] = {KVD_MEMSHARE_FRO_NORM, KVD_MEMSHARE_MEAN_L2, KVD_MEMSHARE_RELATIVE};
+static const enum kvd_memshare_metric metrics[] = {KVD_MEMSHARE_FRO_NORM, KVD_MEMSHARE_MEAN_L2,
+                                                   KVD_MEMSHARE_RELATIVE};
 
 struct scene {
         struct kvd_memshare_shape shape;
@@ -45,8 +49,8 @@ static struct kvd_memshare_block make_block(const struct kvd_memshare_shape *s, 
         return (struct kvd_memshare_block){data, norms};
 }
 
-static void make_scene(struct scene *s, struct kvd_memshare_shape shape, enum kvd_memshare_metric metric,
-                       uint32_t half, float centre) {
+static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
+                       enum kvd_memshare_metric metric, uint32_t half, float centre) {
         float *cosine = buffer(half * sizeof *cosine), *sine = buffer(half * sizeof *sine);
         double frequencies[256];
 
@@ -55,7 +59,8 @@ static void make_scene(struct scene *s, struct kvd_memshare_shape shape, enum kv
         s->b = make_block(&s->shape, centre);
         kvd_memshare_frequencies(frequencies, half, 1e4);
         kvd_memshare_angles(frequencies, half, -(int64_t)(random_u32() % 5000), cosine, sine);
-        s->query = (struct kvd_memshare_query){&s->shape, metric, (double)INFINITY, cosine, sine, half};
+        s->query = (struct kvd_memshare_query){&s->shape, metric, (double)INFINITY,
+                                               cosine,    sine,   half};
 }
 
 /* ---- the variants ---- */
@@ -73,13 +78,17 @@ static void variant_case(const struct kvd_ops *v, const struct scene *s) {
 }
 
 START_TEST(variants_equal_the_reference) {
-        static const uint32_t dims[] = {1, 2, 3, 16, 17, 33, 64, 80, 127, 128, 256}, tokens[] = {1, 3, 16};
+        static const uint32_t dims[] = {1, 2, 3, 16, 17, 33, 64, 80, 127, 128, 256},
+                              tokens[] = {1, 3, 16};
 
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
                 for (size_t d = 0; d < ARRAY_SIZE(dims) && (*v)->works(); d++)
                         for (size_t i = 0; i < 3 * 3 * 3 * 3; i++) {
-                                uint32_t half = i / 27 == 0 ? 0 : i / 27 == 1 ? dims[d] / 2 : dims[d] / 4;
-                                struct kvd_memshare_shape shape = {1 + i % 2, 1 + i % 3, tokens[i / 3 % 3], dims[d],
+                                uint32_t half = i / 27 == 0 ? 0 :
+                                                i / 27 == 1 ? dims[d] / 2 :
+                                                              dims[d] / 4;
+                                struct kvd_memshare_shape shape = {1 + i % 2, 1 + i % 3,
+                                                                   tokens[i / 3 % 3], dims[d],
                                                                    types[i / 9 % 3]};
                                 struct scene s;
 
@@ -93,8 +102,9 @@ END_TEST
 /* ---- the reference ---- */
 
 static struct kvd_memshare_shape random_shape(void) {
-        return (struct kvd_memshare_shape){1 + random_u32() % 5,  1 + random_u32() % 4, 1 + random_u32() % 20,
-                                           1 + random_u32() % 90, types[random_u32() % 3]};
+        return (struct kvd_memshare_shape){1 + random_u32() % 5, 1 + random_u32() % 4,
+                                           1 + random_u32() % 20, 1 + random_u32() % 90,
+                                           types[random_u32() % 3]};
 }
 
 /* A limit changes no answer that it lets through, and stops no later than it must. */
@@ -127,7 +137,8 @@ START_TEST(norms_reject_without_reading) {
 
                 make_scene(&s, shape, metrics[m], 16, 5.0f); /* far apart, and in their norms */
                 whole = scalar->memshare->distance(&s.query, &s.a, &s.b);
-                s.query.limit = metrics[m] == KVD_MEMSHARE_MEAN_L2 ? whole / 50 : whole / 2; /* many rows: less sharp */
+                /* many rows: less sharp */
+                s.query.limit = metrics[m] == KVD_MEMSHARE_MEAN_L2 ? whole / 50 : whole / 2;
                 s.a.data = s.b.data = NULL;
                 ck_assert(isinf(scalar->memshare->distance(&s.query, &s.a, &s.b)));
                 buffers_free();
@@ -148,7 +159,8 @@ START_TEST(equal_blocks_are_at_zero_and_nan_is_far) {
                         s.b = s.a;
                         s.b.data = buffer(elements(&shape) * element(shape.type));
                         memcpy((void *)s.b.data, s.a.data, elements(&shape) * element(shape.type));
-                        set_number(&shape, (void *)s.b.data, elements(&shape) / 3 + 5, NAN); /* in layer 1 */
+                        /* in layer 1 */
+                        set_number(&shape, (void *)s.b.data, elements(&shape) / 3 + 5, NAN);
                         ck_assert(isinf(scalar->memshare->distance(&s.query, &s.a, &s.b)));
                         buffers_free();
                 }
@@ -173,7 +185,8 @@ END_TEST
 /* A million equal squares: one fp32 sum of them all would be off in the fourth digit. */
 START_TEST(sums_of_large_planes_are_accurate) {
         struct kvd_memshare_shape shape = {1, 32, 256, 128, KVD_NUMBER_F32};
-        struct kvd_memshare_query query = {&shape, KVD_MEMSHARE_FRO_NORM, (double)INFINITY, NULL, NULL, 0};
+        struct kvd_memshare_query query = {
+                &shape, KVD_MEMSHARE_FRO_NORM, (double)INFINITY, NULL, NULL, 0};
         float *data = buffer(elements(&shape) * sizeof *data), norms[2];
         struct kvd_memshare_block full = {data, norms}, zeros = full;
         double expected = 1.1f * sqrt((double)elements(&shape) / 2), found;

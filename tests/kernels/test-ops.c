@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every variant that runs here, the scalar one included, over every parameter that enters an address: sizes around the
- * widths of registers and tiles, strides with slack, one row. Bit for bit: against loops over single numbers where the
- * order of additions is what an operation is about, against the scalar variant where lanes do it.
+ * Every variant that runs here, the scalar one included, over every parameter that enters an
+ * address: sizes around the widths of registers and tiles, strides with slack, one row. Bit for
+ * bit: against loops over single numbers where the order of additions is what an operation is
+ * about, against the scalar variant where lanes do it.
  */
 
 #include <math.h>
@@ -15,7 +16,8 @@
 #include "tests/kernels/buffers.h"
 #include "tests/lib/suite.h"
 
-static const uint32_t sizes[] = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 64, 65, 100, 128, 144, 176};
+static const uint32_t sizes[] = {1,  2,  7,  8,  9,  15,  16,  17,  31, 32,
+                                 33, 47, 48, 64, 65, 100, 128, 144, 176};
 
 static const struct kvd_ops *scalar;
 static const struct kvd_ops *variants[8]; /* runnable ones */
@@ -30,14 +32,16 @@ static void find_variants(void) {
 
 /* ---- the definitions, one number after the other ---- */
 
-static void plain_pack(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n, uint32_t dim) {
+static void plain_pack(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n,
+                       uint32_t dim) {
         for (uint32_t row = first; row < first + n; row++, rows += stride)
                 for (uint32_t d = 0; d < dim; d++)
-                        panels[((size_t)(row / KVD_PANEL) * dim + d) * KVD_PANEL + row % KVD_PANEL] = rows[d];
+                        panels[((size_t)(row / KVD_PANEL) * dim + d) * KVD_PANEL +
+                               row % KVD_PANEL] = rows[d];
 }
 
-static void plain_matmul(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows, const float *w,
-                         uint32_t n_in, uint32_t n_out) {
+static void plain_matmul(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows,
+                         const float *w, uint32_t n_in, uint32_t n_out) {
         for (uint32_t r = 0; r < rows; r++)
                 for (uint32_t o = 0; o < n_out; o++) {
                         float *acc = &y[r * ldy + o];
@@ -45,16 +49,19 @@ static void plain_matmul(float *y, size_t ldy, const float *x, size_t ldx, uint3
                         *acc = 0.0f;
                         for (uint32_t i = 0; i < n_in; i++)
                                 *acc = fmaf(x[r * ldx + i],
-                                            w[((size_t)(o / KVD_PANEL) * n_in + i) * KVD_PANEL + o % KVD_PANEL], *acc);
+                                            w[((size_t)(o / KVD_PANEL) * n_in + i) * KVD_PANEL +
+                                              o % KVD_PANEL],
+                                            *acc);
                 }
 }
 
-static void plain_mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows, const struct kvd_rows *v,
-                      uint32_t n) {
+static void plain_mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows,
+                      const struct kvd_rows *v, uint32_t n) {
         for (uint32_t r = 0; r < rows; r++)
                 for (uint32_t t = 0; t < n; t++)
                         for (uint32_t d = 0; d < v->dim; d++)
-                                y[r * ldy + d] = fmaf(p[r * ldp + t], kvd_rows_at(v, t)[d], y[r * ldy + d]);
+                                y[r * ldy + d] = fmaf(p[r * ldp + t], kvd_rows_at(v, t)[d],
+                                                      y[r * ldy + d]);
 }
 
 static void plain_rmsnorm(float *y, const float *x, const float *w, uint32_t n, float eps) {
@@ -97,8 +104,10 @@ END_TEST
 
 START_TEST(tables_have_no_holes) {
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
-                ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul && (*v)->mix && (*v)->rmsnorm);
-                ck_assert((*v)->rope && (*v)->swiglu && (*v)->add && (*v)->softmax && (*v)->widen && (*v)->narrow);
+                ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul && (*v)->mix &&
+                          (*v)->rmsnorm);
+                ck_assert((*v)->rope && (*v)->swiglu && (*v)->add && (*v)->softmax && (*v)->widen &&
+                          (*v)->narrow);
                 ck_assert((*v)->copy_nt);
                 ck_assert((*v)->bicache && (*v)->block && (*v)->hshare && (*v)->keydiff);
                 ck_assert((*v)->memshare && (*v)->sketch && (*v)->attend);
@@ -110,8 +119,10 @@ START_TEST(pack_equals_the_reference) {
         for (uint32_t first = 0; first < 20; first++)
                 for (uint32_t n = 1; n < 20; n++)
                         for (uint32_t dim = 1; dim < 20; dim++) {
-                                size_t stride = dim + first % 3, total = kvd_packed_floats(first + n, dim);
-                                float *rows = random_floats((n - 1) * stride + dim), *expected = random_floats(total);
+                                size_t stride = dim + first % 3,
+                                       total = kvd_packed_floats(first + n, dim);
+                                float *rows = random_floats((n - 1) * stride + dim),
+                                      *expected = random_floats(total);
 
                                 for (size_t i = 0; i < n_variants; i++) {
                                         float *got = copy_floats(expected, total);
@@ -130,7 +141,8 @@ static void matmul_case(const struct kvd_ops *v, uint32_t rows, uint32_t n_in, u
         size_t ldx = n_in + n_out % 3, ldy = n_out + n_in % 5, total = (rows - 1) * ldy + n_out;
         float *x = random_floats((rows - 1) * ldx + n_in);
         float *w = packed(random_floats((size_t)n_out * n_in), n_out, n_in);
-        float *expected = random_floats(total), *got = copy_floats(expected, total), *alone = random_floats(n_out);
+        float *expected = random_floats(total), *got = copy_floats(expected, total),
+              *alone = random_floats(n_out);
 
         plain_matmul(expected, ldy, x, ldx, rows, w, n_in, n_out);
         v->matmul(got, ldy, x, ldx, rows, w, n_in, n_out);
@@ -152,7 +164,8 @@ START_TEST(matmul_equals_the_reference_and_rows_are_independent) {
 END_TEST
 
 /* Value rows in blocks of per_block rows that lie anywhere, offset floats from a block's start. */
-static struct kvd_rows scattered_rows(uint32_t n, uint32_t per_block, uint32_t dim, size_t stride, size_t offset) {
+static struct kvd_rows scattered_rows(uint32_t n, uint32_t per_block, uint32_t dim, size_t stride,
+                                      size_t offset) {
         uint32_t n_blocks = DIV_UP(n, per_block);
         const uint8_t **blocks = buffer(n_blocks * sizeof *blocks);
 
@@ -164,7 +177,8 @@ static struct kvd_rows scattered_rows(uint32_t n, uint32_t per_block, uint32_t d
         return (struct kvd_rows){blocks, offset * sizeof(float), stride, per_block, dim};
 }
 
-static void mix_case(const struct kvd_ops *v, uint32_t rows, uint32_t n, uint32_t per_block, uint32_t dim) {
+static void mix_case(const struct kvd_ops *v, uint32_t rows, uint32_t n, uint32_t per_block,
+                     uint32_t dim) {
         struct kvd_rows values = scattered_rows(n, per_block, dim, dim + n % 3, rows % 2);
         size_t ldp = n + 3, ldy = dim + n % 4, total = (rows - 1) * ldy + dim;
         float *p = random_floats((rows - 1) * ldp + n), *start = random_floats(total);
@@ -189,12 +203,14 @@ START_TEST(mix_equals_the_reference_and_rows_are_independent) {
                         for (size_t n = 0; n < ARRAY_SIZE(counts); n++)
                                 for (size_t b = 0; b < ARRAY_SIZE(blocks); b++)
                                         for (uint32_t dim = 1; dim <= 66; dim += dim < 40 ? 1 : 13)
-                                                mix_case(variants[v], rows, counts[n], blocks[b], dim);
+                                                mix_case(variants[v], rows, counts[n], blocks[b],
+                                                         dim);
 }
 END_TEST
 
 static void vectors_case(const struct kvd_ops *v, uint32_t n) {
-        float *x = random_floats(n), *w = random_floats(n), *expected = random_floats(n), *got = random_floats(n);
+        float *x = random_floats(n), *w = random_floats(n), *expected = random_floats(n),
+              *got = random_floats(n);
 
         for (uint32_t i = 0; i < n; i++)
                 x[i] *= 90.0f; /* silu: through both ends of the exponential */
@@ -222,7 +238,8 @@ END_TEST
 START_TEST(rope_equals_the_reference) {
         for (size_t v = 0; v < n_variants; v++)
                 for (uint32_t half = 1; half < 70; half++) {
-                        float *expected = random_floats(2 * half), *got = copy_floats(expected, 2 * half);
+                        float *expected = random_floats(2 * half),
+                              *got = copy_floats(expected, 2 * half);
                         float *cosine = random_floats(half), *sine = random_floats(half);
 
                         plain_rope(expected, cosine, sine, half);
@@ -255,8 +272,10 @@ START_TEST(softmax_equals_the_reference) {
 END_TEST
 
 START_TEST(softmax_has_the_same_edges) {
-        static const float edges[] = {0.0f, -0.0f, -86.99999f, -87.0f, -87.00001f, -88.0f, -104.0f, -1e30f, -INFINITY,
-                                      -1e-30f, -0.34657359f, -0.34657362f, 0.0f, -1.0f, -87.0f, -20.5f, -87.0f};
+        static const float edges[] = {0.0f,         -0.0f,        -86.99999f, -87.0f,    -87.00001f,
+                                      -88.0f,       -104.0f,      -1e30f,     -INFINITY, -1e-30f,
+                                      -0.34657359f, -0.34657362f, 0.0f,       -1.0f,     -87.0f,
+                                      -20.5f,       -87.0f};
         enum { N_EDGES = ARRAY_SIZE(edges) };
 
         for (size_t v = 0; v < n_variants; v++) {
@@ -278,8 +297,10 @@ START_TEST(softmax_is_the_exponential) {
                 double exact = exp((double)(float)x);
 
                 if (pair[0] != 1.0f || sum != 1.0f + pair[1])
-                        ck_abort_msg("the larger weight is %a, the sum %a", (double)pair[0], (double)sum);
-                if ((float)x < -87.0f ? pair[1] != 0.0f : fabs((double)pair[1] - exact) > 3e-7 * exact)
+                        ck_abort_msg("the larger weight is %a, the sum %a", (double)pair[0],
+                                     (double)sum);
+                if ((float)x < -87.0f ? pair[1] != 0.0f :
+                                        fabs((double)pair[1] - exact) > 3e-7 * exact)
                         ck_abort_msg("e^%g is %g", x, (double)pair[1]);
         }
 }
@@ -309,14 +330,18 @@ START_TEST(sixteen_bit_numbers_convert_alike) {
 
                 scalar->widen(wide, all, 65536, types[t]);
                 scalar->narrow(back, wide, 65536, types[t]);
-                for (size_t i = 0; i < 65536; i++) /* every number comes back, a NaN perhaps as a quiet one */
-                        if (isnan(wide[i]) ? (back[i] | 0x240) != (all[i] | 0x240) : back[i] != all[i])
+                /* every number comes back, a NaN perhaps as a quiet one */
+                for (size_t i = 0; i < 65536; i++)
+                        if (isnan(wide[i]) ? (back[i] | 0x240) != (all[i] | 0x240) :
+                                             back[i] != all[i])
                                 ck_abort_msg("%04x comes back as %04x", all[i], back[i]);
                 for (size_t v = 0; v < n_variants; v++) {
                         variants[v]->widen(got, all, 65536, types[t]);
                         for (size_t i = 0; i < 65536; i++)
-                                if (memcmp(wide + i, got + i, 4) != 0 && !(isnan(wide[i]) && isnan(got[i])))
-                                        ck_abort_msg("%s widens %04x otherwise", variants[v]->name, all[i]);
+                                if (memcmp(wide + i, got + i, 4) != 0 &&
+                                    !(isnan(wide[i]) && isnan(got[i])))
+                                        ck_abort_msg("%s widens %04x otherwise", variants[v]->name,
+                                                     all[i]);
                 }
         }
         buffers_free();
@@ -347,7 +372,8 @@ END_TEST
 
 enum { ROOM = 1024 };
 
-static void copy_case(const struct kvd_ops *v, uint8_t *room, const uint8_t *from, size_t align, size_t bytes) {
+static void copy_case(const struct kvd_ops *v, uint8_t *room, const uint8_t *from, size_t align,
+                      size_t bytes) {
         uint8_t *to = room + 128 + align;
 
         memset(room, 0xa5, ROOM);
@@ -356,7 +382,8 @@ static void copy_case(const struct kvd_ops *v, uint8_t *room, const uint8_t *fro
                 ck_abort_msg("%s: %zu bytes at %zu differ", v->name, bytes, align);
         for (uint8_t *at = room; at < room + ROOM; at++)
                 if (*at != 0xa5 && (at < to || at >= to + bytes))
-                        ck_abort_msg("%s: %zu bytes at %zu touch byte %td", v->name, bytes, align, at - to);
+                        ck_abort_msg("%s: %zu bytes at %zu touch byte %td", v->name, bytes, align,
+                                     at - to);
 }
 
 START_TEST(copy_nt_copies_exactly) {

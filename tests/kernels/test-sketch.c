@@ -57,7 +57,8 @@ static struct kvd_sketch_vectors vectors(const struct form *f, bool filled) {
                 if (filled)
                         fill(blocks[b], elements, f->type);
         }
-        return (struct kvd_sketch_vectors){blocks, offset * element(f->type), stride, f->per_block, f->type};
+        return (struct kvd_sketch_vectors){blocks, offset * element(f->type), stride, f->per_block,
+                                           f->type};
 }
 
 static void make_scene(struct scene *s, const struct form *f) {
@@ -70,22 +71,29 @@ static void make_scene(struct scene *s, const struct form *f) {
         *s = (struct scene){.places = buffer(f->n * f->rows * sizeof *s->places)};
         kvd_sketch_place(&hash, ordinals, f->n, s->places);
         s->n_cells = ((size_t)f->rows * f->columns - 1) * stride + f->dim;
-        s->part = (struct kvd_sketch_part){random_floats(s->n_cells), stride, f->rows, f->columns, f->dim, f->sign,
+        s->part = (struct kvd_sketch_part){random_floats(s->n_cells),
+                                           stride,
+                                           f->rows,
+                                           f->columns,
+                                           f->dim,
+                                           f->sign,
                                            f->centred ? random_floats(f->dim) : NULL};
         s->in = vectors(f, true);
         s->out = vectors(f, false);
 }
 
 static const uint8_t *at(const struct kvd_sketch_vectors *x, uint32_t i) {
-        return x->blocks[i / x->per_block] + x->offset + (i % x->per_block) * x->stride * element(x->type);
+        return x->blocks[i / x->per_block] + x->offset +
+               (i % x->per_block) * x->stride * element(x->type);
 }
 
-static void same_vectors(const struct form *f, const struct kvd_sketch_vectors *a, const struct kvd_sketch_vectors *b,
-                         const char *what) {
+static void same_vectors(const struct form *f, const struct kvd_sketch_vectors *a,
+                         const struct kvd_sketch_vectors *b, const char *what) {
         for (uint32_t i = 0; i < f->n; i++)
                 if (memcmp(at(a, i), at(b, i), f->dim * element(f->type)) != 0)
-                        ck_abort_msg("%s: vector %u of %u differs: rows %u, columns %u, dim %u, type %d", what, i, f->n,
-                                     f->rows, f->columns, f->dim, (int)f->type);
+                        ck_abort_msg(
+                                "%s: vector %u of %u differs: rows %u, columns %u, dim %u, type %d",
+                                what, i, f->n, f->rows, f->columns, f->dim, (int)f->type);
 }
 
 static void variant_case(const struct kvd_ops *v, const struct form *f) {
@@ -116,7 +124,14 @@ static void variant_cases(const struct kvd_ops *v, uint32_t rows, uint32_t dim) 
         static const uint32_t columns[] = {1, 5, 16}, blocks[] = {1, 3, 16};
 
         for (size_t i = 0; i < 3 * 3 * 3 * 2; i++) {
-                struct form f = {rows, columns[i % 3], dim, 1 + random_u32() % 20, blocks[i / 3 % 3], i % 5, 0, i % 2,
+                struct form f = {rows,
+                                 columns[i % 3],
+                                 dim,
+                                 1 + random_u32() % 20,
+                                 blocks[i / 3 % 3],
+                                 i % 5,
+                                 0,
+                                 i % 2,
                                  types[i / 9 % 3]};
 
                 f.sign = random_u32() % 3 << 30;
@@ -175,7 +190,8 @@ START_TEST(nan_stays_where_it_is) {
                                 ck_assert_int_eq(d == 17, isnan(((const float *)at(&s.out, i))[d]));
                 (*v)->sketch->insert(&s.part, s.places, f.n, &s.in, -1.0f);
                 (*v)->sketch->query(&s.part, s.places, f.n, &s.out, 1.0f);
-                ck_assert(isnan(((const float *)at(&s.out, 0))[17]) && isnan(((const float *)at(&s.out, 0))[39]));
+                ck_assert(isnan(((const float *)at(&s.out, 0))[17]) &&
+                          isnan(((const float *)at(&s.out, 0))[39]));
                 buffers_free();
         }
 }
@@ -183,7 +199,10 @@ END_TEST
 
 /* ---- places ---- */
 
-/* Rounds, rows and salts are independent: two tokens of different rounds meet with probability 1 / columns. */
+/*
+ * Rounds, rows and salts are independent: two tokens of different rounds meet with probability 1 /
+ * columns.
+ */
 static void collisions_case(enum kvd_sketch_family family, uint32_t columns) {
         enum { SALTS = 6000, ROWS = 3 };
         double meet = 0, both = 0, signs = 0, expected = SALTS * ROWS / (double)columns;
@@ -198,18 +217,23 @@ static void collisions_case(enum kvd_sketch_family family, uint32_t columns) {
                 for (uint32_t i = 0; i < 2 * ROWS; i++) {
                         column[i] = places[i] & KVD_SKETCH_COLUMN;
                         signs += places[i] & KVD_SKETCH_KEY_SIGN ? 1 : -1;
-                        signs += (places[i] & KVD_SKETCH_KEY_SIGN) << 1 == (places[i] & KVD_SKETCH_VALUE_SIGN) ? 1 : -1;
+                        signs += (places[i] & KVD_SKETCH_KEY_SIGN) << 1 ==
+                                                 (places[i] & KVD_SKETCH_VALUE_SIGN) ?
+                                         1 :
+                                         -1;
                 }
                 for (uint32_t r = 0; r < ROWS; r++) {
                         uint32_t next = (r + 1) % ROWS;
 
                         meet += column[r] == column[ROWS + r];
-                        both += column[r] == column[ROWS + r] && column[next] == column[ROWS + next];
+                        both += column[r] == column[ROWS + r] &&
+                                column[next] == column[ROWS + next];
                 }
         }
-        if (fabs(meet - expected) > 4.5 * sqrt(expected) || fabs(both - pairs) > 4.5 * sqrt(pairs) + 5)
-                ck_abort_msg("%u columns: %g meetings, %g expected; %g in two rows, %g expected", columns, meet,
-                             expected, both, pairs);
+        if (fabs(meet - expected) > 4.5 * sqrt(expected) ||
+            fabs(both - pairs) > 4.5 * sqrt(pairs) + 5)
+                ck_abort_msg("%u columns: %g meetings, %g expected; %g in two rows, %g expected",
+                             columns, meet, expected, both, pairs);
         if (fabs(signs) > 4.5 * sqrt(4.0 * ROWS * SALTS))
                 ck_abort_msg("%u columns: signs lean by %g", columns, signs);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client for kvctl to look at: fills a space with known chains, holds on to some of it, and stays until its standard
- * input ends.
+ * A client for kvctl to look at: fills a space with known chains, holds on to some of it, and stays
+ * until its standard input ends.
  *
  *      filler SPACE
  *
@@ -9,8 +9,8 @@
  *      chain B  the first 20 blocks of A, then 6 more, the last with 4 tokens: 404 tokens; pinned
  *      3 blocks are being filled
  *
- * It looks A up once before it is there and once after: 2 lookups, 1 hit, 1280 tokens asked, 640 found. Then it looks
- * up the first 320 of B, to continue it: 1 more hit.
+ * It looks A up once before it is there and once after: 2 lookups, 1 hit, 1280 tokens asked, 640
+ * found. Then it looks up the first 320 of B, to continue it: 1 more hit.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,12 @@
 #define FILLING_BLOCKS 3u
 
 static const struct kvd_geometry geometry = {
-        .layers = 2, .kv_heads = 2, .head_dim = 8, .block_tokens = BLOCK_TOKENS, .dtype = KVD_F32, .vocab = 100000,
+        .layers = 2,
+        .kv_heads = 2,
+        .head_dim = 8,
+        .block_tokens = BLOCK_TOKENS,
+        .dtype = KVD_F32,
+        .vocab = 100000,
         .fingerprint = {0x0123456789abcdef, 0xfedcba9876543210},
 };
 
@@ -48,7 +53,8 @@ static void take(kvd_space *space, uint32_t n, struct kvd_block *blocks) {
                 memset(blocks[i].data, (int)i, kvd_block_bytes(&geometry));
 }
 
-static void seal(kvd_space *space, struct kvd_pin *pin, uint32_t n, const uint32_t *tokens, uint32_t n_tokens) {
+static void seal(kvd_space *space, struct kvd_pin *pin, uint32_t n, const uint32_t *tokens,
+                 uint32_t n_tokens) {
         struct kvd_block blocks[A_BLOCKS];
 
         take(space, n, blocks);
@@ -73,7 +79,8 @@ static void fill(kvd_space *space, struct kvd_pin *held) {
         expect_tokens(kvd_lookup(space, 0, a, A_BLOCKS * BLOCK_TOKENS, ids, A_BLOCKS, &pin), 0);
         seal(space, &pin, A_BLOCKS, a, A_BLOCKS * BLOCK_TOKENS);
         kvd_unpin(space, &pin);
-        expect_tokens(kvd_lookup(space, 0, a, A_BLOCKS * BLOCK_TOKENS, ids, A_BLOCKS, &pin), A_BLOCKS * BLOCK_TOKENS);
+        expect_tokens(kvd_lookup(space, 0, a, A_BLOCKS * BLOCK_TOKENS, ids, A_BLOCKS, &pin),
+                      A_BLOCKS * BLOCK_TOKENS);
         kvd_unpin(space, &pin);
         expect_tokens(kvd_lookup(space, 0, a, COMMON_BLOCKS * BLOCK_TOKENS, ids, A_BLOCKS, held),
                       COMMON_BLOCKS * BLOCK_TOKENS);

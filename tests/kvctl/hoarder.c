@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client for kvctl to look at: fills a space with chains of CHAIN blocks and pins every one, until it is refused
- * more, and stays until its standard input ends.
+ * A client for kvctl to look at: fills a space with chains of CHAIN blocks and pins every one,
+ * until it is refused more, and stays until its standard input ends.
  *
  *      hoarder SPACE
  */
@@ -15,7 +15,12 @@
 enum { BLOCK_TOKENS = 16, CHAIN = 8, MOST = 4096 };
 
 static const struct kvd_geometry geometry = {
-        .layers = 2, .kv_heads = 2, .head_dim = 8, .block_tokens = BLOCK_TOKENS, .dtype = KVD_F32, .vocab = 1000000,
+        .layers = 2,
+        .kv_heads = 2,
+        .head_dim = 8,
+        .block_tokens = BLOCK_TOKENS,
+        .dtype = KVD_F32,
+        .vocab = 1000000,
         .fingerprint = {1, 2},
 };
 
@@ -44,7 +49,8 @@ int main(int argc, char **argv) {
         int r = 0;
         char byte;
 
-        if (argc != 2 || kvd_open(NULL, &handle) < 0 || kvd_space_open(handle, argv[1], &geometry, NULL, &space) < 0) {
+        if (argc != 2 || kvd_open(NULL, &handle) < 0 ||
+            kvd_space_open(handle, argv[1], &geometry, NULL, &space) < 0) {
                 fprintf(stderr, "hoarder: %s\n", kvd_error());
                 return 1;
         }

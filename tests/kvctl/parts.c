@@ -9,7 +9,7 @@
 #include "tools/kvctl/args.h"
 #include "tools/kvctl/text.h"
 
-/* ---- units ------------------------------------------------------------------------------------------------------ */
+/* ---- units ----------------------------------------------------------------------------------- */
 
 static void assert_unit(enum unit unit, double value, const char *expected) {
         char text[UNIT_TEXT_MAX];
@@ -56,7 +56,7 @@ START_TEST(units_of_counts) {
 }
 END_TEST
 
-/* ---- text ------------------------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 START_TEST(text_is_made_safe) {
         static const char evil[] = "a\033[31mb\xc2\x9b" "c\xff\xe4\xb8\xad\xed\xa0\x80";
@@ -87,7 +87,7 @@ START_TEST(text_distances) {
 }
 END_TEST
 
-/* ---- tables and JSON -------------------------------------------------------------------------------------------- */
+/* ---- tables and JSON ------------------------------------------------------------------------- */
 
 static const struct column columns[] = {
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
@@ -158,7 +158,8 @@ START_TEST(table_for_programs) {
         _cleanup_(answer_freep) struct answer *answer = two_rows("home");
         _cleanup_(freep) char *text = printed(answer, true);
 
-        ck_assert_ptr_nonnull(strstr(text, "\"size\": {\n        \"bytes\": 1536,\n        \"exact\": 1536\n      },"));
+        ck_assert_ptr_nonnull(strstr(
+                text, "\"size\": {\n        \"bytes\": 1536,\n        \"exact\": 1536\n      },"));
         ck_assert_ptr_nonnull(strstr(text, "\"used\": null"));
         ck_assert_ptr_nonnull(strstr(text, "\"used\": 0.125"));
         ck_assert_ptr_nonnull(strstr(text, "\"ids\": [1, 2, 3]"));
@@ -194,7 +195,7 @@ START_TEST(rows_sort_and_cut) {
 }
 END_TEST
 
-/* ---- command line ----------------------------------------------------------------------------------------------- */
+/* ---- command line ---------------------------------------------------------------------------- */
 
 static struct args args;
 static struct kvd_why why;
@@ -217,7 +218,8 @@ START_TEST(args_understood) {
         ck_assert_str_eq(args.verb->name, "blocks");
         ck_assert_str_eq(args.operand[0], "llama");
         ck_assert_uint_eq(args.number[FLAG_ROWS], 7);
-        ck_assert(args.seconds[FLAG_WATCH] == 0.5 && args_has(&args, FLAG_JSON) && !args_has(&args, FLAG_LIMIT));
+        ck_assert(args.seconds[FLAG_WATCH] == 0.5 && args_has(&args, FLAG_JSON) &&
+                  !args_has(&args, FLAG_LIMIT));
         ck_assert_int_eq(parse("space set llama policy=fifo"), 0);
         ck_assert_str_eq(args.verb->name, "space set");
         ck_assert_uint_eq(args.n_operands, 2);
@@ -253,7 +255,8 @@ static const struct {
 
 START_TEST(args_refused) {
         ck_assert_int_eq(parse(mistakes[_i].line), -EINVAL);
-        ck_assert_msg(strstr(why.line, mistakes[_i].says) != NULL, "%s: %s", mistakes[_i].line, why.line);
+        ck_assert_msg(strstr(why.line, mistakes[_i].says) != NULL, "%s: %s", mistakes[_i].line,
+                      why.line);
 }
 END_TEST
 
@@ -261,7 +264,8 @@ START_TEST(every_example_is_understood) {
         const char *example = verbs[_i].example;
         char line[256];
 
-        snprintf(line, sizeof line, "%.*s", (int)strcspn(example, "|&>"), example + strlen("kvctl "));
+        snprintf(line, sizeof line, "%.*s", (int)strcspn(example, "|&>"),
+                 example + strlen("kvctl "));
         line[strcspn(line, "|&>")] = 0;
         ck_assert_int_eq(strncmp(example, "kvctl ", 6), 0);
         ck_assert_msg(parse(line) == 0, "%s: %s", example, why.line);

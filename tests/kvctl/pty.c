@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a command on a terminal of ROWS x COLUMNS, types Ctrl-C MS milliseconds after its first output (0: never) or at
- * SIGUSR1, and prints what the command wrote to the terminal. Exit status: the command's; 99 if a signal ended it, or if
- * it went on after Ctrl-C.
+ * Runs a command on a terminal of ROWS x COLUMNS, types Ctrl-C MS milliseconds after its first
+ * output (0: never) or at SIGUSR1, and prints what the command wrote to the terminal. Exit status:
+ * the command's; 99 if a signal ended it, or if it went on after Ctrl-C.
  *
  *      pty ROWS COLUMNS MS COMMAND...
  */
@@ -47,7 +47,10 @@ static int copy_some(int fd) {
         return fflush(stdout) == 0;
 }
 
-/* A terminal throws away what is on its way to the screen when Ctrl-C is typed; here it must all arrive. */
+/*
+ * A terminal throws away what is on its way to the screen when Ctrl-C is typed; here it must all
+ * arrive.
+ */
 static void keep_output_on_interrupt(void) {
         struct termios t;
 

@@ -133,5 +133,6 @@ struct output kvlm(const char *first, ...) {
                 _exit(127);
         }
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        return (struct output){WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), drain(out), drain(err)};
+        return (struct output){WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status),
+                               drain(out), drain(err)};
 }

@@ -16,7 +16,8 @@ const char *folder_write(const char *name, const void *data, size_t size); /* re
 const char *folder_write_text(const char *name, const char *text);
 void *folder_read(const char *name, size_t *size);
 void *folder_memory(size_t bytes); /* zeroed */
-char *print_to(char *at, const char *format, ...) __attribute__((format(printf, 2, 3))); /* returns its end */
+/* returns its end */
+char *print_to(char *at, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- models ---- */
 
@@ -42,9 +43,13 @@ struct random_model {
 const struct random_model *folder_model(const char *name, const struct shape *, uint32_t seed);
 void folder_config(const char *name, const struct shape *);
 void folder_vocabulary(const char *name, uint32_t n); /* 260 or more */
-const float *model_weights(const struct random_model *, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const float *model_weights(const struct random_model *, const char *format, ...)
+        __attribute__((format(printf, 2, 3)));
 
-/* Logits in double precision, written down from the definition: [n][vocab], to be kept until folder_remove(). */
+/*
+ * Logits in double precision, written down from the definition: [n][vocab], to be kept until
+ * folder_remove().
+ */
 double *reference_logits(const struct random_model *, const uint32_t *tokens, uint32_t n);
 
 /* ---- runs ---- */

@@ -54,7 +54,8 @@ void scene_assert_clean(void) {
         size_t size;
         int status = wait_status(scene_spawn(argv, folder_path("check")));
 
-        ck_assert_msg(status == 0, "kvctl check: status %d: %s", status, (char *)folder_read("check", &size));
+        ck_assert_msg(status == 0, "kvctl check: status %d: %s", status,
+                      (char *)folder_read("check", &size));
 }
 
 void scene_set_up(void) {
@@ -111,8 +112,8 @@ void scene_prompts(void) {
 /* No --device: the pool's place decides. */
 struct output scene_ask(const char *first, const char *second) {
         return kvlm("--model", folder_path("model"), "--socket", server.socket, "--document",
-                    folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "", "--max-tokens", "4",
-                    "--json", first, second, NULL);
+                    folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "",
+                    "--max-tokens", "4", "--json", first, second, NULL);
 }
 
 /* The texts alone: each line cut behind its first member. */
@@ -157,7 +158,8 @@ bool scene_stand_in(void) {
 
 void scene_assert_refused(struct output o, const char *line) {
         ck_assert_int_eq(o.status, 1);
-        ck_assert_msg(strstr(o.err, line) && strchr(o.err, '\n') + 1 == o.err + strlen(o.err), "%s", o.err);
+        ck_assert_msg(strstr(o.err, line) && strchr(o.err, '\n') + 1 == o.err + strlen(o.err), "%s",
+                      o.err);
 }
 
 /* In a process of its own: this one forks. */

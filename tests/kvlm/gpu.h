@@ -3,10 +3,11 @@
 #define KVD_TESTS_KVLM_GPU_H
 
 /*
- * kvlm on a GPU, with a daemon whose pool is there. Each test has a folder (folder.h) with "model", small and random,
- * and "ids", a prompt of SCENE_TOKENS token ids. The programs that use this take two arguments, kvlm and kvctl, and start the daemon $KVD.
- * In the everyday suite the GPU is the stand-in driver (tests/gpu/fakecuda), found by LD_LIBRARY_PATH; on a machine
- * with a GPU they run on it:
+ * kvlm on a GPU, with a daemon whose pool is there. Each test has a folder (folder.h) with "model",
+ * small and random, and "ids", a prompt of SCENE_TOKENS token ids. The programs that use this take
+ * two arguments, kvlm and kvctl, and start the daemon $KVD. In the everyday suite the GPU is the
+ * stand-in driver (tests/gpu/fakecuda), found by LD_LIBRARY_PATH; on a machine with a GPU they run
+ * on it:
  *
  *      KVD=BUILD/daemon/kvd test-kvlm-gpu-logits BUILD/tools/kvlm/kvlm BUILD/tools/kvctl/kvctl
  *
@@ -37,15 +38,18 @@ void scene_assert_clean(void); /* says kvctl check */
 
 /* ---- kvlm's output ---- */
 
-const float *scene_logits(struct output o, const char *name, size_t *n); /* of --logits, and kvlm was content */
+/* of --logits, and kvlm was content */
+const float *scene_logits(struct output o, const char *name, size_t *n);
 uint64_t scene_sum(const char *lines, const char *member);
 const char *scene_texts(struct output o);
-void scene_assert_refused(struct output o, const char *line); /* it ended with one line that has this in it */
+/* it ended with one line that has this in it */
+void scene_assert_refused(struct output o, const char *line);
 
 /* ---- questions about a text of some 100 tokens ---- */
 
 void scene_prompts(void);
-struct output scene_ask(const char *first, const char *second); /* options; with the daemon, and no --device */
+/* options; with the daemon, and no --device */
+struct output scene_ask(const char *first, const char *second);
 void scene_assert_answers(struct output o, const char *expected);
 pid_t scene_ask_in_background(const char *name); /* writes kvlm's output to that file */
 

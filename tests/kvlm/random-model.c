@@ -23,10 +23,13 @@ static float random_float(float spread) {
 }
 
 static enum kvd_number number(const char *type) {
-        return strcmp(type, "F32") == 0 ? KVD_NUMBER_F32 : strcmp(type, "F16") == 0 ? KVD_NUMBER_F16 : KVD_NUMBER_BF16;
+        return strcmp(type, "F32") == 0 ? KVD_NUMBER_F32 :
+               strcmp(type, "F16") == 0 ? KVD_NUMBER_F16 :
+                                          KVD_NUMBER_BF16;
 }
 
-static void add_weights(struct random_model *m, uint32_t rows, uint32_t columns, const char *format, ...) {
+static void add_weights(struct random_model *m, uint32_t rows, uint32_t columns, const char *format,
+                        ...) {
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         size_t n = (size_t)MAX(rows, 1) * columns;
         float *data = folder_memory(n * sizeof *data);
@@ -37,8 +40,10 @@ static void add_weights(struct random_model *m, uint32_t rows, uint32_t columns,
         va_start(args, format);
         vsnprintf(name, 128, format, args);
         va_end(args);
-        for (size_t i = 0; i < n; i++) /* norms near 1, matrices such that activations neither die nor explode */
-                data[i] = rows ? random_float(2.0f / sqrtf((float)columns)) : 1.0f + random_float(0.3f);
+        /* norms near 1, matrices such that activations neither die nor explode */
+        for (size_t i = 0; i < n; i++)
+                data[i] = rows ? random_float(2.0f / sqrtf((float)columns)) :
+                                 1.0f + random_float(0.3f);
         if (number(m->shape.type) != KVD_NUMBER_F32) {
                 ops->narrow(rounded, data, n, number(m->shape.type));
                 ops->widen(data, rounded, n, number(m->shape.type));
@@ -65,7 +70,8 @@ static void add_layer(struct random_model *m, uint32_t layer) {
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
-                add_weights(m, parts[i].rows, parts[i].columns, "model.layers.%u.%s.weight", layer, parts[i].name);
+                add_weights(m, parts[i].rows, parts[i].columns, "model.layers.%u.%s.weight", layer,
+                            parts[i].name);
 }
 
 const float *model_weights(const struct random_model *m, const char *format, ...) {
@@ -89,7 +95,8 @@ void folder_config(const char *name, const struct shape *s) {
                  "{\"model_type\": \"llama\", \"hidden_act\": \"silu\",\n"
                  "\"num_hidden_layers\": %u, \"hidden_size\": %u,\n"
                  "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u,\n"
-                 "\"intermediate_size\": %u, \"vocab_size\": %u, \"max_position_embeddings\": 4096,\n"
+                 "\"intermediate_size\": %u, \"vocab_size\": %u, \"max_position_embeddings\": "
+                 "4096,\n"
                  "\"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0, \"rope_scaling\": null,\n"
                  "\"tie_word_embeddings\": %s, \"attention_bias\": false, \"eos_token_id\": [2]}\n",
                  s->layers, s->hidden, s->heads, s->kv_heads, s->head_dim, s->ffn, s->vocab,
@@ -98,8 +105,9 @@ void folder_config(const char *name, const struct shape *s) {
 }
 
 void folder_vocabulary(const char *name, uint32_t n) {
-        static const char *const pieces[] = {" the", "the", "th", "e", " ", "\\n", "\\n\\n", "\\\\", "\\t", "ab",
-                                             "abcd", "\\xc3\\xa9", " theory", "\\x00", "\\xFF\\xfe", "0"};
+        static const char *const pieces[] = {
+                " the", "the", "th",   "e",          " ",       "\\n",   "\\n\\n",     "\\\\",
+                "\\t",  "ab",  "abcd", "\\xc3\\xa9", " theory", "\\x00", "\\xFF\\xfe", "0"};
         char path[128], *text = folder_memory(n * 16 + 64), *at = text;
 
         at = print_to(at, "<pad>\n<bos>\n<eos>\n<unk>\n");
@@ -128,7 +136,8 @@ static void write_safetensors(const struct random_model *m, const char *path) {
                 size_t bytes = (size_t)MAX(w->rows, 1) * w->columns * element;
 
                 at = print_to(at, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", w->name, m->shape.type);
-                at = w->rows ? print_to(at, "%u,%u]", w->rows, w->columns) : print_to(at, "%u]", w->columns);
+                at = w->rows ? print_to(at, "%u,%u]", w->rows, w->columns) :
+                               print_to(at, "%u]", w->columns);
                 at = print_to(at, ",\"data_offsets\":[%zu,%zu]}", offset, offset + bytes);
                 offset += bytes;
         }
@@ -142,12 +151,14 @@ static void write_safetensors(const struct random_model *m, const char *path) {
 
                 if (type != KVD_NUMBER_F32)
                         ops->narrow(rounded, m->weights[i].data, n, type);
-                fwrite(type == KVD_NUMBER_F32 ? (const void *)m->weights[i].data : rounded, element, n, f);
+                fwrite(type == KVD_NUMBER_F32 ? (const void *)m->weights[i].data : rounded, element,
+                       n, f);
         }
         ck_assert_int_eq(fclose(f), 0);
 }
 
-const struct random_model *folder_model(const char *name, const struct shape *shape, uint32_t seed) {
+const struct random_model *folder_model(const char *name, const struct shape *shape,
+                                        uint32_t seed) {
         struct random_model *m = folder_memory(sizeof *m);
         char path[128];
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A Llama model as its definition reads, in double precision, without a cache: what kvlm's logits are held against. */
+/*
+ * A Llama model as its definition reads, in double precision, without a cache: what kvlm's logits
+ * are held against.
+ */
 
 #include <math.h>
 #include <string.h>
@@ -13,7 +16,8 @@ struct text {
 };
 
 /* y[t] = matrix x[t] for every token */
-static double *multiply(const struct text *t, const float *matrix, const double *x, uint32_t n_in, uint32_t n_out) {
+static double *multiply(const struct text *t, const float *matrix, const double *x, uint32_t n_in,
+                        uint32_t n_out) {
         double *y = folder_memory(sizeof *y * t->n * n_out);
 
         for (uint32_t i = 0; i < t->n; i++)
@@ -33,7 +37,8 @@ static double *norm(const struct text *t, const float *w, const double *x) {
                 for (uint32_t d = 0; d < hidden; d++)
                         squares += x[i * hidden + d] * x[i * hidden + d];
                 for (uint32_t d = 0; d < hidden; d++)
-                        y[i * hidden + d] = x[i * hidden + d] / sqrt(squares / hidden + 1e-5) * (double)w[d];
+                        y[i * hidden + d] = x[i * hidden + d] / sqrt(squares / hidden + 1e-5) *
+                                            (double)w[d];
         }
         return y;
 }
@@ -44,7 +49,8 @@ static void rotate(const struct text *t, double *x, uint32_t heads) {
         for (uint32_t i = 0; i < t->n; i++)
                 for (uint32_t h = 0; h < heads; h++)
                         for (uint32_t d = 0; d < half; d++) {
-                                double *low = x + (i * heads + h) * dim + d, *high = low + half, old = *low;
+                                double *low = x + (i * heads + h) * dim + d, *high = low + half,
+                                       old = *low;
                                 double angle = i / pow(10000.0, 2.0 * d / dim);
 
                                 *low = old * cos(angle) - *high * sin(angle);
@@ -61,15 +67,16 @@ static double dot(const double *a, const double *b, uint32_t n) {
 }
 
 /* One query head of token i. */
-static void attend_token(const struct text *t, uint32_t i, uint32_t h, const double *q, const double *k,
-                         const double *v, double *to) {
+static void attend_token(const struct text *t, uint32_t i, uint32_t h, const double *q,
+                         const double *k, const double *v, double *to) {
         const struct shape *s = &t->m->shape;
         uint32_t kv = h / (s->heads / s->kv_heads);
         double *weight = folder_memory(sizeof *weight * t->n), total = 0.0;
 
         for (uint32_t j = 0; j <= i; j++) {
-                weight[j] = exp(dot(q + (i * s->heads + h) * s->head_dim, k + (j * s->kv_heads + kv) * s->head_dim,
-                                    s->head_dim) / sqrt(s->head_dim));
+                weight[j] = exp(dot(q + (i * s->heads + h) * s->head_dim,
+                                    k + (j * s->kv_heads + kv) * s->head_dim, s->head_dim) /
+                                sqrt(s->head_dim));
                 total += weight[j];
         }
         for (uint32_t j = 0; j <= i; j++)
@@ -101,12 +108,16 @@ static void attention_part(const struct text *t, uint32_t layer, double *x) {
         uint32_t q_width = s->heads * s->head_dim, kv_width = s->kv_heads * s->head_dim;
         double *y = norm(t, layer_weights(t, layer, "input_layernorm"), x);
         double *q = multiply(t, layer_weights(t, layer, "self_attn.q_proj"), y, s->hidden, q_width);
-        double *k = multiply(t, layer_weights(t, layer, "self_attn.k_proj"), y, s->hidden, kv_width);
-        double *v = multiply(t, layer_weights(t, layer, "self_attn.v_proj"), y, s->hidden, kv_width);
+        double *k = multiply(t, layer_weights(t, layer, "self_attn.k_proj"), y, s->hidden,
+                             kv_width);
+        double *v = multiply(t, layer_weights(t, layer, "self_attn.v_proj"), y, s->hidden,
+                             kv_width);
 
         rotate(t, q, s->heads);
         rotate(t, k, s->kv_heads);
-        add(t, x, multiply(t, layer_weights(t, layer, "self_attn.o_proj"), attend(t, q, k, v), q_width, s->hidden));
+        add(t, x,
+            multiply(t, layer_weights(t, layer, "self_attn.o_proj"), attend(t, q, k, v), q_width,
+                     s->hidden));
 }
 
 static void ffn_part(const struct text *t, uint32_t layer, double *x) {

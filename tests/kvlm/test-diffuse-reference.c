@@ -13,19 +13,23 @@ struct state {
         double *k[16], *v[16]; /* of each layer, [n][kv_heads * head_dim] */
 };
 
-const struct random_model *diffusion_model(const char *name, const struct shape *shape, uint32_t seed) {
+const struct random_model *diffusion_model(const char *name, const struct shape *shape,
+                                           uint32_t seed) {
         const struct random_model *m = folder_model(name, shape, seed);
         char path[128], text[1024];
 
         snprintf(path, sizeof path, "%s/config.json", name);
         snprintf(text, sizeof text,
-                 "{\"model_type\": \"kvlm_diffusion\", \"attention\": \"bidirectional\", \"mask_token_id\": %d,\n"
+                 "{\"model_type\": \"kvlm_diffusion\", \"attention\": \"bidirectional\", "
+                 "\"mask_token_id\": %d,\n"
                  "\"num_hidden_layers\": %u, \"hidden_size\": %u, \"num_attention_heads\": %u,\n"
-                 "\"num_key_value_heads\": %u, \"head_dim\": %u, \"intermediate_size\": %u, \"vocab_size\": %u,\n"
-                 "\"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0,\n"
+                 "\"num_key_value_heads\": %u, \"head_dim\": %u, \"intermediate_size\": %u, "
+                 "\"vocab_size\": %u,\n"
+                 "\"max_position_embeddings\": 4096, \"rms_norm_eps\": 1e-5, \"rope_theta\": "
+                 "10000.0,\n"
                  "\"tie_word_embeddings\": %s}\n",
-                 MASK, shape->layers, shape->hidden, shape->heads, shape->kv_heads, shape->head_dim, shape->ffn,
-                 shape->vocab, shape->tied ? "true" : "false");
+                 MASK, shape->layers, shape->hidden, shape->heads, shape->kv_heads, shape->head_dim,
+                 shape->ffn, shape->vocab, shape->tied ? "true" : "false");
         folder_write_text(path, text);
         return m;
 }
@@ -36,7 +40,8 @@ static const float *weights(const struct state *s, uint32_t layer, const char *n
         return model_weights(s->d->m, "model.layers.%u.%s.weight", layer, name);
 }
 
-static double *multiply(const float *matrix, const double *x, uint32_t n, uint32_t n_in, uint32_t n_out) {
+static double *multiply(const float *matrix, const double *x, uint32_t n, uint32_t n_in,
+                        uint32_t n_out) {
         double *y = folder_memory(sizeof *y * n * n_out);
 
         for (uint32_t i = 0; i < n; i++)
@@ -55,7 +60,8 @@ static double *norm(const float *w, const double *x, uint32_t n, uint32_t hidden
                 for (uint32_t j = 0; j < hidden; j++)
                         squares += x[i * hidden + j] * x[i * hidden + j];
                 for (uint32_t j = 0; j < hidden; j++)
-                        y[i * hidden + j] = x[i * hidden + j] / sqrt(squares / hidden + 1e-5) * (double)w[j];
+                        y[i * hidden + j] = x[i * hidden + j] / sqrt(squares / hidden + 1e-5) *
+                                            (double)w[j];
         }
         return y;
 }
@@ -72,10 +78,12 @@ static void rotate(double *x, uint32_t first, uint32_t n, uint32_t heads, uint32
 }
 
 /* Every row sees all keys. */
-static double *attend(const struct state *s, uint32_t layer, const double *q, uint32_t n, uint32_t n_keys) {
+static double *attend(const struct state *s, uint32_t layer, const double *q, uint32_t n,
+                      uint32_t n_keys) {
         const struct shape *p = &s->d->m->shape;
         uint32_t dim = p->head_dim, q_width = p->heads * dim, kv_width = p->kv_heads * dim;
-        double *y = folder_memory(sizeof *y * n * q_width), *weight = folder_memory(sizeof *y * n_keys);
+        double *y = folder_memory(sizeof *y * n * q_width),
+               *weight = folder_memory(sizeof *y * n_keys);
 
         for (uint32_t i = 0; i < n * p->heads; i++) {
                 uint32_t head = i % p->heads, at = head / (p->heads / p->kv_heads) * dim;
@@ -92,7 +100,8 @@ static double *attend(const struct state *s, uint32_t layer, const double *q, ui
                 }
                 for (uint32_t j = 0; j < n_keys; j++)
                         for (uint32_t e = 0; e < dim; e++)
-                                y[i * dim + e] += weight[j] / total * s->v[layer][j * kv_width + at + e];
+                                y[i * dim + e] += weight[j] / total *
+                                                  s->v[layer][j * kv_width + at + e];
         }
         return y;
 }
@@ -102,9 +111,11 @@ static void add(double *x, const double *change, size_t n) {
                 x[i] += change[i];
 }
 
-static void attention_part(struct state *s, uint32_t layer, uint32_t from, uint32_t to, uint32_t n_keys) {
+static void attention_part(struct state *s, uint32_t layer, uint32_t from, uint32_t to,
+                           uint32_t n_keys) {
         const struct shape *p = &s->d->m->shape;
-        uint32_t n = to - from, q_width = p->heads * p->head_dim, kv_width = p->kv_heads * p->head_dim;
+        uint32_t n = to - from, q_width = p->heads * p->head_dim,
+                 kv_width = p->kv_heads * p->head_dim;
         double *x = s->x + from * p->hidden;
         double *y = norm(weights(s, layer, "input_layernorm"), x, n, p->hidden);
         double *q = multiply(weights(s, layer, "self_attn.q_proj"), y, n, p->hidden, q_width);
@@ -116,7 +127,8 @@ static void attention_part(struct state *s, uint32_t layer, uint32_t from, uint3
         memcpy(s->k[layer] + from * kv_width, k, sizeof *k * n * kv_width);
         memcpy(s->v[layer] + from * kv_width, v, sizeof *v * n * kv_width);
         y = attend(s, layer, q, n, n_keys);
-        add(x, multiply(weights(s, layer, "self_attn.o_proj"), y, n, q_width, p->hidden), (size_t)n * p->hidden);
+        add(x, multiply(weights(s, layer, "self_attn.o_proj"), y, n, q_width, p->hidden),
+            (size_t)n * p->hidden);
 }
 
 static void ffn_part(struct state *s, uint32_t layer, uint32_t from, uint32_t to) {
@@ -129,10 +141,12 @@ static void ffn_part(struct state *s, uint32_t layer, uint32_t from, uint32_t to
 
         for (uint32_t i = 0; i < n * p->ffn; i++)
                 gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
-        add(x, multiply(weights(s, layer, "mlp.down_proj"), gate, n, p->ffn, p->hidden), (size_t)n * p->hidden);
+        add(x, multiply(weights(s, layer, "mlp.down_proj"), gate, n, p->ffn, p->hidden),
+            (size_t)n * p->hidden);
 }
 
-static void layers(struct state *s, uint32_t layer, uint32_t end, uint32_t from, uint32_t to, uint32_t n_keys) {
+static void layers(struct state *s, uint32_t layer, uint32_t end, uint32_t from, uint32_t to,
+                   uint32_t n_keys) {
         for (; layer < end; layer++) {
                 attention_part(s, layer, from, to, n_keys);
                 ffn_part(s, layer, from, to);
@@ -154,13 +168,18 @@ static double *region_logits(const struct state *s) {
         const struct random_model *m = s->d->m;
         const double *x = s->x + s->d->n * m->shape.hidden;
 
-        return multiply(model_weights(m, m->shape.tied ? "model.embed_tokens.weight" : "lm_head.weight"),
-                        norm(model_weights(m, "model.norm.weight"), x, s->d->length, m->shape.hidden), s->d->length,
-                        m->shape.hidden, m->shape.vocab);
+        return multiply(
+                model_weights(m, m->shape.tied ? "model.embed_tokens.weight" : "lm_head.weight"),
+                norm(model_weights(m, "model.norm.weight"), x, s->d->length, m->shape.hidden),
+                s->d->length, m->shape.hidden, m->shape.vocab);
 }
 
-/* The masked position whose best token is surest, and that token; one after the other from the same logits. */
-static void fix_one(const struct denoising *d, const double *logits, const uint32_t *before, uint32_t *region) {
+/*
+ * The masked position whose best token is surest, and that token; one after the other from the same
+ * logits.
+ */
+static void fix_one(const struct denoising *d, const double *logits, const uint32_t *before,
+                    uint32_t *region) {
         uint32_t vocab = d->m->shape.vocab, where = UINT32_MAX, what = 0;
         double surest = -INFINITY;
 
@@ -184,7 +203,8 @@ static void fix_one(const struct denoising *d, const double *logits, const uint3
         region[where] = what;
 }
 
-static void fix_tokens(const struct denoising *d, uint32_t i, const double *logits, uint32_t *region) {
+static void fix_tokens(const struct denoising *d, uint32_t i, const double *logits,
+                       uint32_t *region) {
         uint32_t n = d->length / d->steps + (i < d->length % d->steps);
         uint32_t *before = folder_memory(d->length * sizeof *before);
 
@@ -248,7 +268,8 @@ struct denoised reference_denoise(const struct denoising *d) {
         struct state s = state_new(d);
         size_t numbers = (size_t)d->length * d->m->shape.vocab;
         uint32_t *tokens = masked_tokens(d);
-        struct denoised result = {folder_memory(sizeof(double) * numbers * d->steps), tokens + d->n};
+        struct denoised result = {folder_memory(sizeof(double) * numbers * d->steps),
+                                  tokens + d->n};
         double *states = NULL;
 
         if (d->b > 0)
@@ -285,7 +306,8 @@ static double *joined(const double *k, const double *v, size_t n) {
 
 struct similarity reference_similarity(const struct denoising *d) {
         struct state alone = state_new(d), whole = state_new(d);
-        uint32_t width = d->m->shape.kv_heads * d->m->shape.head_dim, m = d->n_prefix, n_layers = d->m->shape.layers;
+        uint32_t width = d->m->shape.kv_heads * d->m->shape.head_dim, m = d->n_prefix,
+                 n_layers = d->m->shape.layers;
         size_t n = (size_t)m * width;
         struct similarity result = {0};
 
@@ -294,11 +316,13 @@ struct similarity reference_similarity(const struct denoising *d) {
         embed(&whole, masked_tokens(d), 0, whole.n);
         layers(&whole, 0, n_layers, 0, whole.n, whole.n);
         for (uint32_t l = 0; l < n_layers; l++) {
-                result.flat[l] = cosine(joined(alone.k[l], alone.v[l], n), joined(whole.k[l], whole.v[l], n), 2 * n);
+                result.flat[l] = cosine(joined(alone.k[l], alone.v[l], n),
+                                        joined(whole.k[l], whole.v[l], n), 2 * n);
                 for (uint32_t i = 0; i < m; i++)
                         result.token_mean[l] +=
                                 (cosine(alone.k[l] + i * width, whole.k[l] + i * width, width) +
-                                 cosine(alone.v[l] + i * width, whole.v[l] + i * width, width)) / (2.0 * m);
+                                 cosine(alone.v[l] + i * width, whole.v[l] + i * width, width)) /
+                                (2.0 * m);
         }
         return result;
 }

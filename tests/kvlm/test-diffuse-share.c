@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's entries in the pool: the bits are those of private memory whoever computed them, a prefix is computed once
- * however many want it, and no failure of the daemon or of another process becomes the user's. $KVD is the daemon.
+ * BiCache's entries in the pool: the bits are those of private memory whoever computed them, a
+ * prefix is computed once however many want it, and no failure of the daemon or of another process
+ * becomes the user's. $KVD is the daemon.
  */
 
 #include <signal.h>
@@ -72,10 +73,11 @@ struct way {
 };
 
 static struct output run(const struct way *w) {
-        return kvlm("--model", folder_path("model"), "--socket", server.socket, "--json", "--verify", "--tokens",
-                    folder_path(w->ids ? w->ids : "ids"), "--prefix-tokens", w->prefix ? w->prefix : "250",
-                    "--gen-length", "10", "--steps", "5", "--refresh", "2", "--bicache", "on", "--bicache-depth",
-                    w->depth, "--kv-type", w->type ? w->type : "f32", "--logits",
+        return kvlm("--model", folder_path("model"), "--socket", server.socket, "--json",
+                    "--verify", "--tokens", folder_path(w->ids ? w->ids : "ids"), "--prefix-tokens",
+                    w->prefix ? w->prefix : "250", "--gen-length", "10", "--steps", "5",
+                    "--refresh", "2", "--bicache", "on", "--bicache-depth", w->depth, "--kv-type",
+                    w->type ? w->type : "f32", "--logits",
                     folder_path(w->logits ? w->logits : "logits"), w->option, NULL);
 }
 
@@ -156,15 +158,17 @@ START_TEST(bits_are_those_of_private_memory) {
 END_TEST
 
 /*
- * Who needs more layers than are stored goes on from the last stored state. A third process compares what that gave
- * with the prefix computed from its tokens: keys and values behind the boundary are equal, byte by byte.
+ * Who needs more layers than are stored goes on from the last stored state. A third process
+ * compares what that gave with the prefix computed from its tokens: keys and values behind the
+ * boundary are equal, byte by byte.
  */
 START_TEST(B10_boundary) {
         static const char *const types[] = {"f32", "f16", "bf16"};
 
         for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
                 char space[32];
-                struct way shallow = {.depth = "1", .type = types[i], .option = space}, deeper = shallow;
+                struct way shallow = {.depth = "1", .type = types[i], .option = space},
+                           deeper = shallow;
                 struct answer second, third;
 
                 deeper.depth = "4";
@@ -176,7 +180,8 @@ START_TEST(B10_boundary) {
                 third = ask(deeper);
                 ck_assert_uint_eq(member(third, "found_layers"), 4);
                 ck_assert_uint_eq(member(third, "made_layers"), 0);
-                ck_assert_uint_gt(member(third, "verified_bytes"), 3 * member(ask(shallow), "verified_bytes"));
+                ck_assert_uint_gt(member(third, "verified_bytes"),
+                                  3 * member(ask(shallow), "verified_bytes"));
                 check_same(second, third);
                 check_same(third, ask_alone(deeper));
         }
@@ -200,7 +205,10 @@ START_TEST(a_prefix_is_found_whole_or_not_at_all) {
 }
 END_TEST
 
-/* Blocks of some layers are evicted: what is left is used as far as there is no hole, and the rest made again. */
+/*
+ * Blocks of some layers are evicted: what is left is used as far as there is no hole, and the rest
+ * made again.
+ */
 START_TEST(what_was_evicted_is_made_again) {
         struct way w = {.depth = "4"};
         struct answer alone = ask_alone(w);
@@ -277,7 +285,8 @@ static void start_many(pid_t pids[AT_ONCE], char names[AT_ONCE][16]) {
         }
 }
 
-static uint64_t finish_many(const pid_t pids[AT_ONCE], char names[AT_ONCE][16], struct answer expected) {
+static uint64_t finish_many(const pid_t pids[AT_ONCE], char names[AT_ONCE][16],
+                            struct answer expected) {
         uint64_t made = 0;
 
         for (int i = 0; i < AT_ONCE; i++) {
@@ -452,10 +461,12 @@ END_TEST
 /* ---- the space decides ---- */
 
 static void set(const char *key, const char *value) {
-        struct kvd_msg_space_set request = {kvd_slice_of("model"), {0}, kvd_slice_of(key), kvd_slice_of(value)};
+        struct kvd_msg_space_set request = {
+                kvd_slice_of("model"), {0}, kvd_slice_of(key), kvd_slice_of(value)};
         struct conn *conn = instance_connect(&server);
 
-        ck_assert_msg(conn_call(conn, KVD_MSG_space_set, &request, NULL) == 0, "%s: %s", key, kvd_error());
+        ck_assert_msg(conn_call(conn, KVD_MSG_space_set, &request, NULL) == 0, "%s: %s", key,
+                      kvd_error());
         conn_close(conn);
 }
 
@@ -463,14 +474,14 @@ START_TEST(the_space_says_whether_and_how_often) {
         const char *model = folder_path("model"), *ids = folder_path("ids");
         struct output off, on;
 
-        off = kvlm("--model", model, "--socket", server.socket, "--json", "--tokens", ids, "--prefix-tokens", "250",
-                   "--gen-length", "8", NULL);
+        off = kvlm("--model", model, "--socket", server.socket, "--json", "--tokens", ids,
+                   "--prefix-tokens", "250", "--gen-length", "8", NULL);
         ck_assert_msg(off.status == 0, "%s", off.err);
         ck_assert_ptr_nonnull(strstr(off.out, "\"bicache\": \"off\""));
         set("bicache", "on");
         set("bicache.delta", "3");
-        on = kvlm("--model", model, "--socket", server.socket, "--json", "--tokens", ids, "--prefix-tokens", "250",
-                  "--gen-length", "8", NULL);
+        on = kvlm("--model", model, "--socket", server.socket, "--json", "--tokens", ids,
+                  "--prefix-tokens", "250", "--gen-length", "8", NULL);
         ck_assert_msg(on.status == 0, "%s", on.err);
         ck_assert_ptr_nonnull(strstr(on.out, "\"bicache\": \"on\""));
         ck_assert_uint_eq(member((struct answer){.line = on.out}, "b"), 1);
@@ -500,8 +511,8 @@ static double listed(const char *line, const char *name, uint32_t i) {
 }
 
 /*
- * Samples go to the space, whose worker finds the similarities that kvlm finds; the table that the daemon makes of them
- * is what the next request goes by.
+ * Samples go to the space, whose worker finds the similarities that kvlm finds; the table that the
+ * daemon makes of them is what the next request goes by.
  */
 START_TEST(the_space_makes_the_table) {
         struct kvd_msg_profile request = {.space = kvd_slice_of("model"), .op = 3};
@@ -512,8 +523,9 @@ START_TEST(the_space_makes_the_table) {
         const char *line;
         size_t size;
 
-        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens", folder_path("ids"),
-                 "--prefix-tokens", "290", "--gen-length", "10", "--profile-out", folder_path("profile"), NULL);
+        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens",
+                 folder_path("ids"), "--prefix-tokens", "290", "--gen-length", "10",
+                 "--profile-out", folder_path("profile"), NULL);
         ck_assert_msg(o.status == 0 && !*o.err, "status %d: %s", o.status, o.err);
         ck_assert_int_eq(conn_call(conn, KVD_MSG_profile, &request, &reply), 0);
         ck_assert_uint_eq(reply.layers, small.layers);
@@ -524,12 +536,15 @@ START_TEST(the_space_makes_the_table) {
         for (uint32_t i = 0; i < small.layers; i++)
                 ck_assert_double_eq_tol((double)mean[i], listed(line, "sim", i), 1e-5);
         set("bicache", "on");
-        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens", folder_path("ids"), "--json",
-                 "--prefix-tokens", "290", "--gen-length", "10", NULL);
+        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens",
+                 folder_path("ids"), "--json", "--prefix-tokens", "290", "--gen-length", "10",
+                 NULL);
         ck_assert_msg(o.status == 0 && !*o.err, "status %d: %s", o.status, o.err);
         ck_assert_uint_eq(member((struct answer){.line = o.out}, "r"), 94); /* 290 of 310: 93.5 */
-        ck_assert_uint_eq(member((struct answer){.line = o.out}, "b"), layers_alike(mean, small.layers));
-        ck_assert_uint_eq(member((struct answer){.line = o.out}, "made_layers"), layers_alike(mean, small.layers));
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "b"),
+                          layers_alike(mean, small.layers));
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "made_layers"),
+                          layers_alike(mean, small.layers));
         conn_close(conn);
         check_invariants();
 }
@@ -538,8 +553,10 @@ END_TEST
 /* A table that somebody made elsewhere, and its ratios of the prompt alone. */
 START_TEST(the_space_takes_a_table) {
         uint8_t depths[101];
-        struct kvd_msg_profile request = {
-                .space = kvd_slice_of("model"), .op = 4, .depth = {depths, sizeof depths}, .def = 2};
+        struct kvd_msg_profile request = {.space = kvd_slice_of("model"),
+                                          .op = 4,
+                                          .depth = {depths, sizeof depths},
+                                          .def = 2};
         struct conn *conn = instance_connect(&server);
         struct kvd_msg_profile_reply reply;
         struct output o;
@@ -550,12 +567,15 @@ START_TEST(the_space_takes_a_table) {
         set("bicache", "on");
         set("bicache.r_def", "prompt_only");
         ck_assert_msg(conn_call(conn, KVD_MSG_profile, &request, &reply) == 0, "%s", kvd_error());
-        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens", folder_path("ids"), "--json",
-                 "--prefix-tokens", "250", "--gen-length", "50", NULL);
+        o = kvlm("--model", folder_path("model"), "--socket", server.socket, "--tokens",
+                 folder_path("ids"), "--json", "--prefix-tokens", "250", "--gen-length", "50",
+                 NULL);
         ck_assert_msg(o.status == 0 && !*o.err, "status %d: %s", o.status, o.err);
-        ck_assert_uint_eq(member((struct answer){.line = o.out}, "r"), 83); /* 250 of 300, not of 350 */
+        /* 250 of 300, not of 350 */
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "r"), 83);
         ck_assert_uint_eq(member((struct answer){.line = o.out}, "b"), 2);
-        ck_assert_uint_eq(member((struct answer){.line = o.out}, "made_layers"), 3); /* what the deepest needs */
+        /* what the deepest needs */
+        ck_assert_uint_eq(member((struct answer){.line = o.out}, "made_layers"), 3);
         conn_close(conn);
 }
 END_TEST

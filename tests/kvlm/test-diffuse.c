@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Denoising without a daemon: what comes out is right, step by step, and the same to the last bit however computed. */
+/*
+ * Denoising without a daemon: what comes out is right, step by step, and the same to the last bit
+ * however computed.
+ */
 
 #include <math.h>
 #include <stdio.h>
@@ -39,13 +42,15 @@ struct run {
         size_t size;
 };
 
-static struct run run(const struct denoising *d, const char *model, const char *const extra[EXTRA]) {
+static struct run run(const struct denoising *d, const char *model,
+                      const char *const extra[EXTRA]) {
         const char *mode = d->b == 0 ? "off" : "on";
-        struct output o = kvlm("--model", folder_path(model), "--no-share", "--tokens", folder_path("ids"), "--json",
-                               "--prefix-tokens", number(d->n_prefix), "--gen-length", number(d->length), "--steps",
-                               number(d->steps), "--bicache", mode, "--bicache-depth", number(MAX(d->b, 1)),
-                               "--refresh", number(d->delta), "--logits", folder_path("logits"), extra[0], extra[1],
-                               extra[2], extra[3], extra[4], extra[5], NULL);
+        struct output o = kvlm("--model", folder_path(model), "--no-share", "--tokens",
+                               folder_path("ids"), "--json", "--prefix-tokens", number(d->n_prefix),
+                               "--gen-length", number(d->length), "--steps", number(d->steps),
+                               "--bicache", mode, "--bicache-depth", number(MAX(d->b, 1)),
+                               "--refresh", number(d->delta), "--logits", folder_path("logits"),
+                               extra[0], extra[1], extra[2], extra[3], extra[4], extra[5], NULL);
         struct run r = {.out = o.out};
 
         ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
@@ -90,7 +95,12 @@ START_TEST(every_step_is_right) {
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
-                struct denoising d = {.tokens = tokens, .n = 37, .n_prefix = 20, .length = 11, .steps = 4, .delta = 1};
+                struct denoising d = {.tokens = tokens,
+                                      .n = 37,
+                                      .n_prefix = 20,
+                                      .length = 11,
+                                      .steps = 4,
+                                      .delta = 1};
                 char name[16];
 
                 snprintf(name, sizeof name, "model%zu", i);
@@ -101,11 +111,15 @@ START_TEST(every_step_is_right) {
 }
 END_TEST
 
-/* B11: shallow layers as stored, deep ones restarted from the stored state; prefixes end in a block and at its end. */
+/*
+ * B11: shallow layers as stored, deep ones restarted from the stored state; prefixes end in a block
+ * and at its end.
+ */
 START_TEST(B11_restart_equivalence) {
         static const struct {
                 uint32_t n_prefix, b, delta;
-        } cases[] = {{20, 1, 3}, {20, 2, 1}, {32, 2, 4}, {33, 3, 2}, {16, 4, 2}, {1, 1, 2}, {49, 3, 16}};
+        } cases[] = {{20, 1, 3}, {20, 2, 1}, {32, 2, 4}, {33, 3, 2},
+                     {16, 4, 2}, {1, 1, 2},  {49, 3, 16}};
         struct denoising d = {.tokens = tokens, .n = 50, .length = 9, .steps = 6};
 
         d.m = diffusion_model("model", &small, 5);
@@ -121,7 +135,13 @@ END_TEST
 
 /* The whole request may be prefix. */
 START_TEST(a_prompt_may_be_all_prefix) {
-        struct denoising d = {.tokens = tokens, .n = 32, .n_prefix = 32, .length = 5, .steps = 5, .b = 2, .delta = 2};
+        struct denoising d = {.tokens = tokens,
+                              .n = 32,
+                              .n_prefix = 32,
+                              .length = 5,
+                              .steps = 5,
+                              .b = 2,
+                              .delta = 2};
 
         d.m = diffusion_model("model", &small, 6);
         write_tokens(d.n, small.vocab);
@@ -129,10 +149,19 @@ START_TEST(a_prompt_may_be_all_prefix) {
 }
 END_TEST
 
-/* What is shared is an approximation: were it none, these tests could not tell the modes from each other. */
+/*
+ * What is shared is an approximation: were it none, these tests could not tell the modes from each
+ * other.
+ */
 START_TEST(modes_differ) {
         static const char *const none[EXTRA], *const naive[EXTRA] = {"--bicache", "naive"};
-        struct denoising d = {.tokens = tokens, .n = 50, .n_prefix = 40, .length = 8, .steps = 8, .b = 1, .delta = 4};
+        struct denoising d = {.tokens = tokens,
+                              .n = 50,
+                              .n_prefix = 40,
+                              .length = 8,
+                              .steps = 8,
+                              .b = 1,
+                              .delta = 4};
         struct run some, all, nothing;
 
         d.m = diffusion_model("model", &small, 7);
@@ -148,17 +177,27 @@ START_TEST(modes_differ) {
 END_TEST
 
 static bool runs_here(const char *variant) {
-        return kvlm("--model", folder_path("model"), "--no-share", "--prompts", "/dev/null", "--variant", variant, NULL)
+        return kvlm("--model", folder_path("model"), "--no-share", "--prompts", "/dev/null",
+                    "--variant", variant, NULL)
                        .status == 0;
 }
 
 START_TEST(bits_do_not_depend_on_how) {
         static const char *const ways[][4] = {
-                {"--threads", "2"}, {"--threads", "3"}, {"--variant", "scalar"}, {"--variant", "avx2"},
+                {"--threads", "2"},
+                {"--threads", "3"},
+                {"--variant", "scalar"},
+                {"--variant", "avx2"},
                 {"--variant", "avx512", "--threads", "2"},
         };
         static const char *const types[] = {"f32", "f16", "bf16"};
-        struct denoising d = {.tokens = tokens, .n = 50, .n_prefix = 37, .length = 9, .steps = 6, .b = 2, .delta = 3};
+        struct denoising d = {.tokens = tokens,
+                              .n = 50,
+                              .n_prefix = 37,
+                              .length = 9,
+                              .steps = 6,
+                              .b = 2,
+                              .delta = 3};
 
         d.m = diffusion_model("model", &small, 8);
         write_tokens(d.n, small.vocab);
@@ -167,8 +206,8 @@ START_TEST(bits_do_not_depend_on_how) {
                 struct run expected = run(&d, "model", plain);
 
                 for (size_t i = 0; i < ARRAY_SIZE(ways); i++) {
-                        const char *const all[EXTRA] = {"--kv-type", types[t], ways[i][0], ways[i][1], ways[i][2],
-                                                        ways[i][3]};
+                        const char *const all[EXTRA] = {"--kv-type", types[t],   ways[i][0],
+                                                        ways[i][1],  ways[i][2], ways[i][3]};
                         struct run got;
 
                         if (strcmp(ways[i][0], "--variant") == 0 && !runs_here(ways[i][1]))
@@ -193,8 +232,9 @@ static uint64_t member(const char *line, const char *name) {
 }
 
 static struct output ask(const char *prompts, const char *table) {
-        return kvlm("--model", folder_path("model"), "--no-share", "--json", "--gen-length", "10", "--steps", "5",
-                    "--bicache", "on", "--prompts", folder_write_text("prompts", prompts), "--bicache-table",
+        return kvlm("--model", folder_path("model"), "--no-share", "--json", "--gen-length", "10",
+                    "--steps", "5", "--bicache", "on", "--prompts",
+                    folder_write_text("prompts", prompts), "--bicache-table",
                     folder_write_text("table", table), NULL);
 }
 
@@ -206,10 +246,14 @@ START_TEST(the_table_says_how_deep) {
                 const char *table, *prompt;
                 uint32_t r, b;
         } cases[] = {
-                {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[50, 2], [80, 3]]}", "", 80, 3},            /* 40 of 50 */
+                /* 40 of 50 */
+                {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[50, 2], [80, 3]]}", "", 80, 3},
                 {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[50, 2], [81, 3]]}", "", 80, 2},
-                {"{\"def\": \"PROMPT_ONLY\", \"entries\": [[50, 2], [81, 4]]}", "", 100, 4},           /* 40 of 40 */
-                {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[62, 2], [63, 3]]}", "01234567890123", 62, 2}, /* 62.5 */
+                /* 40 of 40 */
+                {"{\"def\": \"PROMPT_ONLY\", \"entries\": [[50, 2], [81, 4]]}", "", 100, 4},
+                /* 62.5 */
+                {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[62, 2], [63, 3]]}", "01234567890123",
+                 62, 2},
                 {"{\"def\": \"INCLUDE_GEN\", \"entries\": [[90, 2]]}", "", 80, 1},
                 {"{\"def\": \"INCLUDE_GEN\", \"entries\": []}", "", 80, 1},
         };
@@ -219,7 +263,8 @@ START_TEST(the_table_says_how_deep) {
                 char prompts[256];
                 struct output o;
 
-                snprintf(prompts, sizeof prompts, "{\"prompt\": \"%s\", " DOCUMENT "}\n", cases[i].prompt);
+                snprintf(prompts, sizeof prompts, "{\"prompt\": \"%s\", " DOCUMENT "}\n",
+                         cases[i].prompt);
                 o = ask(prompts, cases[i].table);
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 ck_assert_uint_eq(member(o.out, "prefix_tokens"), 40);
@@ -229,7 +274,8 @@ START_TEST(the_table_says_how_deep) {
 }
 END_TEST
 
-static void check_list(const char *line, const char *name, const double *expected, uint32_t n, double tolerance) {
+static void check_list(const char *line, const char *name, const double *expected, uint32_t n,
+                       double tolerance) {
         char key[32], *end;
         const char *at;
 
@@ -241,7 +287,8 @@ static void check_list(const char *line, const char *name, const double *expecte
                 double value = strtod(at, &end);
 
                 ck_assert_double_eq_tol(value, expected[i], tolerance);
-                ck_assert(i > 0 || value == 1.0); /* the first layer's keys and values see no other token (B7) */
+                /* the first layer's keys and values see no other token (B7) */
+                ck_assert(i > 0 || value == 1.0);
         }
         ck_assert_int_eq(*end, ']');
 }
@@ -265,13 +312,17 @@ static const char *profile(const char *type, const char *option, const char *val
         size_t size;
 
         remove(path);
-        o = kvlm("--model", folder_path("model"), "--no-share", "--tokens", folder_path("ids"), "--prefix-tokens", "33",
-                 "--gen-length", "14", "--kv-type", type, "--profile-out", path, option, value, NULL);
+        o = kvlm("--model", folder_path("model"), "--no-share", "--tokens", folder_path("ids"),
+                 "--prefix-tokens", "33", "--gen-length", "14", "--kv-type", type, "--profile-out",
+                 path, option, value, NULL);
         ck_assert_msg(o.status == 0 && !*o.out, "status %d: %s", o.status, o.err);
         return folder_read("profile", &size);
 }
 
-/* B6, end to end: both similarities of every layer, at the request's own prefix and at shares of it. */
+/*
+ * B6, end to end: both similarities of every layer, at the request's own prefix and at shares of
+ * it.
+ */
 START_TEST(profiles_are_right) {
         struct denoising d = {.tokens = tokens, .n = 50, .n_prefix = 33, .length = 14};
         const char *line;
@@ -290,14 +341,21 @@ END_TEST
 
 START_TEST(bad_tables_are_refused) {
         static const char *const tables[] = {
-                "", "[]", "{\"entries\": []}", "{\"def\": \"OTHER\", \"entries\": []}", "{\"def\": \"INCLUDE_GEN\"}",
+                "",
+                "[]",
+                "{\"entries\": []}",
+                "{\"def\": \"OTHER\", \"entries\": []}",
+                "{\"def\": \"INCLUDE_GEN\"}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 0]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 5]]}",
-                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[101, 1]]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[101, 1]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[5, 1], [5, 2]]}",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": [[5, 3], [6, 2]]}",
-                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 2, 3]]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[]]}",
-                "{\"def\": \"INCLUDE_GEN\", \"entries\": [7]}", "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, -1]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, 2, 3]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[]]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [7]}",
+                "{\"def\": \"INCLUDE_GEN\", \"entries\": [[1, -1]]}",
         };
 
         diffusion_model("model", &small, 9);
@@ -316,8 +374,10 @@ START_TEST(a_prompt_may_say_how_long) {
         struct output o;
 
         diffusion_model("model", &small, 10);
-        o = ask("{\"prompt\": \"0\", \"gen_length\": 7, \"steps\": 3}\n{\"prompt\": \"0\", \"gen_length\": 4}\n"
-                "{\"prompt\": \"0\", \"gen_length\": 0}\n{\"prompt\": \"0\", \"steps\": \"5\"}\n{\"prompt\": \"0\"}\n",
+        o = ask("{\"prompt\": \"0\", \"gen_length\": 7, \"steps\": 3}\n{\"prompt\": \"0\", "
+                "\"gen_length\": 4}\n"
+                "{\"prompt\": \"0\", \"gen_length\": 0}\n{\"prompt\": \"0\", \"steps\": "
+                "\"5\"}\n{\"prompt\": \"0\"}\n",
                 "{\"def\": \"INCLUDE_GEN\", \"entries\": []}");
         ck_assert_int_eq(o.status, 1);
         ck_assert_uint_eq(member(o.out, "generated_tokens"), 7);
@@ -331,8 +391,10 @@ END_TEST
 
 START_TEST(a_model_needs_a_mask) {
         static const char *const configs[] = {
-                "\"attention\": \"bidirectional\"", "\"attention\": \"bidirectional\", \"mask_token_id\": 283",
-                "\"attention\": \"bidirectional\", \"mask_token_id\": \"3\"", "\"attention\": \"sideways\"",
+                "\"attention\": \"bidirectional\"",
+                "\"attention\": \"bidirectional\", \"mask_token_id\": 283",
+                "\"attention\": \"bidirectional\", \"mask_token_id\": \"3\"",
+                "\"attention\": \"sideways\"",
                 "\"attention\": \"bidirectional\", \"mask_token_id\": -1",
         };
 
@@ -342,7 +404,8 @@ START_TEST(a_model_needs_a_mask) {
                 struct output o;
 
                 snprintf(text, sizeof text,
-                         "{%s, \"num_hidden_layers\": 4, \"hidden_size\": 24, \"num_attention_heads\": 6, "
+                         "{%s, \"num_hidden_layers\": 4, \"hidden_size\": 24, "
+                         "\"num_attention_heads\": 6, "
                          "\"num_key_value_heads\": 2, \"head_dim\": 10, \"intermediate_size\": 37, "
                          "\"vocab_size\": 283, \"tie_word_embeddings\": true}",
                          configs[i]);

@@ -2,7 +2,10 @@
 #ifndef KVD_TESTS_KVLM_TEST_DIFFUSE_H
 #define KVD_TESTS_KVLM_TEST_DIFFUSE_H
 
-/* Masked diffusion with and without BiCache in double precision, by the control flow of the official code. */
+/*
+ * Masked diffusion with and without BiCache in double precision, by the control flow of the
+ * official code.
+ */
 
 #include "tests/kvlm/folder.h"
 
@@ -26,7 +29,10 @@ struct denoised {
 
 struct denoised reference_denoise(const struct denoising *); /* to be kept until folder_remove() */
 
-/* How alike a layer's keys and values of the prefix are, alone and in the whole input at the first step: [layers]. */
+/*
+ * How alike a layer's keys and values of the prefix are, alone and in the whole input at the first
+ * step: [layers].
+ */
 struct similarity {
         double flat[16], token_mean[16];
 };

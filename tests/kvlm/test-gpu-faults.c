@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* kvlm on a GPU, when others die, the pool is full, or the driver fails: answers are right, or there is a line. */
+/*
+ * kvlm on a GPU, when others die, the pool is full, or the driver fails: answers are right, or
+ * there is a line.
+ */
 
 #include <signal.h>
 #include <stdio.h>
@@ -16,9 +19,20 @@ enum { WAIT_MS = 20000 };
 
 /* The victim is somewhere in its prompts, later in each round. */
 START_TEST(a_killed_process_harms_nobody) {
-        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", scene_socket(),
-                              "--document", folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "",
-                              "--max-tokens", "40", NULL};
+        const char *argv[] = {kvlm_program,
+                              "--model",
+                              folder_path("model"),
+                              "--socket",
+                              scene_socket(),
+                              "--document",
+                              folder_path("document"),
+                              "--prompts",
+                              folder_path("prompts"),
+                              "--stop",
+                              "",
+                              "--max-tokens",
+                              "40",
+                              NULL};
         const char *expected;
         size_t size;
 
@@ -51,8 +65,9 @@ START_TEST(a_full_pool_is_not_an_error) {
         scene_daemon_of("daemon.pool=4M", "daemon.segment=2M");
         for (int i = 0; i < 2; i++) {
                 struct output o = kvlm("--model", folder_path("wide"), "--socket", scene_socket(),
-                                       "--tokens", folder_path("ids"), "--json", "--logits", folder_path(names[i]),
-                                       "--device", "cuda", "--chunk", "32", i == 1 ? "--no-share" : NULL, NULL);
+                                       "--tokens", folder_path("ids"), "--json", "--logits",
+                                       folder_path(names[i]), "--device", "cuda", "--chunk", "32",
+                                       i == 1 ? "--no-share" : NULL, NULL);
 
                 logits[i] = scene_logits(o, names[i], n + i);
                 ck_assert_uint_eq(scene_sum(o.out, "\"refused"), i == 0);
@@ -109,12 +124,23 @@ static void wait_for_call(const char *log, const char *call) {
 }
 
 /*
- * Process A seals blocks that its stream, slow, has not written. Process B finds them, and its stream waits. A is
- * killed: B's stream goes on when the daemon has given the blocks up, and B computes all of it again, by itself.
+ * Process A seals blocks that its stream, slow, has not written. Process B finds them, and its
+ * stream waits. A is killed: B's stream goes on when the daemon has given the blocks up, and B
+ * computes all of it again, by itself.
  */
 START_TEST(who_waits_for_a_dead_producer_begins_anew) {
-        const char *argv[] = {kvlm_program, "--model", folder_path("model"), "--socket", scene_socket(),
-                              "--tokens", folder_path("ids"), "--chunk", "16", "--max-tokens", "3", NULL};
+        const char *argv[] = {kvlm_program,
+                              "--model",
+                              folder_path("model"),
+                              "--socket",
+                              scene_socket(),
+                              "--tokens",
+                              folder_path("ids"),
+                              "--chunk",
+                              "16",
+                              "--max-tokens",
+                              "3",
+                              NULL};
         const char *expected, *model = folder_path("model"), *ids = folder_path("ids");
         struct output o;
         pid_t victim;
@@ -123,8 +149,8 @@ START_TEST(who_waits_for_a_dead_producer_begins_anew) {
 
         if (!scene_stand_in())
                 return;
-        expected = scene_texts(kvlm("--model", model, "--no-share", "--tokens", ids, "--max-tokens", "3", "--stop", "",
-                                    "--json", "--device", "cuda", NULL));
+        expected = scene_texts(kvlm("--model", model, "--no-share", "--tokens", ids, "--max-tokens",
+                                    "3", "--stop", "", "--json", "--device", "cuda", NULL));
         scene_daemon();
         setenv("FAKECUDA_SLOW", "kernel:300", 1);
         setenv("FAKECUDA_LOG", folder_path("victim"), 1);
@@ -135,8 +161,8 @@ START_TEST(who_waits_for_a_dead_producer_begins_anew) {
         b = fork();
         ck_assert_int_ge(b, 0);
         if (b == 0) {
-                o = kvlm("--model", model, "--socket", scene_socket(), "--tokens", ids, "--max-tokens",
-                         "3", "--stop", "", "--json", NULL);
+                o = kvlm("--model", model, "--socket", scene_socket(), "--tokens", ids,
+                         "--max-tokens", "3", "--stop", "", "--json", NULL);
                 folder_write_text("answer", o.out);
                 _exit(o.status);
         }
@@ -156,10 +182,23 @@ END_TEST
 /* Each call in turn fails once: a line and an end, or it was not needed. */
 START_TEST(calls_that_fail_are_one_line) {
         static const char *const calls[] = {
-                "cuInit:1", "cuDevicePrimaryCtxRetain:1", "cuStreamCreateWithPriority:1", "cuLibraryLoadData:2",
-                "cuMemAlloc:1", "cuMemAlloc:2", "cuMemAlloc:4", "cuMemHostAlloc:1", "cuEventCreate:1",
-                "cuMemcpyHtoDAsync:3", "cuMemcpyHtoDAsync:15", "cuLaunchKernel:1", "cuLaunchKernel:7",
-                "cuEventRecord:1", "cuMemcpyDtoHAsync:1", "cuStreamSynchronize:1", "execute:30",
+                "cuInit:1",
+                "cuDevicePrimaryCtxRetain:1",
+                "cuStreamCreateWithPriority:1",
+                "cuLibraryLoadData:2",
+                "cuMemAlloc:1",
+                "cuMemAlloc:2",
+                "cuMemAlloc:4",
+                "cuMemHostAlloc:1",
+                "cuEventCreate:1",
+                "cuMemcpyHtoDAsync:3",
+                "cuMemcpyHtoDAsync:15",
+                "cuLaunchKernel:1",
+                "cuLaunchKernel:7",
+                "cuEventRecord:1",
+                "cuMemcpyDtoHAsync:1",
+                "cuStreamSynchronize:1",
+                "execute:30",
         };
 
         for (size_t i = 0; scene_stand_in() && i < ARRAY_SIZE(calls); i++) {
@@ -167,8 +206,10 @@ START_TEST(calls_that_fail_are_one_line) {
 
                 snprintf(fail, sizeof fail, "%s=%d", calls[i], i % 2 ? 2 : 700);
                 setenv("FAKECUDA_FAIL", fail, 1);
-                scene_assert_refused(kvlm("--model", folder_path("model"), "--no-share", "--tokens", folder_path("ids"),
-                                    "--max-tokens", "2", "--device", "cuda", NULL), "kvlm: ");
+                scene_assert_refused(kvlm("--model", folder_path("model"), "--no-share", "--tokens",
+                                          folder_path("ids"), "--max-tokens", "2", "--device",
+                                          "cuda", NULL),
+                                     "kvlm: ");
         }
         unsetenv("FAKECUDA_FAIL");
 }
@@ -181,8 +222,9 @@ START_TEST(a_model_that_does_not_fit_says_so) {
                 return;
         setenv("FAKECUDA_MEMORY", "34M", 1);
         setenv("FAKECUDA_GROUP", "small", 1);
-        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", folder_path("ids"), "--device", "cuda",
-                                  NULL), "the model is too large");
+        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", folder_path("ids"),
+                                  "--device", "cuda", NULL),
+                             "the model is too large");
 }
 END_TEST
 

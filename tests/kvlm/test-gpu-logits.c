@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvlm on a GPU: logits are those of the processor within what fp32 allows, and the same to the last bit with and
- * without sharing, however they are computed.
+ * kvlm on a GPU: logits are those of the processor within what fp32 allows, and the same to the
+ * last bit with and without sharing, however they are computed.
  */
 
 #include <math.h>
@@ -13,11 +13,12 @@
 #include "tests/kvlm/gpu.h"
 #include "tests/lib/suite.h"
 
-static const float *private_logits(const char *device, const char *kv_type, const char *matmul, const char *chunk,
-                                   size_t *n) {
-        struct output o = kvlm("--model", folder_path("model"), "--no-share", "--tokens", folder_path("ids"),
-                               "--logits", folder_path("logits"), "--device", device, "--kv-type", kv_type, "--matmul",
-                               matmul, "--chunk", chunk, NULL);
+static const float *private_logits(const char *device, const char *kv_type, const char *matmul,
+                                   const char *chunk, size_t *n) {
+        struct output o = kvlm("--model", folder_path("model"), "--no-share", "--tokens",
+                               folder_path("ids"), "--logits", folder_path("logits"), "--device",
+                               device, "--kv-type", kv_type, "--matmul", matmul, "--chunk", chunk,
+                               NULL);
 
         return scene_logits(o, "logits", n);
 }
@@ -35,13 +36,17 @@ START_TEST(logits_are_those_of_the_processor) {
         static const struct {
                 const char *kv_type, *matmul;
                 double most;
-        } cases[] = {{"f32", "f32", 2e-5}, {"f16", "f32", 4e-3}, {"bf16", "f32", 3e-2}, {"f32", "tf32", 2e-2},
+        } cases[] = {{"f32", "f32", 2e-5},
+                     {"f16", "f32", 4e-3},
+                     {"bf16", "f32", 3e-2},
+                     {"f32", "tf32", 2e-2},
                      {"bf16", "bf16", 0.2}};
 
         for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
                 size_t n, m;
                 const float *cpu = private_logits("cpu", cases[i].kv_type, "f32", "64", &n);
-                const float *gpu = private_logits("cuda", cases[i].kv_type, cases[i].matmul, "64", &m);
+                const float *gpu = private_logits("cuda", cases[i].kv_type, cases[i].matmul, "64",
+                                                  &m);
 
                 ck_assert_uint_eq(n, m);
                 assert_close(cpu, gpu, n, cases[i].most, cases[i].kv_type);
@@ -58,11 +63,13 @@ START_TEST(logits_of_the_real_model_are_those_of_the_processor) {
                 return;
         folder_write_text("short", "1 300 301 302 40 41 42 300 301 700 5 6 7 8 9 300 301 302 40");
         for (int i = 0; i < 2; i++)
-                logits[i] = scene_logits(kvlm("--model", model, "--no-share", "--tokens", folder_path("short"),
-                                              "--logits", folder_path(devices[i]), "--device", devices[i], NULL),
-                                         devices[i], i == 0 ? &n : &m);
+                logits[i] = scene_logits(
+                        kvlm("--model", model, "--no-share", "--tokens", folder_path("short"),
+                             "--logits", folder_path(devices[i]), "--device", devices[i], NULL),
+                        devices[i], i == 0 ? &n : &m);
         ck_assert_uint_eq(n, m);
-        assert_close(logits[0], logits[1], n, 1e-3, "the committed model"); /* logits of up to some 20 */
+        /* logits of up to some 20 */
+        assert_close(logits[0], logits[1], n, 1e-3, "the committed model");
 }
 END_TEST
 
@@ -77,8 +84,8 @@ START_TEST(bits_do_not_depend_on_chunks) {
                         const float *cut = private_logits("cuda", types[t], "f32", chunks[i], &m);
 
                         ck_assert_uint_eq(n, m);
-                        ck_assert_msg(memcmp(whole, cut, n * sizeof *cut) == 0, "other bits with chunk %s, %s",
-                                      chunks[i], types[t]);
+                        ck_assert_msg(memcmp(whole, cut, n * sizeof *cut) == 0,
+                                      "other bits with chunk %s, %s", chunks[i], types[t]);
                 }
         }
 }
@@ -87,7 +94,8 @@ END_TEST
 /* ---- sharing ---- */
 
 START_TEST(logits_are_the_same_from_the_pool) {
-        static const char *const types[] = {"f32", "bf16"}, *const names[] = {"private", "computed", "reused"};
+        static const char *const types[] = {"f32", "bf16"}, *const names[] = {"private", "computed",
+                                                                              "reused"};
         const char *model = folder_path("model"), *socket = scene_socket();
 
         scene_daemon();
@@ -96,13 +104,16 @@ START_TEST(logits_are_the_same_from_the_pool) {
                 size_t n[3];
 
                 for (int i = 0; i < 3; i++) {
-                        struct output o = kvlm("--model", model, "--socket", socket, "--tokens", folder_path("ids"),
-                                               "--json", "--kv-type", types[t], "--space", types[t], "--logits",
-                                               folder_path(names[i]), i == 0 ? "--no-share" : "--device=cuda",
+                        struct output o = kvlm("--model", model, "--socket", socket, "--tokens",
+                                               folder_path("ids"), "--json", "--kv-type", types[t],
+                                               "--space", types[t], "--logits",
+                                               folder_path(names[i]),
+                                               i == 0 ? "--no-share" : "--device=cuda",
                                                i == 0 ? "--device=cuda" : NULL, NULL);
 
                         logits[i] = scene_logits(o, names[i], n + i);
-                        ck_assert_uint_eq(scene_sum(o.out, "reused_tokens"), i == 2 ? SCENE_TOKENS / 16 * 16 : 0);
+                        ck_assert_uint_eq(scene_sum(o.out, "reused_tokens"),
+                                          i == 2 ? SCENE_TOKENS / 16 * 16 : 0);
                         ck_assert_uint_eq(scene_sum(o.out, "\"refused"), 0);
                 }
                 ck_assert_mem_eq(logits[0], logits[1], n[0] * sizeof(float));
@@ -127,7 +138,8 @@ START_TEST(many_at_once_agree) {
                 all[i] = scene_ask_in_background(names[i]);
         for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
                 ck_assert_int_eq(wait_status(all[i]), 0);
-                scene_assert_answers((struct output){0, folder_read(names[i], &size), ""}, expected);
+                scene_assert_answers((struct output){0, folder_read(names[i], &size), ""},
+                                     expected);
         }
         last = scene_ask("--verify", NULL);
         scene_assert_answers(last, expected);
@@ -138,7 +150,10 @@ START_TEST(many_at_once_agree) {
 }
 END_TEST
 
-/* What is decoded otherwise than a prompt is not published; with --decode exact it is the same, and is. */
+/*
+ * What is decoded otherwise than a prompt is not published; with --decode exact it is the same, and
+ * is.
+ */
 START_TEST(what_is_generated_is_published_if_it_is_exact) {
         const char *model = folder_path("model"), *socket;
         uint64_t shared[2];
@@ -146,8 +161,9 @@ START_TEST(what_is_generated_is_published_if_it_is_exact) {
         scene_daemon();
         socket = scene_socket();
         for (int i = 0; i < 2; i++) {
-                struct output o = kvlm("--model", model, "--socket", socket, "--tokens", folder_path("ids"), "--stop",
-                                       "", "--max-tokens", "12", "--json", "--decode", i == 0 ? "fast" : "exact", NULL);
+                struct output o = kvlm("--model", model, "--socket", socket, "--tokens",
+                                       folder_path("ids"), "--stop", "", "--max-tokens", "12",
+                                       "--json", "--decode", i == 0 ? "fast" : "exact", NULL);
 
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 shared[i] = scene_sum(o.out, "shared_blocks");
@@ -163,15 +179,20 @@ END_TEST
 START_TEST(errors_are_one_line) {
         const char *model = folder_path("model"), *ids = folder_path("ids");
 
-        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda:63", NULL), "");
-        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda", "--sequence",
-                                  "on", NULL), "methods run on the processor");
-        ck_assert_int_eq(kvlm("--model", model, "--tokens", ids, "--device", "tpu", NULL).status, 2);
+        scene_assert_refused(
+                kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda:63", NULL),
+                "");
+        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device",
+                                  "cuda", "--sequence", "on", NULL),
+                             "methods run on the processor");
+        ck_assert_int_eq(kvlm("--model", model, "--tokens", ids, "--device", "tpu", NULL).status,
+                         2);
         if (!scene_stand_in())
                 return;
         setenv("LD_LIBRARY_PATH", "/nonexistent", 1);
-        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda", NULL),
-                             "no CUDA driver");
+        scene_assert_refused(
+                kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda", NULL),
+                "no CUDA driver");
 }
 END_TEST
 

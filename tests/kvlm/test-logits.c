@@ -26,11 +26,12 @@ static const char *write_tokens(uint32_t vocab) {
         return folder_write_text("tokens.txt", text);
 }
 
-static const float *logits(const char *model, const char *chunk, const char *threads, const char *variant,
-                           const char *kv_type, uint32_t vocab) {
-        struct output o = kvlm("--model", folder_path(model), "--no-share", "--tokens", folder_path("tokens.txt"),
-                               "--logits", folder_path("logits"), "--chunk", chunk, "--threads", threads, "--kv-type",
-                               kv_type, "--variant", variant, NULL);
+static const float *logits(const char *model, const char *chunk, const char *threads,
+                           const char *variant, const char *kv_type, uint32_t vocab) {
+        struct output o = kvlm("--model", folder_path(model), "--no-share", "--tokens",
+                               folder_path("tokens.txt"), "--logits", folder_path("logits"),
+                               "--chunk", chunk, "--threads", threads, "--kv-type", kv_type,
+                               "--variant", variant, NULL);
         size_t size;
         float *data;
 
@@ -41,8 +42,8 @@ static const float *logits(const char *model, const char *chunk, const char *thr
 }
 
 static bool runs_here(const char *variant) {
-        struct output o = kvlm("--model", folder_path("model"), "--no-share", "--text", "/dev/null", "--variant",
-                               variant, "--max-tokens", "0", NULL);
+        struct output o = kvlm("--model", folder_path("model"), "--no-share", "--text", "/dev/null",
+                               "--variant", variant, "--max-tokens", "0", NULL);
 
         return o.status == 0;
 }
@@ -78,27 +79,32 @@ START_TEST(logits_are_right) {
 }
 END_TEST
 
-static void check_same(const float *expected, const char *chunk, const char *threads, const char *variant,
-                       const char *kv_type) {
+static void check_same(const float *expected, const char *chunk, const char *threads,
+                       const char *variant, const char *kv_type) {
         const float *got = logits("model", chunk, threads, variant, kv_type, small.vocab);
 
         if (memcmp(expected, got, (size_t)N * small.vocab * sizeof *got) != 0)
-                ck_abort_msg("other bits with chunk %s, %s threads, %s, %s", chunk, threads, variant, kv_type);
+                ck_abort_msg("other bits with chunk %s, %s threads, %s, %s", chunk, threads,
+                             variant, kv_type);
 }
 
 START_TEST(bits_do_not_depend_on_how_they_are_computed) {
-        static const char *const chunks[] = {"1", "7", "64", "256"}, *const kv_types[] = {"f32", "f16", "bf16"};
-        static const char *const variants[] = {"scalar", "avx2", "avx512"}, *const threads[] = {"1", "3"};
+        static const char *const chunks[] = {"1", "7", "64", "256"}, *const kv_types[] = {
+                                                                             "f32", "f16", "bf16"};
+        static const char *const variants[] = {"scalar", "avx2", "avx512"}, *const threads[] = {
+                                                                                    "1", "3"};
 
         folder_model("model", &small, 7);
         write_tokens(small.vocab);
         for (size_t k = 0; k < ARRAY_SIZE(kv_types); k++) {
-                const float *expected = logits("model", "150", "1", "scalar", kv_types[k], small.vocab);
+                const float *expected = logits("model", "150", "1", "scalar", kv_types[k],
+                                               small.vocab);
 
                 for (size_t v = 0; v < ARRAY_SIZE(variants); v++)
                         for (size_t c = 0; c < ARRAY_SIZE(chunks) && runs_here(variants[v]); c++)
                                 for (size_t t = 0; t < ARRAY_SIZE(threads); t++)
-                                        check_same(expected, chunks[c], threads[t], variants[v], kv_types[k]);
+                                        check_same(expected, chunks[c], threads[t], variants[v],
+                                                   kv_types[k]);
         }
 }
 END_TEST
@@ -124,15 +130,17 @@ START_TEST(generation_does_not_depend_on_chunk_or_threads) {
 
         folder_model("model", &small, 9);
         model = folder_path("model");
-        text = folder_write_text("text", "the theory abcd \xc3\xa9 of everything and the rest of it, twice over");
+        text = folder_write_text(
+                "text", "the theory abcd \xc3\xa9 of everything and the rest of it, twice over");
         for (int chunk = 1; chunk < 70; chunk += 17) {
                 struct output o;
                 char number[16];
 
                 snprintf(number, sizeof number, "%d", chunk);
-                o = kvlm("--model", model, "--no-share", "--text", text, "--chunk", number, "--threads",
-                         chunk % 2 ? "2" : "1", "--max-tokens", "40", "--stop", "", "--temperature", "0.9", "--top-k",
-                         "50", "--top-p", "0.95", "--seed", "5", "--json", NULL);
+                o = kvlm("--model", model, "--no-share", "--text", text, "--chunk", number,
+                         "--threads", chunk % 2 ? "2" : "1", "--max-tokens", "40", "--stop", "",
+                         "--temperature", "0.9", "--top-k", "50", "--top-p", "0.95", "--seed", "5",
+                         "--json", NULL);
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 *strstr(o.out, "\"ttft_ms\"") = '\0';
                 ck_assert(!first || strcmp(first, o.out) == 0);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Whatever a model's files hold, kvlm ends with status 1 and one line, or it works; it never crashes. */
+/*
+ * Whatever a model's files hold, kvlm ends with status 1 and one line, or it works; it never
+ * crashes.
+ */
 
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +16,8 @@
 static const struct shape tiny = {2, 16, 2, 1, 8, 16, 270, false, "F32"};
 
 static struct output try(void) {
-        return kvlm("--model", folder_path("model"), "--no-share", "--text", "/dev/null", "--max-tokens", "2", NULL);
+        return kvlm("--model", folder_path("model"), "--no-share", "--text", "/dev/null",
+                    "--max-tokens", "2", NULL);
 }
 
 static void check_refused(const char *what) {
@@ -21,7 +25,8 @@ static void check_refused(const char *what) {
         char *newline = strchr(o.err, '\n');
 
         ck_assert_msg(o.status == 1, "%s: status %d, \"%s\"", what, o.status, o.err);
-        ck_assert_msg(strncmp(o.err, "kvlm: ", 6) == 0 && newline && newline[1] == '\0', "%s: \"%s\"", what, o.err);
+        ck_assert_msg(strncmp(o.err, "kvlm: ", 6) == 0 && newline && newline[1] == '\0',
+                      "%s: \"%s\"", what, o.err);
         ck_assert_str_eq(o.out, "");
 }
 
@@ -56,8 +61,15 @@ START_TEST(truncated_weights) {
 END_TEST
 
 START_TEST(impossible_header_lengths) {
-        static const uint64_t lengths[] = {0, 1, 9, 1 << 20, UINT64_C(1) << 32, UINT64_C(1) << 63, UINT64_MAX,
-                                           UINT64_MAX - 7, UINT64_MAX - 8};
+        static const uint64_t lengths[] = {0,
+                                           1,
+                                           9,
+                                           1 << 20,
+                                           UINT64_C(1) << 32,
+                                           UINT64_C(1) << 63,
+                                           UINT64_MAX,
+                                           UINT64_MAX - 7,
+                                           UINT64_MAX - 8};
 
         for (size_t i = 0; i < ARRAY_SIZE(lengths); i++) {
                 write_weights(lengths[i], "{}", 2, 64);
@@ -72,7 +84,18 @@ END_TEST
 
 START_TEST(headers_that_are_not_what_they_should_be) {
         static const char *const headers[] = {
-                "", "{", "}", "[]", "null", "{}", "\"a\"", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\" 1}", "tru",
+                "",
+                "{",
+                "}",
+                "[]",
+                "null",
+                "{}",
+                "\"a\"",
+                "{\"a\"}",
+                "{\"a\":}",
+                "{\"a\":1,}",
+                "{\"a\" 1}",
+                "tru",
                 "{\"model.embed_tokens.weight\": 1}",
                 "{\"model.embed_tokens.weight\": {}}",
                 "{\"model.embed_tokens.weight\": {\"dtype\": \"F32\"}}",
@@ -113,7 +136,10 @@ START_TEST(nesting_without_end) {
 }
 END_TEST
 
-/* Any byte of the header may be anything. Most changes are noticed; some do no harm (a name in the metadata). */
+/*
+ * Any byte of the header may be anything. Most changes are noticed; some do no harm (a name in the
+ * metadata).
+ */
 START_TEST(damaged_bytes) {
         size_t size;
         char *good = folder_read("model/model.safetensors", &size);
@@ -138,17 +164,37 @@ END_TEST
 
 START_TEST(impossible_configurations) {
         static const char *const members[] = {
-                "\"num_hidden_layers\": 0", "\"num_hidden_layers\": 3", "\"num_hidden_layers\": -1",
-                "\"num_hidden_layers\": 99999999999999999999", "\"num_hidden_layers\": \"2\"",
+                "\"num_hidden_layers\": 0",
+                "\"num_hidden_layers\": 3",
+                "\"num_hidden_layers\": -1",
+                "\"num_hidden_layers\": 99999999999999999999",
+                "\"num_hidden_layers\": \"2\"",
                 "\"num_hidden_layers\": null",
-                "\"hidden_size\": 4294967312", "\"hidden_size\": 15", "\"hidden_size\": 1e9", "\"hidden_size\": []",
-                "\"num_attention_heads\": 4097", "\"num_attention_heads\": 0", "\"num_key_value_heads\": 3",
-                "\"head_dim\": 7", "\"head_dim\": 0", "\"head_dim\": 1000000", "\"vocab_size\": 1",
-                "\"vocab_size\": 271", "\"intermediate_size\": 4194305", "\"rms_norm_eps\": -1",
+                "\"hidden_size\": 4294967312",
+                "\"hidden_size\": 15",
+                "\"hidden_size\": 1e9",
+                "\"hidden_size\": []",
+                "\"num_attention_heads\": 4097",
+                "\"num_attention_heads\": 0",
+                "\"num_key_value_heads\": 3",
+                "\"head_dim\": 7",
+                "\"head_dim\": 0",
+                "\"head_dim\": 1000000",
+                "\"vocab_size\": 1",
+                "\"vocab_size\": 271",
+                "\"intermediate_size\": 4194305",
+                "\"rms_norm_eps\": -1",
                 "\"rms_norm_eps\": \"x\"",
-                "\"rope_theta\": 0", "\"rope_theta\": 1e999", "\"rope_theta\": 1e", "\"max_position_embeddings\": 0",
-                "\"model_type\": \"bert\"", "\"model_type\": 4", "\"hidden_act\": \"gelu\"", "\"attention_bias\": true",
-                "\"rope_scaling\": {\"rope_type\": \"yarn\"}", "\"mlp_bias\": true",
+                "\"rope_theta\": 0",
+                "\"rope_theta\": 1e999",
+                "\"rope_theta\": 1e",
+                "\"max_position_embeddings\": 0",
+                "\"model_type\": \"bert\"",
+                "\"model_type\": 4",
+                "\"hidden_act\": \"gelu\"",
+                "\"attention_bias\": true",
+                "\"rope_scaling\": {\"rope_type\": \"yarn\"}",
+                "\"mlp_bias\": true",
         };
         size_t size;
         char *good = folder_read("model/config.json", &size);
@@ -156,7 +202,8 @@ START_TEST(impossible_configurations) {
         for (size_t i = 0; i < ARRAY_SIZE(members); i++) {
                 char *bad = folder_memory(size + 128);
 
-                snprintf(bad, size + 128, "{%s, %s", members[i], good + 1); /* the first of two members counts */
+                /* the first of two members counts */
+                snprintf(bad, size + 128, "{%s, %s", members[i], good + 1);
                 folder_write_text("model/config.json", bad);
                 check_refused(members[i]);
         }
@@ -198,7 +245,8 @@ END_TEST
 /* ---- command line and missing files ---- */
 
 START_TEST(missing_files) {
-        static const char *const names[] = {"model/model.safetensors", "model/config.json", "model/vocab.txt"};
+        static const char *const names[] = {"model/model.safetensors", "model/config.json",
+                                            "model/vocab.txt"};
 
         for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
                 size_t size;
@@ -214,7 +262,8 @@ END_TEST
 static void check_usage(struct output o) {
         ck_assert_msg(o.status == 2, "status %d: %s", o.status, o.err);
         ck_assert_str_eq(o.out, "");
-        ck_assert_msg(strncmp(o.err, "kvlm: ", 6) == 0 && strchr(o.err, '\n')[1] == '\0', "\"%s\"", o.err);
+        ck_assert_msg(strncmp(o.err, "kvlm: ", 6) == 0 && strchr(o.err, '\n')[1] == '\0', "\"%s\"",
+                      o.err);
 }
 
 START_TEST(wrong_usage) {
@@ -240,7 +289,8 @@ START_TEST(wrong_usage) {
 END_TEST
 
 START_TEST(wrong_token_files) {
-        static const char *const files[] = {"270", "-1", "1 2 x", "1e3", "99999999999999999999", "", "\n"};
+        static const char *const files[] = {"270", "-1", "1 2 x", "1e3", "99999999999999999999",
+                                            "",    "\n"};
 
         for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
                 struct output o = kvlm("--model", folder_path("model"), "--no-share", "--tokens",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvlm with a kvd: what is reused is right to the last byte, answers never depend on the cache, and no failure of
- * the daemon, $KVD, or of another kvlm becomes the user's.
+ * kvlm with a kvd: what is reused is right to the last byte, answers never depend on the cache, and
+ * no failure of the daemon, $KVD, or of another kvlm becomes the user's.
  */
 
 #include <fcntl.h>
@@ -58,8 +58,8 @@ static void clean_up(void) {
 
 static struct output ask(const char *option) {
         return kvlm("--model", folder_path("model"), "--socket", server.socket, "--document",
-                    folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "", "--max-tokens", "40",
-                    "--json", "--verify", option, NULL);
+                    folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "",
+                    "--max-tokens", "40", "--json", "--verify", option, NULL);
 }
 
 static uint64_t sum(const char *lines, const char *member) {
@@ -104,7 +104,10 @@ START_TEST(a_second_process_reuses_what_the_first_computed) {
 }
 END_TEST
 
-/* Tokens that were generated and the prompt of the next turn: all of it is there but the last block. */
+/*
+ * Tokens that were generated and the prompt of the next turn: all of it is there but the last
+ * block.
+ */
 START_TEST(a_conversation_goes_on_where_it_ended) {
         const char *model = folder_path("model"), *socket;
         char ids[4096], *at = ids;
@@ -114,10 +117,11 @@ START_TEST(a_conversation_goes_on_where_it_ended) {
         socket = server.socket;
         for (int i = 0; i < 100; i++)
                 at = print_to(at, "%d ", i == 0 ? 1 : 100 + i);
-        o = kvlm("--model", model, "--socket", socket, "--tokens", folder_write_text("ids", ids), "--stop", "",
-                 "--max-tokens", "61", "--json", NULL);
+        o = kvlm("--model", model, "--socket", socket, "--tokens", folder_write_text("ids", ids),
+                 "--stop", "", "--max-tokens", "61", "--json", NULL);
         ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
-        ck_assert_uint_eq(sum(o.out, "shared_blocks"), 160 / 16); /* all that the 160 computed tokens fill */
+        /* all that the 160 computed tokens fill */
+        ck_assert_uint_eq(sum(o.out, "shared_blocks"), 160 / 16);
         ck_assert_uint_eq(sum(o.out, "private_blocks"), 0);
 }
 END_TEST
@@ -134,8 +138,9 @@ START_TEST(logits_are_the_same_from_the_pool) {
                 at = print_to(at, "%d ", i * i % 283);
         tokens = folder_write_text("ids", ids);
         for (int i = 0; i < 3; i++) {
-                struct output o = kvlm("--model", model, "--socket", socket, "--tokens", tokens, "--json", "--logits",
-                                       folder_path(names[i]), i == 0 ? "--no-share" : NULL, NULL);
+                struct output o = kvlm("--model", model, "--socket", socket, "--tokens", tokens,
+                                       "--json", "--logits", folder_path(names[i]),
+                                       i == 0 ? "--no-share" : NULL, NULL);
 
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 ck_assert_uint_eq(sum(o.out, "reused_tokens"), i == 2 ? 288 : 0);
@@ -158,11 +163,15 @@ static void set_space(const char *settings) {
 static void expect_sound_pool(void) {
         char command[512];
 
-        snprintf(command, sizeof command, "\"$KVCTL\" --socket %s check > /dev/null", server.socket);
+        snprintf(command, sizeof command, "\"$KVCTL\" --socket %s check > /dev/null",
+                 server.socket);
         ck_assert_int_eq(system(command), 0);
 }
 
-/* Had anything been published that is not exact, or computed from it, the exact run behind it would find it wrong. */
+/*
+ * Had anything been published that is not exact, or computed from it, the exact run behind it would
+ * find it wrong.
+ */
 START_TEST(what_is_lossy_stays_private) {
         static const char *const methods[] = {
                 "keydiff=on keydiff.budget=100",
@@ -204,12 +213,13 @@ START_TEST(sparse_answers_stay_private) {
         ask("--sequence=off"); /* makes the space */
         set_space("hshare=on hshare.sinks=2 hshare.recent=8 hshare.top=8 hshare.query_ratio=0.5");
         for (int i = 0; i < 2; i++) {
-                o = kvlm("--model", model, "--socket", socket, "--tokens", tokens, "--stop", "", "--max-tokens", "61",
-                         "--json", NULL);
+                o = kvlm("--model", model, "--socket", socket, "--tokens", tokens, "--stop", "",
+                         "--max-tokens", "61", "--json", NULL);
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 ck_assert_uint_eq(sum(o.out, "shared_blocks"), 100 / 16);
                 ck_assert_uint_eq(sum(o.out, "private_blocks"), 4);
-                ck_assert_uint_eq(sum(o.out, "reused_tokens"), i * 64); /* 32 queries tell who resembles whom */
+                /* 32 queries tell who resembles whom */
+                ck_assert_uint_eq(sum(o.out, "reused_tokens"), i * 64);
                 ck_assert_uint_gt(sum(o.out, "selections"), 0);
         }
 }
@@ -229,11 +239,13 @@ START_TEST(a_full_pool_is_not_an_error) {
 
                 for (int n = 0; n < (i == 3 ? 1200 : 1000); n++)
                         at = print_to(at, "%d ", (n * n + i) % 270);
-                o = kvlm("--model", folder_path("deep"), "--socket", socket, "--tokens", folder_write_text("long", ids),
-                         "--max-tokens", "3", "--json", "--verify", NULL);
+                o = kvlm("--model", folder_path("deep"), "--socket", socket, "--tokens",
+                         folder_write_text("long", ids), "--max-tokens", "3", "--json", "--verify",
+                         NULL);
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 ck_assert_uint_eq(sum(o.out, "wrong_bytes"), 0);
-                ck_assert_uint_eq(sum(o.out, "refused"), i == 3 ? 1 : 0); /* the last is longer than the pool */
+                /* the last is longer than the pool */
+                ck_assert_uint_eq(sum(o.out, "refused"), i == 3 ? 1 : 0);
                 shared = sum(o.out, "shared_blocks");
                 private = sum(o.out, "private_blocks");
         }
@@ -366,7 +378,8 @@ START_TEST(ctrl_c_ends_cleanly) {
                 usleep(1000);
         ck_assert_int_eq(kill(pid, SIGINT), 0);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-        ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 130, "status %#x", (unsigned)status);
+        ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 130, "status %#x",
+                      (unsigned)status);
 }
 END_TEST
 

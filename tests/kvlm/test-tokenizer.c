@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Encoding takes the longest piece, decoding gives the bytes back, and JSON carries them in and out. */
+/*
+ * Encoding takes the longest piece, decoding gives the bytes back, and JSON carries them in and
+ * out.
+ */
 
 #include <stdio.h>
 #include <string.h>
@@ -13,7 +16,8 @@
 static const struct shape tiny = {1, 16, 1, 1, 16, 16, 300, true, "F32"};
 
 static const char *tokenize(const void *bytes, size_t size) {
-        struct output o = kvlm("--model", folder_path("model"), "--tokenize", folder_write("text", bytes, size), NULL);
+        struct output o = kvlm("--model", folder_path("model"), "--tokenize",
+                               folder_write("text", bytes, size), NULL);
 
         ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
         return o.out;
@@ -48,8 +52,9 @@ END_TEST
 
 /* The bytes of an id in the test's vocabulary, from the file. */
 static size_t piece_bytes(uint32_t id, char *to) {
-        static const char *const pieces[] = {" the", "the", "th", "e", " ", "\n", "\n\n", "\\", "\t", "ab", "abcd",
-                                             "\xc3\xa9", " theory", "\0", "\xFF\xfe", "0"};
+        static const char *const pieces[] = {" the",    "the", "th",       "e",  " ",    "\n",
+                                             "\n\n",    "\\",  "\t",       "ab", "abcd", "\xc3\xa9",
+                                             " theory", "\0",  "\xFF\xfe", "0"};
 
         if (id < 260) {
                 *to = (char)(id - 4);
@@ -70,7 +75,8 @@ START_TEST(every_text_comes_back) {
                 size_t size = (size_t)round * 5, n = 0;
                 char *ids, *end;
 
-                for (size_t i = 0; i < size; i++) { /* every byte, or mostly what pieces are made of */
+                /* every byte, or mostly what pieces are made of */
+                for (size_t i = 0; i < size; i++) {
                         uint32_t byte = random_below(&dice, 256);
 
                         text[i] = round % 2 ? (char)byte : "the abcdory\n\\0piece2789"[byte % 23];
@@ -96,13 +102,14 @@ START_TEST(prompts_are_json) {
 
         folder_model("model", &tiny, 3);
         model = folder_path("model");
-        expected = kvlm("--model", model, "--no-share", "--text", text, "--json", "--stop", "", NULL);
+        expected = kvlm("--model", model, "--no-share", "--text", text, "--json", "--stop", "",
+                        NULL);
         ck_assert_int_eq(expected.status, 0);
         *strstr(expected.out, "\"ttft_ms\"") = '\0';
         for (size_t i = 0; i < ARRAY_SIZE(same); i++) {
                 const char *prompts = folder_write_text("prompts", same[i]);
-                struct output o = kvlm("--model", model, "--no-share", "--prompts", prompts, "--json", "--stop", "",
-                                       NULL);
+                struct output o = kvlm("--model", model, "--no-share", "--prompts", prompts,
+                                       "--json", "--stop", "", NULL);
 
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 *strstr(o.out, "\"ttft_ms\"") = '\0';
@@ -113,13 +120,15 @@ END_TEST
 
 /* A bad line is an error of its own; the lines around it are answered. */
 START_TEST(bad_prompts_do_not_stop_good_ones) {
-        const char *prompts = folder_write_text("prompts", "{\"prompt\": \"the\"}\n\nnonsense\n{\"prompt\": 7}\n"
-                                                           "{\"prompt\": \"\\ud83e\"}\n{\"prompt\": \"\\q\"}\n");
+        const char *prompts = folder_write_text(
+                "prompts", "{\"prompt\": \"the\"}\n\nnonsense\n{\"prompt\": 7}\n"
+                           "{\"prompt\": \"\\ud83e\"}\n{\"prompt\": \"\\q\"}\n");
         struct output o;
         int answers = 0, errors = 0;
 
         folder_model("model", &tiny, 3);
-        o = kvlm("--model", folder_path("model"), "--no-share", "--prompts", prompts, "--json", NULL);
+        o = kvlm("--model", folder_path("model"), "--no-share", "--prompts", prompts, "--json",
+                 NULL);
         ck_assert_int_eq(o.status, 1);
         for (const char *line = o.out; *line; line = strchr(line, '\n') + 1) {
                 answers += strncmp(line, "{\"text\": ", 9) == 0;

@@ -14,7 +14,7 @@
 
 enum { EXIT_REFUSED = 3, EXIT_LOOP = 4, EXIT_LEAK = 5 };
 
-/* ---- in the process ----------------------------------------------------------------------------------------- */
+/* ---- in the process -------------------------------------------------------------------------- */
 
 static int serve(struct config *config, int ready) {
         struct daemon *daemon;
@@ -58,9 +58,12 @@ static _Noreturn void be_daemon(const struct daemon_process *d, struct fault_sta
         exit(fds_of(0) != fds ? EXIT_LEAK : r);
 }
 
-/* ---- from outside ------------------------------------------------------------------------------------------- */
+/* ---- from outside ---------------------------------------------------------------------------- */
 
-/* Its end was clean: no leak that it or a sanitizer noticed, and the loop ended because it was told to. */
+/*
+ * Its end was clean: no leak that it or a sanitizer noticed, and the loop ended because it was told
+ * to.
+ */
 static void expect_end(struct daemon_process *d, int expected) {
         int status = wait_status(d->in.pid);
 

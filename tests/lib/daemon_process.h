@@ -2,7 +2,10 @@
 #ifndef KVD_TESTS_DAEMON_PROCESS_H
 #define KVD_TESTS_DAEMON_PROCESS_H
 
-/* A daemon in a process of its own whose system fails, or does not: where s->fault.call is N_FAULT_CALLS. */
+/*
+ * A daemon in a process of its own whose system fails, or does not: where s->fault.call is
+ * N_FAULT_CALLS.
+ */
 
 #include "tests/lib/fault.h"
 #include "tests/lib/instance.h"

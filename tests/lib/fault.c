@@ -58,16 +58,20 @@ static const int errors[N_FAULT_CALLS][4] = {
         [FAULT_epoll_wait] = {EINTR},
 };
 
-/* The first error of each; but EAGAIN passes by itself, and a system whose clock stands still is none that we know. */
+/*
+ * The first error of each; but EAGAIN passes by itself, and a system whose clock stands still is
+ * none that we know.
+ */
 static bool may_last(enum fault_call call, uint32_t i) {
-        return i == 0 && errors[call][i] != EAGAIN && errors[call][i] != EINTR && call != FAULT_clock_ns;
+        return i == 0 && errors[call][i] != EAGAIN && errors[call][i] != EINTR &&
+               call != FAULT_clock_ns;
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 /*
- * While accept fails nobody is served, and clients wait; so for good is a quarter of a second there, which is longer
- * than the daemon pauses before it tries again.
+ * While accept fails nobody is served, and clients wait; so for good is a quarter of a second
+ * there, which is longer than the daemon pauses before it tries again.
  */
 static uint64_t now_ms(void) {
         struct timespec t;
@@ -103,7 +107,8 @@ static intptr_t failure(enum fault_call call) {
 
 #define FAULT_FUNCTION(type, name, parameters, arguments) \
         static type fault_##name parameters { \
-                return hit(FAULT_##name) ? (type)failure(FAULT_##name) : kvd_sys_real.name arguments; \
+                return hit(FAULT_##name) ? (type)failure(FAULT_##name) : \
+                                           kvd_sys_real.name arguments; \
         }
 KVD_SYS_CALLS(FAULT_FUNCTION)
 #undef FAULT_FUNCTION
@@ -135,10 +140,11 @@ void fault_set(struct fault_state *s, const struct fault *fault) {
         s->seen = s->injected = 0;
 }
 
-/* ---- the loop ----------------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 struct fault_state *fault_state_new(void) {
-        void *at = mmap(NULL, sizeof(struct fault_state), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        void *at = mmap(NULL, sizeof(struct fault_state), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
         return at == MAP_FAILED ? NULL : at;
 }
@@ -164,7 +170,8 @@ static void describe(void) {
                 f->forever ? ", for good" : "");
 }
 
-void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct fault_state *, void *), void *arg) {
+void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct fault_state *, void *),
+                 void *arg) {
         uint32_t total = 0, runs = 0;
 
         swept = s;
@@ -186,13 +193,15 @@ void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct faul
                         printf(" %s %u", names[call], most);
                 fflush(stdout);
         }
-        printf("\n%s: %u call sites x {once, always} x errors, %u runs: all survived\n", who, total, runs);
+        printf("\n%s: %u call sites x {once, always} x errors, %u runs: all survived\n", who, total,
+               runs);
         fflush(stdout);
 }
 
-/* ---- processes ---------------------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
-int fault_fork(struct fault_state *s, void (*run)(struct fault_state *, void *), void *arg, unsigned seconds) {
+int fault_fork(struct fault_state *s, void (*run)(struct fault_state *, void *), void *arg,
+               unsigned seconds) {
         pid_t pid = fork();
         int status;
 

@@ -3,8 +3,9 @@
 #define KVD_TESTS_FAULT_H
 
 /*
- * A table of system calls of which the n-th call of one kind fails, once or for good; and the loop over all n, as
- * SQLite's tests have it: n grows until a run gets to its end without having met the failure.
+ * A table of system calls of which the n-th call of one kind fails, once or for good; and the loop
+ * over all n, as SQLite's tests have it: n grows until a run gets to its end without having met the
+ * failure.
  */
 
 #include <stdbool.h>
@@ -41,14 +42,19 @@ void fault_install(struct fault_state *state);
 void fault_set(struct fault_state *state, const struct fault *fault);
 
 /*
- * For each of the calls, each error it may have, once and for good: run(state, arg) for n = 1, 2, ... until none was
- * injected. run ends the test itself if something is wrong. Prints the number of places of each call.
+ * For each of the calls, each error it may have, once and for good: run(state, arg) for n = 1, 2,
+ * ... until none was injected. run ends the test itself if something is wrong. Prints the number of
+ * places of each call.
  */
-void fault_sweep(struct fault_state *state, const char *who, void (*run)(struct fault_state *, void *), void *arg);
+void fault_sweep(struct fault_state *state, const char *who,
+                 void (*run)(struct fault_state *, void *), void *arg);
 
 struct fault_state *fault_state_new(void); /* shared with processes forked later */
 
-/* Runs in a process of its own, at most so many seconds; its exit status, or the end of the test. */
-int fault_fork(struct fault_state *state, void (*run)(struct fault_state *, void *), void *arg, unsigned seconds);
+/*
+ * Runs in a process of its own, at most so many seconds; its exit status, or the end of the test.
+ */
+int fault_fork(struct fault_state *state, void (*run)(struct fault_state *, void *), void *arg,
+               unsigned seconds);
 
 #endif

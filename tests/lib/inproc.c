@@ -15,8 +15,9 @@ static void set(struct config *config, const char *assignment) {
 }
 
 void inproc_configure(struct config *config, const char *socket_path, const char *const *settings) {
-        static const char *const common[] = {"daemon.loop=epoll", "daemon.log=error", "daemon.pages=small",
-                                             "daemon.pool=4M", "daemon.segment=256K", NULL};
+        static const char *const common[] = {"daemon.loop=epoll",   "daemon.log=error",
+                                             "daemon.pages=small",  "daemon.pool=4M",
+                                             "daemon.segment=256K", NULL};
         char socket[128];
 
         if (config_init(config) < 0)

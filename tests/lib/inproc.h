@@ -2,7 +2,10 @@
 #ifndef KVD_TESTS_INPROC_H
 #define KVD_TESTS_INPROC_H
 
-/* The daemon as a thread of the test: sanitizers and replaced tables of system calls see it and its clients alike. */
+/*
+ * The daemon as a thread of the test: sanitizers and replaced tables of system calls see it and its
+ * clients alike.
+ */
 
 #include <pthread.h>
 
@@ -18,7 +21,10 @@ struct inproc {
         int result;         /* of daemon_run */
 };
 
-/* settings: "section.key=value" on top of a small pool, epoll and no log; ended by NULL; may be NULL. */
+/*
+ * settings: "section.key=value" on top of a small pool, epoll and no log; ended by NULL; may be
+ * NULL.
+ */
 void inproc_start(struct inproc *d, const char *const *settings);
 /* The same, with a worker: the program that is started with --worker. */
 void inproc_start_with_worker(struct inproc *d, const char *const *settings, const char *program);

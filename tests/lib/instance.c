@@ -31,7 +31,7 @@ _Noreturn void die(const char *format, ...) {
         exit(1);
 }
 
-/* ---- the process -------------------------------------------------------------------------------------------- */
+/* ---- the process ----------------------------------------------------------------------------- */
 
 static _Noreturn void become(const char *const *arguments, int ready) {
         const char *argv[MAX_ARGUMENTS] = {getenv("KVD")};
@@ -87,8 +87,11 @@ bool instance_on_gpu(void) {
 }
 
 void instance_again(struct instance *in, const char *const *settings) {
-        const char *arguments[MAX_ARGUMENTS] = {"--private", in->dir, "--pool", "64M", "--set", "daemon.segment=1M",
-                                                "--set", "daemon.quarantine_ms=20", "--backend", "host"};
+        const char *arguments[MAX_ARGUMENTS] = {"--private", in->dir,
+                                                "--pool",    "64M",
+                                                "--set",     "daemon.segment=1M",
+                                                "--set",     "daemon.quarantine_ms=20",
+                                                "--backend", "host"};
         int n = 10;
 
         if (instance_on_gpu())
@@ -162,7 +165,7 @@ void instance_end_clean(struct instance *in) {
         instance_end(in);
 }
 
-/* ---- what it has ------------------------------------------------------------------------------------------------ */
+/* ---- what it has ----------------------------------------------------------------------------- */
 
 uint32_t fds_of(pid_t pid) {
         uint32_t n = 0;
@@ -207,7 +210,7 @@ uint64_t instance_cpu_ns(const struct instance *in) {
         return number_in(in, "schedstat", "%llu");
 }
 
-/* ---- questions to it ------------------------------------------------------------------------------------------ */
+/* ---- questions to it ------------------------------------------------------------------------- */
 
 struct conn *instance_connect(const struct instance *in) {
         struct conn *conn;

@@ -3,8 +3,8 @@
 #define KVD_TESTS_LIB_INSTANCE_H
 
 /*
- * A kvd of the test's own: the program $KVD, started with --private in a new directory, and ended and swept up at the
- * end. A failure ends the test with a line: none of these calls returns one.
+ * A kvd of the test's own: the program $KVD, started with --private in a new directory, and ended
+ * and swept up at the end. A failure ends the test with a line: none of these calls returns one.
  */
 
 #include <stdbool.h>
@@ -23,14 +23,16 @@ struct instance {
         char dir[64], socket[96];
 };
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 /*
- * settings: "daemon.pool=4M" and the like, the last one followed by NULL; NULL: none. They come behind: a pool of 64
- * MiB in segments of 1 MiB, a quarantine of 20 ms, and the backend $KVD_TEST_BACKEND, or host.
+ * settings: "daemon.pool=4M" and the like, the last one followed by NULL; NULL: none. They come
+ * behind: a pool of 64 MiB in segments of 1 MiB, a quarantine of 20 ms, and the backend
+ * $KVD_TEST_BACKEND, or host.
  */
 void instance_start(struct instance *in, const char *const *settings);
-void instance_again(struct instance *in, const char *const *settings); /* in the same directory, after it ended */
+/* in the same directory, after it ended */
+void instance_again(struct instance *in, const char *const *settings);
 void instance_stop(struct instance *in);  /* SIGTERM; it must exit with 0 and leave no socket */
 void instance_kill(struct instance *in);  /* SIGKILL */
 void instance_sweep(struct instance *in); /* removes the directory */
@@ -39,23 +41,29 @@ void instance_end_clean(struct instance *in); /* instance_expect_clean, and the 
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 void instance_make_dir(struct instance *in);
-/* Runs kvd with exactly these arguments behind the program's name, and waits for readiness only if ready is set. */
+/*
+ * Runs kvd with exactly these arguments behind the program's name, and waits for readiness only if
+ * ready is set.
+ */
 void instance_run(struct instance *in, const char *const *arguments, bool ready);
 bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names another backend than host memory */
 int wait_status(pid_t pid); /* exit status; 128 + signal */
 
-/* ---- what its process has --------------------------------------------------------------------------------------- */
+/* ---- what its process has -------------------------------------------------------------------- */
 
 uint32_t fds_of(pid_t pid); /* open descriptors; 0: of this process */
 uint32_t instance_fds(const struct instance *in);
 uint64_t instance_rss_kib(const struct instance *in);
-uint64_t instance_cpu_ns(const struct instance *in); /* time that its loop ran on a processor, so not the machine's */
+/* time that its loop ran on a processor, so not the machine's */
+uint64_t instance_cpu_ns(const struct instance *in);
 
-/* ---- questions to it -------------------------------------------------------------------------------------------- */
+/* ---- questions to it ------------------------------------------------------------------------- */
 
 struct conn *instance_connect(const struct instance *in);
 
-/* The nth space, and what kvd says about it. slices of the reply live until the next call on conn. */
+/*
+ * The nth space, and what kvd says about it. slices of the reply live until the next call on conn.
+ */
 void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_reply *ret);
 
 /* Walks every invariant of every space; ends the test with the first broken one. */
@@ -66,10 +74,11 @@ void expect_quiet(struct conn *conn);
 
 void instance_expect_clean(const struct instance *in); /* both */
 
-/* ---- the end of a test ------------------------------------------------------------------------------------------ */
+/* ---- the end of a test ----------------------------------------------------------------------- */
 
 _Noreturn __attribute__((format(printf, 1, 2))) void die(const char *format, ...);
-extern void (*before_death)(void); /* says more about the circumstances on standard error; NULL: nothing */
+/* says more about the circumstances on standard error; NULL: nothing */
+extern void (*before_death)(void);
 
 /* Looks once a millisecond until it is so. */
 #define WAIT_UNTIL(condition) \

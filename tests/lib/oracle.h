@@ -3,15 +3,18 @@
 #define KVD_TESTS_LIB_ORACLE_H
 
 /*
- * Content as a function of its key: every byte of a block follows from the space and the tokens up to its end. So any
- * reader can check any byte without asking anybody.
+ * Content as a function of its key: every byte of a block follows from the space and the tokens up
+ * to its end. So any reader can check any byte without asking anybody.
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Seed of the block that ends with tokens[n - 1] in a chain, or in a whole prefix (bidirectional: n is all of it). */
+/*
+ * Seed of the block that ends with tokens[n - 1] in a chain, or in a whole prefix (bidirectional: n
+ * is all of it).
+ */
 uint64_t oracle_seed(uint64_t space, const uint32_t *tokens, uint32_t n);
 
 void oracle_fill(uint8_t *block, size_t bytes, uint64_t seed);

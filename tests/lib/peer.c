@@ -9,7 +9,7 @@
 
 #include "ipc/address.h"
 
-/* ---- anything --------------------------------------------------------------------------------------------------- */
+/* ---- anything -------------------------------------------------------------------------------- */
 
 int raw_connect(const char *path) {
         struct kvd_address address;
@@ -22,7 +22,10 @@ int raw_connect(const char *path) {
 }
 
 int raw_attach(const char *path) {
-        struct kvd_msg hello = {.number = KVD_MSG_attach, .serial = 1, .attach.protocol = KVD_PROTOCOL}, reply;
+        struct kvd_msg hello = {.number = KVD_MSG_attach,
+                                .serial = 1,
+                                .attach.protocol = KVD_PROTOCOL},
+                       reply;
         int fd = raw_connect(path);
 
         if (raw_call(fd, &hello, &reply, NULL) != 1 || reply.number != KVD_MSG_attach_reply)
@@ -38,7 +41,8 @@ static struct kvd_decoder *new_decoder(void) {
         return decoder;
 }
 
-static int receive(int fd, struct kvd_decoder *decoder, uint8_t *frame, struct kvd_msg *reply, struct kvd_fds *fds) {
+static int receive(int fd, struct kvd_decoder *decoder, uint8_t *frame, struct kvd_msg *reply,
+                   struct kvd_fds *fds) {
         struct pollfd readable = {fd, POLLIN, 0};
         ssize_t n;
 
@@ -77,7 +81,7 @@ int raw_call(int fd, const struct kvd_msg *request, struct kvd_msg *reply, struc
         return raw_receive(fd, reply, fds);
 }
 
-/* ---- requests and their answers --------------------------------------------------------------------------------- */
+/* ---- requests and their answers -------------------------------------------------------------- */
 
 struct peer_end *peer_connect(const char *path) {
         struct peer_end *p = calloc(1, sizeof *p);
@@ -92,7 +96,8 @@ struct peer_end *peer_connect(const char *path) {
 struct peer_end *peer_attach(const char *path) {
         struct peer_end *p = peer_connect(path);
 
-        peer_ok(p, (struct kvd_msg){.number = KVD_MSG_attach, .attach = {KVD_PROTOCOL, kvd_slice_of("test")}});
+        peer_ok(p, (struct kvd_msg){.number = KVD_MSG_attach,
+                                    .attach = {KVD_PROTOCOL, kvd_slice_of("test")}});
         return p;
 }
 
@@ -125,7 +130,8 @@ struct kvd_msg peer_call(struct peer_end *p, struct kvd_msg request) {
         peer_send(p, &request);
         if (!peer_receive(p, &reply))
                 die("the daemon closed the connection at message %u", request.number);
-        if (reply.serial != p->serial || (reply.number != KVD_MSG_error && reply.number != request.number + KVD_REPLY))
+        if (reply.serial != p->serial ||
+            (reply.number != KVD_MSG_error && reply.number != request.number + KVD_REPLY))
                 die("message %u is answered with %u", request.number, reply.number);
         return reply;
 }
@@ -145,15 +151,20 @@ void peer_refused(struct peer_end *p, struct kvd_msg request, int error) {
         if (reply.number != KVD_MSG_error)
                 die("message %u was accepted", request.number);
         if (-(int)reply.error.code != error || !reply.error.text.size)
-                die("message %u: '%s' instead of '%s'", request.number, strerror((int)reply.error.code),
-                    strerror(-error));
+                die("message %u: '%s' instead of '%s'", request.number,
+                    strerror((int)reply.error.code), strerror(-error));
 }
 
 uint32_t peer_open_space(struct peer_end *p, const char *name) {
-        const struct kvd_msg request = {
-                .number = KVD_MSG_space,
-                .space = {.name = kvd_slice_of(name), .create = 1, .layers = 1, .kv_heads = 1, .head_dim = 8,
-                          .block_tokens = 4, .dtype = 2, .vocab = 1000}};
+        const struct kvd_msg request = {.number = KVD_MSG_space,
+                                        .space = {.name = kvd_slice_of(name),
+                                                  .create = 1,
+                                                  .layers = 1,
+                                                  .kv_heads = 1,
+                                                  .head_dim = 8,
+                                                  .block_tokens = 4,
+                                                  .dtype = 2,
+                                                  .vocab = 1000}};
         struct kvd_msg reply = peer_ok(p, request);
 
         if (p->fds.n != (instance_on_gpu() ? 3 : 2))
@@ -165,8 +176,9 @@ struct kvd_msg peer_client(struct peer_end *p, pid_t pid) {
         struct kvd_msg reply = {0};
 
         do {
-                reply = peer_call(p, (struct kvd_msg){.number = KVD_MSG_client_info,
-                                                      .client_info = {reply.client_info_reply.next}});
+                reply = peer_call(p,
+                                  (struct kvd_msg){.number = KVD_MSG_client_info,
+                                                   .client_info = {reply.client_info_reply.next}});
                 if (reply.number == KVD_MSG_error)
                         return (struct kvd_msg){0};
         } while (reply.client_info_reply.pid != (uint32_t)pid);

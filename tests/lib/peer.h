@@ -3,8 +3,9 @@
 #define KVD_TESTS_LIB_PEER_H
 
 /*
- * Clients that speak to the daemon in frames, without libkvd: raw_ ones may say anything, a peer_end numbers its requests
- * and insists on the right answer. The daemon's silence ends the test: an answer or the end of the connection must come.
+ * Clients that speak to the daemon in frames, without libkvd: raw_ ones may say anything, a
+ * peer_end numbers its requests and insists on the right answer. The daemon's silence ends the
+ * test: an answer or the end of the connection must come.
  */
 
 #include <stdbool.h>
@@ -16,17 +17,20 @@
 #include "ipc/msg.h"
 #include "tests/lib/instance.h"
 
-/* ---- anything --------------------------------------------------------------------------------------------------- */
+/* ---- anything -------------------------------------------------------------------------------- */
 
 int raw_connect(const char *socket);
 int raw_attach(const char *socket); /* connected, and attached as an honest client */
 
-/* 1: *reply is the answer, whose slices live until the next one; 0: the daemon ended the connection. fds may be NULL. */
+/*
+ * 1: *reply is the answer, whose slices live until the next one; 0: the daemon ended the
+ * connection. fds may be NULL.
+ */
 int raw_receive(int fd, struct kvd_msg *reply, struct kvd_fds *fds);
 int raw_exchange(int fd, const void *frame, size_t n, struct kvd_msg *reply);
 int raw_call(int fd, const struct kvd_msg *request, struct kvd_msg *reply, struct kvd_fds *fds);
 
-/* ---- requests and their answers --------------------------------------------------------------------------------- */
+/* ---- requests and their answers -------------------------------------------------------------- */
 
 struct peer_end {
         int fd;
@@ -38,10 +42,12 @@ struct peer_end {
 
 struct peer_end *peer_connect(const char *socket);          /* not attached */
 struct peer_end *peer_attach(const char *socket);
-struct peer_end *peer_close(struct peer_end *p);            /* closes the socket, and the last descriptors */
+/* closes the socket, and the last descriptors */
+struct peer_end *peer_close(struct peer_end *p);
 
 void peer_send(struct peer_end *p, const struct kvd_msg *request); /* the serial is chosen */
-bool peer_receive(struct peer_end *p, struct kvd_msg *ret); /* false: the daemon closed the connection */
+/* false: the daemon closed the connection */
+bool peer_receive(struct peer_end *p, struct kvd_msg *ret);
 /* Sends and receives; the reply must be the one for this request, or `error`. */
 struct kvd_msg peer_call(struct peer_end *p, struct kvd_msg request);
 /* The same, and the reply must not be, or must be, an error of this code. */
@@ -49,6 +55,7 @@ struct kvd_msg peer_ok(struct peer_end *p, struct kvd_msg request);
 void peer_refused(struct peer_end *p, struct kvd_msg request, int error);
 
 uint32_t peer_open_space(struct peer_end *p, const char *name); /* a small one; handle */
-struct kvd_msg peer_client(struct peer_end *p, pid_t pid);      /* client_info of a process; number 0: not listed */
+/* client_info of a process; number 0: not listed */
+struct kvd_msg peer_client(struct peer_end *p, pid_t pid);
 
 #endif

@@ -17,12 +17,17 @@
 #define BT 4u
 #define BLOCK_BYTES 16384u
 #define POOL_BLOCKS 256u
-#define CALL_MS 4500u /* a call that takes longer has waited, to its deadline, for something that does not come */
+/* a call that takes longer has waited, to its deadline, for something that does not come */
+#define CALL_MS 4500u
 
-static const struct kvd_geometry geometry = {
-        .layers = 1, .kv_heads = 4, .head_dim = 128, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000000};
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 4,
+                                             .head_dim = 128,
+                                             .block_tokens = BT,
+                                             .dtype = KVD_F32,
+                                             .vocab = 1000000};
 
-/* ---- every call is watched ---------------------------------------------------------------------------------- */
+/* ---- every call is watched ------------------------------------------------------------------- */
 
 static struct timespec began;
 
@@ -53,7 +58,7 @@ static int64_t watched(int64_t r, const char *what) {
 
 #define CALL(call) (begin(), watched(call, #call))
 
-/* ---- one client --------------------------------------------------------------------------------------------- */
+/* ---- one client ------------------------------------------------------------------------------ */
 
 struct user {
         struct kvd *kvd;
@@ -64,7 +69,9 @@ static struct kvd_space *open_space(struct kvd *handle, const char *name, uint32
         struct kvd_space_options options = {.kind = kind};
         struct kvd_space *space;
 
-        return handle && CALL(kvd_space_open(handle, name, &geometry, &options, &space)) == 0 ? space : NULL;
+        return handle && CALL(kvd_space_open(handle, name, &geometry, &options, &space)) == 0 ?
+                       space :
+                       NULL;
 }
 
 static struct user user_open(const char *socket, const char *name, uint32_t kind) {
@@ -154,22 +161,25 @@ static uint32_t publish(struct user *u, uint32_t chain, uint32_t n) {
         return r < 0 ? 0 : got;
 }
 
-/* ---- parts of the session ----------------------------------------------------------------------------------- */
+/* ---- parts of the session -------------------------------------------------------------------- */
 
 static void request(struct conn *conn, uint32_t number, const void *body, void *reply) {
         if (conn && conn_is_open(conn))
                 CALL(conn_call(conn, number, body, reply));
 }
 
-/* Every entry that is resident has the bytes that it should have: three borrowed ones of chain 1, then chain 77. */
+/*
+ * Every entry that is resident has the bytes that it should have: three borrowed ones of chain 1,
+ * then chain 77.
+ */
 static void expect_entries(const struct kvd_sequence *q, uint32_t borrowed) {
         const struct kvd_entry *entries;
         uint32_t n;
 
         entries = kvd_sequence_entries(q, &n);
         for (uint32_t i = 0; i < n; i++)
-                if (entries[i].data &&
-                    !is_right(entries[i].data, i < borrowed ? 1 : 77, i < borrowed ? i : i - borrowed))
+                if (entries[i].data && !is_right(entries[i].data, i < borrowed ? 1 : 77,
+                                                 i < borrowed ? i : i - borrowed))
                         wrong("wrong bytes in a sequence", "");
 }
 
@@ -179,7 +189,8 @@ static uint32_t borrow(struct user *u, struct kvd_sequence *q, struct kvd_pin *p
         make_tokens(1, 3 * BT, tokens);
         if (CALL(kvd_lookup(u->space, 0, tokens, 3 * BT, ids, 3, pin)) <= 0)
                 return 0;
-        return CALL(kvd_sequence_borrow(q, pin, pin->n_blocks, ids, tokens)) < 0 ? 0 : pin->n_blocks;
+        return CALL(kvd_sequence_borrow(q, pin, pin->n_blocks, ids, tokens)) < 0 ? 0 :
+                                                                                   pin->n_blocks;
 }
 
 static void append(struct user *u, struct kvd_sequence *q) {
@@ -239,8 +250,10 @@ static void ask_everything(const char *socket) {
         request(conn, KVD_MSG_chain_info, &(struct kvd_msg_chain_info){.space = one}, &reply);
         request(conn, KVD_MSG_check, &(struct kvd_msg_check){.space = one}, &reply);
         request(conn, KVD_MSG_evict, &(struct kvd_msg_evict){.space = one, .blocks = 2}, &reply);
-        request(conn, KVD_MSG_space_set, &(struct kvd_msg_space_set){.space = one, .key = kvd_slice_of("policy"),
-                                                                    .value = kvd_slice_of("fifo")}, &reply);
+        request(conn, KVD_MSG_space_set,
+                &(struct kvd_msg_space_set){
+                        .space = one, .key = kvd_slice_of("policy"), .value = kvd_slice_of("fifo")},
+                &reply);
         conn_close(conn);
 }
 
@@ -310,7 +323,7 @@ void session_run(const char *socket) {
         user_close(&a);
 }
 
-/* ---- afterwards --------------------------------------------------------------------------------------------- */
+/* ---- afterwards ------------------------------------------------------------------------------ */
 
 void session_expect_service(const char *socket) {
         struct user u, v;

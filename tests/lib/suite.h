@@ -10,9 +10,10 @@
  *            LOOPS(2, attach, leases),
  *            TESTS(tenants, private_is_private))
  *
- * SUITE's arguments are expressions, evaluated in their order before the first test runs; argc and argv can be used in
- * them. Each test runs in a process of its own; with CK_FORK=no all of them run in this one (for debuggers), and
- * CK_RUN_CASE=NAME runs one case. A test that hangs is ended after LIMIT_S seconds, or by the runner before that.
+ * SUITE's arguments are expressions, evaluated in their order before the first test runs; argc and
+ * argv can be used in them. Each test runs in a process of its own; with CK_FORK=no all of them run
+ * in this one (for debuggers), and CK_RUN_CASE=NAME runs one case. A test that hangs is ended after
+ * LIMIT_S seconds, or by the runner before that.
  */
 
 #include <check.h>
@@ -65,7 +66,8 @@ static inline int suite_run(struct suite *s) {
 
 #define TESTS(...) RAISES(0, 1, __VA_ARGS__)            /* each once */
 #define LOOPS(n, ...) RAISES(0, n, __VA_ARGS__)         /* each n times, with _i from 0 to n - 1 */
-#define RAISES(signal, n, ...) suite_add(&suite_, signal, (int)(n), (const TTest *const[]){__VA_ARGS__, NULL})
+#define RAISES(signal, n, ...) \
+        suite_add(&suite_, signal, (int)(n), (const TTest *const[]){__VA_ARGS__, NULL})
 #define CASE(name) suite_case(&suite_, name)            /* what follows has other fixtures */
 #define FIXTURE(before, after) tcase_add_checked_fixture(suite_.now, before, after)
 #define WHEN(condition, ...) ((condition) ? (__VA_ARGS__) : (void)0)

@@ -12,17 +12,26 @@
 struct store *store;
 struct domain *domain;
 
-static const struct kvd_shape geometry = {
-        .layers = 2, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 100000};
+static const struct kvd_shape geometry = {.layers = 2,
+                                          .kv_heads = 1,
+                                          .head_dim = 8,
+                                          .block_tokens = BT,
+                                          .dtype = KVD_F32,
+                                          .vocab = 100000};
 
 void fixture_open(uint64_t pool_blocks, uint64_t spill_blocks) {
-        struct store_config c = {.pool_bytes = pool_blocks * BLOCK_BYTES, .segment_bytes = 16 * BLOCK_BYTES,
-                                 .pages = STORE_PAGES_SMALL, .max_attachments = 8,
+        struct store_config c = {.pool_bytes = pool_blocks * BLOCK_BYTES,
+                                 .segment_bytes = 16 * BLOCK_BYTES,
+                                 .pages = STORE_PAGES_SMALL,
+                                 .max_attachments = 8,
                                  .spill_bytes = spill_blocks * BLOCK_BYTES};
 
         ck_assert_int_eq(store_new(&c, &store), 0);
-        ck_assert_int_eq(store_domain(store, &(struct domain_config){.name = "d", .client_quota = UINT64_MAX}, &domain),
-                         0);
+        ck_assert_int_eq(
+                store_domain(store,
+                             &(struct domain_config){.name = "d", .client_quota = UINT64_MAX},
+                             &domain),
+                0);
 }
 
 void fixture_close(void) {
@@ -35,7 +44,8 @@ struct space *fixture_space(const char *name, uint64_t max_blocks) {
         bool created;
 
         snprintf(spec.name, sizeof spec.name, "%s", name);
-        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s", store_why(store));
+        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s",
+                      store_why(store));
         return space;
 }
 
@@ -76,7 +86,7 @@ struct space_usage usage_of(struct space *space) {
         return usage;
 }
 
-/* ---- contents --------------------------------------------------------------------------------------------------- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 /* Small whole numbers: their sums are exact in any order. */
 void token_floats(uint32_t token, uint32_t at, float ret[BLOCK_BYTES / 4]) {
@@ -117,7 +127,7 @@ void fixture_write(struct space *space, kvd_ref ref, const void *from) {
         ck_assert_int_eq(pwrite(fd, from, BLOCK_BYTES, at), BLOCK_BYTES);
 }
 
-/* ---- client ------------------------------------------------------------------------------------------------------ */
+/* ---- client ---------------------------------------------------------------------------------- */
 
 static void pin(struct table *t, kvd_ref ref, int by) {
         if (t->pins && ref)
@@ -128,8 +138,8 @@ void table_open(struct table *t, struct attachment *a, uint32_t max_blocks, bool
         memset(t, 0, sizeof *t);
         t->a = a;
         if (pins) {
-                uint8_t *page = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED,
-                                     attachment_pin_fd(a), 0);
+                uint8_t *page = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE,
+                                     MAP_SHARED, attachment_pin_fd(a), 0);
 
                 ck_assert_ptr_ne(page, MAP_FAILED);
                 t->pins = (shm_u32 *)(page + KVD_PINS_OFF);
@@ -151,7 +161,10 @@ static int fill(struct table *t, const uint32_t *tokens, uint32_t n, kvd_ref *re
 int table_append(struct table *t, uint32_t n_tokens, uint32_t first_token) {
         uint32_t n = DIV_UP(n_tokens, BT), first, *tokens = t->tokens + t->n_tokens;
         kvd_ref blocks[TABLE_MAX];
-        struct append_request req = {.own = true, .n_blocks = n, .blocks = blocks, .n_tokens = n_tokens,
+        struct append_request req = {.own = true,
+                                     .n_blocks = n,
+                                     .blocks = blocks,
+                                     .n_tokens = n_tokens,
                                      .tokens = tokens};
         int r = 0;
 
@@ -171,7 +184,8 @@ int table_append(struct table *t, uint32_t n_tokens, uint32_t first_token) {
         }
         ck_assert_uint_eq(first, t->n);
         for (uint32_t i = 0; i < n; i++, t->n++) {
-                t->slots[t->n] = (struct slot){blocks[i], KVD_ENTRY_OWN, t->n_tokens, MIN(BT, n_tokens - i * BT), 0};
+                t->slots[t->n] = (struct slot){blocks[i], KVD_ENTRY_OWN, t->n_tokens,
+                                               MIN(BT, n_tokens - i * BT), 0};
                 t->n_tokens += t->slots[t->n].n_tokens;
                 pin(t, blocks[i], 1);
         }
@@ -265,7 +279,8 @@ void table_check(const struct table *t) {
                 ck_assert_int_eq(!s->ref, !!(s->flags & gone));
                 ck_assert_int_eq(!(s->flags & KVD_ENTRY_DROPPED),
                                  s->ref || (s->flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE)));
-                if (!q->entries[i].untold && !(q->entries[i].busy == OFFERED && !q->entries[i].ref)) /* on its way */
+                /* on its way */
+                if (!q->entries[i].untold && !(q->entries[i].busy == OFFERED && !q->entries[i].ref))
                         ck_assert_uint_eq(q->entries[i].flags, s->flags);
                 ck_assert_int_eq(q->entries[i].delta, s->delta);
                 check_contents(t, i);

@@ -3,8 +3,9 @@
 #define KVD_TESTS_STORE_FIXTURE_H
 
 /*
- * A store, a worker that does its jobs in this process, and a client that keeps the table of a sequence as a client
- * would: it believes only what it was told, and compares every byte that it may read with what must be there.
+ * A store, a worker that does its jobs in this process, and a client that keeps the table of a
+ * sequence as a client would: it believes only what it was told, and compares every byte that it
+ * may read with what must be there.
  */
 
 #include <stdbool.h>
@@ -29,7 +30,7 @@ void idle(void); /* until there is nothing more to do */
 uint64_t counter(struct space *space, enum kvd_space_counter which);
 struct space_usage usage_of(struct space *space);
 
-/* ---- worker --------------------------------------------------------------------------------------------------- */
+/* ---- worker ---------------------------------------------------------------------------------- */
 
 extern struct kvd_job *worker_job; /* the arguments of the job that was taken */
 
@@ -38,11 +39,12 @@ void worker_do(void);              /* does what it took, and answers */
 void worker_fail(int error);       /* does nothing, and says so */
 void worker_die(void);             /* writes part of it, and is gone */
 void worker_answer(const void *result, size_t bytes); /* says anything */
-uint32_t work(void);               /* takes and does until there is nothing; returns how many jobs */
+/* takes and does until there is nothing; returns how many jobs */
+uint32_t work(void);
 void worker_spoil(struct space *space, uint32_t slot); /* turns a bit of an exact copy */
 extern int worker_verdict;         /* COMPARE: 0 as usual; otherwise nothing is ever alike */
 
-/* ---- client --------------------------------------------------------------------------------------------------- */
+/* ---- client ---------------------------------------------------------------------------------- */
 
 #define TABLE_MAX 1536u
 
@@ -61,11 +63,15 @@ struct table {
 };
 
 void table_open(struct table *t, struct attachment *a, uint32_t max_blocks, bool pins);
-int table_append(struct table *t, uint32_t n_tokens, uint32_t first_token); /* tokens count up from it; 0 or -errno */
+/* tokens count up from it; 0 or -errno */
+int table_append(struct table *t, uint32_t n_tokens, uint32_t first_token);
 void table_close(struct table *t);
 void table_forget(struct table *t); /* its process is gone */
 
-/* Syncs until there is nothing. which: does the client take a change? NULL: every one. Returns how many were. */
+/*
+ * Syncs until there is nothing. which: does the client take a change? NULL: every one. Returns how
+ * many were.
+ */
 uint32_t table_sync(struct table *t, bool (*takes)(const struct kvd_change *change));
 bool takes_nothing(const struct kvd_change *change);
 /* One answer, without taking or refusing anything: *ret has them. */
@@ -75,6 +81,7 @@ uint32_t table_peek(struct table *t, struct kvd_change *ret);
 void table_check(const struct table *t);
 void block_floats(struct space *space, kvd_ref ref, float ret[BLOCK_BYTES / 4]);
 void fixture_write(struct space *space, kvd_ref ref, const void *from);
-void token_floats(uint32_t token, uint32_t at, float ret[BLOCK_BYTES / 4]); /* into token slot `at` of a block */
+/* into token slot `at` of a block */
+void token_floats(uint32_t token, uint32_t at, float ret[BLOCK_BYTES / 4]);
 
 #endif

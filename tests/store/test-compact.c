@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* KeyDiff's compaction in the store: fewer blocks for a range of entries, all at once or not at all. */
+/*
+ * KeyDiff's compaction in the store: fewer blocks for a range of entries, all at once or not at
+ * all.
+ */
 
 #include <errno.h>
 #include <string.h>
@@ -69,7 +72,7 @@ static bool pending(void) {
         return report.pending;
 }
 
-/* ---- taken ------------------------------------------------------------------------------------------------------- */
+/* ---- taken ----------------------------------------------------------------------------------- */
 
 START_TEST(a_range_becomes_fewer_blocks) {
         append(6 * BT);
@@ -138,7 +141,7 @@ START_TEST(parts_of_blocks_are_brought_together) {
 }
 END_TEST
 
-/* ---- not taken, not possible, lost ------------------------------------------------------------------------------- */
+/* ---- not taken, not possible, lost ----------------------------------------------------------- */
 
 START_TEST(what_is_not_taken_leaves_nothing) {
         append(6 * BT);
@@ -274,7 +277,10 @@ START_TEST(a_worker_that_cannot_leaves_it_as_it_was) {
 }
 END_TEST
 
-/* _i: 0 waiting, 1 with the worker, 2 with the worker that is lost then, 3 offered, 4 told to the client. */
+/*
+ * _i: 0 waiting, 1 with the worker, 2 with the worker that is lost then, 3 offered, 4 told to the
+ * client.
+ */
 START_TEST(a_sequence_that_ends_meanwhile_leaves_nothing) {
         struct kvd_change changes[KVD_SYNC_CHANGES];
 
@@ -302,7 +308,7 @@ START_TEST(a_sequence_that_ends_meanwhile_leaves_nothing) {
 }
 END_TEST
 
-/* ---- and the others ---------------------------------------------------------------------------------------------- */
+/* ---- and the others -------------------------------------------------------------------------- */
 
 START_TEST(a_packed_block_is_copied_and_comes_back_exactly) {
         static const uint32_t slots[] = {0, 1};
@@ -312,13 +318,17 @@ START_TEST(a_packed_block_is_copied_and_comes_back_exactly) {
         ck_assert_int_eq(compact(0, 8, 2 * BT - 1), 8);
         work();
         table_sync(&t, NULL);
-        for (uint32_t how = KVD_COOL_SPILL; how <= KVD_COOL_VAGUE; how++) { /* it is never put into a sketch */
+        /* it is never put into a sketch */
+        for (uint32_t how = KVD_COOL_SPILL; how <= KVD_COOL_VAGUE; how++) {
                 ck_assert_int_eq(sequence_cool(a, t.number, how, slots, 2), 2);
                 work();
                 ck_assert_uint_eq(table_sync(&t, NULL), 2);
-                ck_assert_uint_eq(t.slots[1].flags, KVD_ENTRY_OWN | KVD_ENTRY_COMPACT | KVD_ENTRY_SPILLED);
+                ck_assert_uint_eq(t.slots[1].flags,
+                                  KVD_ENTRY_OWN | KVD_ENTRY_COMPACT | KVD_ENTRY_SPILLED);
                 check_clean(space);
-                ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_BOTH, slots, 2, &exact, &approx), 0);
+                ck_assert_int_eq(
+                        sequence_revive(a, t.number, KVD_REVIVE_BOTH, slots, 2, &exact, &approx),
+                        0);
                 ck_assert_uint_eq(exact, 2);
                 ck_assert_uint_eq(approx, 0);
                 work();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * GPU memory as the store deals with it, over the stand-in driver: chunks, who has them mapped, who gets them next.
- * This process plays the worker (it says that memory is clear) and the clients (it says what they unmapped). A chunk
- * is known by the file behind its descriptor.
+ * GPU memory as the store deals with it, over the stand-in driver: chunks, who has them mapped, who
+ * gets them next. This process plays the worker (it says that memory is clear) and the clients (it
+ * says what they unmapped). A chunk is known by the file behind its descriptor.
  */
 
 #include <errno.h>
@@ -35,8 +35,12 @@ static const struct kvd_cuda *load(void) {
 
 /* 16 segments of 4 MiB. */
 static int open_pool(void) {
-        struct store_config c = {.pool_bytes = 64 * MIB, .segment_bytes = 64 * MIB, .max_attachments = 8,
-                                 .backend = KVD_BACKEND_VMM, .cuda = load(), .spill_bytes = MIB};
+        struct store_config c = {.pool_bytes = 64 * MIB,
+                                 .segment_bytes = 64 * MIB,
+                                 .max_attachments = 8,
+                                 .backend = KVD_BACKEND_VMM,
+                                 .cuda = load(),
+                                 .spill_bytes = MIB};
         int r = store_new(&c, &store);
 
         for (int i = 0; r == 0 && i < 2; i++) {
@@ -80,13 +84,18 @@ static void teardown(void) {
 }
 
 static struct space *make(struct domain *owner, const char *name, uint32_t layers) {
-        struct space_spec spec = {.geometry = {.layers = layers, .kv_heads = 4, .head_dim = 128, .block_tokens = 16,
-                                               .dtype = KVD_dtype_f16, .vocab = 1000}};
+        struct space_spec spec = {.geometry = {.layers = layers,
+                                               .kv_heads = 4,
+                                               .head_dim = 128,
+                                               .block_tokens = 16,
+                                               .dtype = KVD_dtype_f16,
+                                               .vocab = 1000}};
         struct space *space;
         bool created;
 
         snprintf(spec.name, sizeof spec.name, "%s", name);
-        ck_assert_msg(space_open(owner, &spec, true, &space, &created) == 0, "%s", store_why(store));
+        ck_assert_msg(space_open(owner, &spec, true, &space, &created) == 0, "%s",
+                      store_why(store));
         return space;
 }
 
@@ -126,7 +135,7 @@ static struct store_clears clears(void) {
         return c;
 }
 
-/* ---- start ------------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 START_TEST(nobody_gets_what_is_not_clear) {
         struct attachment *a;
@@ -194,7 +203,7 @@ START_TEST(no_descriptor_is_an_error_and_no_loss) {
 }
 END_TEST
 
-/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* Of 160 KiB: 25 or 26 in 4 MiB, the one between two segments in none. */
 START_TEST(no_block_lies_across_two_segments) {
@@ -210,7 +219,8 @@ START_TEST(no_block_lies_across_two_segments) {
         for (uint32_t i = 0; i < n; i++) {
                 uint64_t at = kvd_ref_id(refs[i]) * ix->block_bytes;
 
-                ck_assert_uint_eq(at / ix->segment_bytes, (at + ix->block_bytes - 1) / ix->segment_bytes);
+                ck_assert_uint_eq(at / ix->segment_bytes,
+                                  (at + ix->block_bytes - 1) / ix->segment_bytes);
         }
         check_clean(space);
         ck_assert_uint_eq(space_release(a, refs, n), n);
@@ -219,8 +229,12 @@ START_TEST(no_block_lies_across_two_segments) {
 END_TEST
 
 START_TEST(blocks_that_do_not_fit_are_refused) {
-        struct space_spec spec = {.name = "s", .geometry = {.layers = 5 * A_MIB, .kv_heads = 4, .head_dim = 128,
-                                                            .dtype = KVD_dtype_f16, .vocab = 1000}};
+        struct space_spec spec = {.name = "s",
+                                  .geometry = {.layers = 5 * A_MIB,
+                                               .kv_heads = 4,
+                                               .head_dim = 128,
+                                               .dtype = KVD_dtype_f16,
+                                               .vocab = 1000}};
         struct space *space;
         bool created;
 
@@ -229,9 +243,12 @@ START_TEST(blocks_that_do_not_fit_are_refused) {
 }
 END_TEST
 
-/* ---- giving back ------------------------------------------------------------------------------------------------- */
+/* ---- giving back ----------------------------------------------------------------------------- */
 
-/* A space with n segments of 4 blocks, all of them free again, and two clients that have mapped them. */
+/*
+ * A space with n segments of 4 blocks, all of them free again, and two clients that have mapped
+ * them.
+ */
 struct drained {
         struct space *space;
         struct attachment *a, *b;
@@ -310,9 +327,13 @@ START_TEST(what_somebody_is_about_to_unmap_gets_no_block) {
         ck_assert_int_eq(space_set(d.space, "max_blocks", "60"), 0);
         ck_assert_uint_eq(take(d.a, 8, refs), 8);
         for (uint32_t i = 0; i < 8; i++)
-                ck_assert_uint_ne(kvd_segment_of(space_index(d.space), kvd_ref_id(refs[i])), wanted);
+                ck_assert_uint_ne(kvd_segment_of(space_index(d.space), kvd_ref_id(refs[i])),
+                                  wanted);
         check_clean(d.space);
-        /* Unmapped by the one who was asked, mapped still by the other who was not: it may have blocks again. */
+        /*
+         * Unmapped by the one who was asked, mapped still by the other who was not: it may have
+         * blocks again.
+         */
         ck_assert_uint_eq(attachment_drain(d.a, &wanted, 1, NULL, 0), 0);
         ck_assert_uint_eq(take(d.a, 4, refs), 4);
         ck_assert_uint_eq(kvd_segment_of(space_index(d.space), kvd_ref_id(refs[0])), wanted);
@@ -366,7 +387,7 @@ START_TEST(a_worker_unmaps_last) {
 }
 END_TEST
 
-/* ---- domains ----------------------------------------------------------------------------------------------------- */
+/* ---- domains --------------------------------------------------------------------------------- */
 
 /* Takes all it can get from another domain, which unmaps when it is asked. */
 START_TEST(a_chunk_never_changes_domains) {
@@ -393,7 +414,10 @@ START_TEST(a_chunk_never_changes_domains) {
 }
 END_TEST
 
-/* The pool is all of the device's memory: what a client keeps of a deleted space is missing until it lets go. */
+/*
+ * The pool is all of the device's memory: what a client keeps of a deleted space is missing until
+ * it lets go.
+ */
 START_TEST(memory_that_is_held_is_missing) {
         struct drained d;
         int held;
@@ -414,7 +438,7 @@ START_TEST(memory_that_is_held_is_missing) {
 }
 END_TEST
 
-/* ---- at random --------------------------------------------------------------------------------------------------- */
+/* ---- at random ------------------------------------------------------------------------------- */
 
 struct client {
         struct attachment *a;
@@ -428,7 +452,8 @@ static void client_step(struct client *c, uint32_t what) {
         kvd_ref ref;
 
         if (what < 40 && c->n < 64 && space_allocate(c->a, 1, &ref) == 1) {
-                uint32_t segment = kvd_segment_of(space_index(attachment_space(c->a)), kvd_ref_id(ref));
+                uint32_t segment = kvd_segment_of(space_index(attachment_space(c->a)),
+                                                  kvd_ref_id(ref));
 
                 c->refs[c->n++] = ref;
                 ck_assert_int_ge(fd_of(c->a, segment), 0);
@@ -442,8 +467,10 @@ static void client_step(struct client *c, uint32_t what) {
                 for (uint32_t i = 0; i < n; i++) {
                         ck_assert(c->mapped[wanted[i]]);
                         for (uint32_t k = 0; k < c->n; k++)
-                                ck_assert_uint_ne(kvd_segment_of(space_index(attachment_space(c->a)),
-                                                                 kvd_ref_id(c->refs[k])), wanted[i]);
+                                ck_assert_uint_ne(
+                                        kvd_segment_of(space_index(attachment_space(c->a)),
+                                                       kvd_ref_id(c->refs[k])),
+                                        wanted[i]);
                         c->mapped[wanted[i]] = false;
                 }
                 attachment_drain(c->a, wanted, n, NULL, 0);
@@ -456,7 +483,8 @@ static void client_step(struct client *c, uint32_t what) {
 }
 
 START_TEST(at_random) {
-        struct space *spaces[3] = {make(domains[0], "s", A_MIB), make(domains[0], "t", 5), make(domains[1], "s", 24)};
+        struct space *spaces[3] = {make(domains[0], "s", A_MIB), make(domains[0], "t", 5),
+                                   make(domains[1], "s", 24)};
         struct client clients[6] = {0};
 
         srand(1 + (unsigned)_i);

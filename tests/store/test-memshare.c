@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* MemShare's half in the store: which blocks are compared, what becomes of the answer, and M11's sums. */
+/*
+ * MemShare's half in the store: which blocks are compared, what becomes of the answer, and M11's
+ * sums.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -50,14 +53,16 @@ START_TEST(a_repeated_step_is_shared) {
         two_like_steps();
         work();
         check_clean(space);
-        ck_assert_uint_eq(table_sync(&t, NULL), 3); /* the last two blocks of the sequence are left alone */
+        /* the last two blocks of the sequence are left alone */
+        ck_assert_uint_eq(table_sync(&t, NULL), 3);
         idle();
         table_check(&t);
         check_clean(space);
         for (uint32_t i = 0; i < 3; i++) {
                 ck_assert_uint_eq(t.slots[10 + i].ref, t.slots[2 + i].ref);
                 ck_assert_uint_eq(t.slots[10 + i].flags, KVD_ENTRY_OWN | KVD_ENTRY_SHARED);
-                ck_assert_int_eq(t.slots[10 + i].delta, (int)(t.slots[10].position - t.slots[2].position));
+                ck_assert_int_eq(t.slots[10 + i].delta,
+                                 (int)(t.slots[10].position - t.slots[2].position));
         }
         ck_assert_uint_eq(usage_of(space).private, 12);
         ck_assert_uint_eq(usage_of(space).shared, 3);
@@ -69,7 +74,10 @@ START_TEST(a_repeated_step_is_shared) {
 }
 END_TEST
 
-/* Algorithm 1 spares no block for its place: the first of a sequence, and the newest, may be replaced, too. */
+/*
+ * Algorithm 1 spares no block for its place: the first of a sequence, and the newest, may be
+ * replaced, too.
+ */
 START_TEST(the_papers_profile_spares_no_block) {
         struct table u;
 
@@ -90,7 +98,7 @@ START_TEST(the_papers_profile_spares_no_block) {
 }
 END_TEST
 
-/* ---- the threshold ----------------------------------------------------------------------------------------------- */
+/* ---- the threshold --------------------------------------------------------------------------- */
 
 static float threshold_of_job(void) {
         float tau;
@@ -138,9 +146,11 @@ START_TEST(blocks_with_the_same_words_are_not_measured) {
         while (worker_take()) {
                 if (worker_job->kind == KVD_JOB_CALIBRATE)
                         for (uint32_t i = 0; i < worker_job->n_items; i += 2) {
-                                const struct kvd_job_item *items = (const struct kvd_job_item *)(worker_job + 1);
+                                const struct kvd_job_item *items =
+                                        (const struct kvd_job_item *)(worker_job + 1);
 
-                                ck_assert_uint_ne(items[i].position % 16, items[i + 1].position % 16);
+                                ck_assert_uint_ne(items[i].position % 16,
+                                                  items[i + 1].position % 16);
                         }
                 worker_do();
         }
@@ -202,7 +212,9 @@ START_TEST(short_steps_and_others_are_not_compared) {
 }
 END_TEST
 
-/* Sinks, the guard, the tail, what is shared already, approximations: never a target or a source. */
+/*
+ * Sinks, the guard, the tail, what is shared already, approximations: never a target or a source.
+ */
 START_TEST(targets_and_sources_are_chosen) {
         uint32_t targets = 0;
 
@@ -223,7 +235,8 @@ START_TEST(targets_and_sources_are_chosen) {
 
                 targets += item->flags == KVD_JOB_TARGET;
                 ck_assert_uint_eq(item->flags, item->slot >= 12 ? KVD_JOB_TARGET : KVD_JOB_SOURCE);
-                ck_assert_int_eq(item->slot < 12 && (t.slots[item->slot].flags & KVD_ENTRY_SHARED), 0);
+                ck_assert_int_eq(item->slot < 12 && (t.slots[item->slot].flags & KVD_ENTRY_SHARED),
+                                 0);
                 ck_assert_uint_lt(item->slot, 15);
                 ck_assert_int_eq(item->position, (int)t.slots[item->slot].position);
         }
@@ -247,7 +260,8 @@ START_TEST(answers_are_not_believed) {
                 table_open(&u, a, 64, true);
                 step(&u, 4, 500);
                 step(&u, 5, 500);
-                while (worker_take() && !(worker_job->kind == KVD_JOB_COMPARE && worker_job->n_steps == 2))
+                while (worker_take() &&
+                       !(worker_job->kind == KVD_JOB_COMPARE && worker_job->n_steps == 2))
                         worker_do();
                 worker_answer(&wrong[i], sizeof wrong[i]);
                 ck_assert_uint_eq(table_sync(&u, NULL), 0);
@@ -268,8 +282,10 @@ END_TEST
 START_TEST(a_prefix_may_stand_in_and_is_never_replaced) {
         uint32_t tokens[4 * BT], first;
         kvd_ref chain[4];
-        struct seal_request seal = {.n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
-        struct append_request borrow = {.n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
+        struct seal_request seal = {
+                .n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
+        struct append_request borrow = {
+                .n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
         float floats[BLOCK_BYTES / 4];
         struct table u;
 
@@ -340,7 +356,7 @@ START_TEST(a_lost_comparison_is_made_again) {
 }
 END_TEST
 
-/* ---- M11 --------------------------------------------------------------------------------------------------------- */
+/* ---- M11 ------------------------------------------------------------------------------------- */
 
 static struct random rnd;
 
@@ -366,7 +382,8 @@ static void one_operation(struct table *tables, struct attachment **owners) {
         case 2:
         case 3:
                 if (u->n < 56)
-                        table_append(u, 1 + random_below(&rnd, 2 * BT), random_below(&rnd, 4) * 1000);
+                        table_append(u, 1 + random_below(&rnd, 2 * BT),
+                                     random_below(&rnd, 4) * 1000);
                 break;
         case 4:
         case 5:

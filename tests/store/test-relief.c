@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Who goes when there is too little room: watermarks, the order of relief, priorities, policy priority. */
+/*
+ * Who goes when there is too little room: watermarks, the order of relief, priorities, policy
+ * priority.
+ */
 
 #include <errno.h>
 #include <string.h>
@@ -93,7 +96,10 @@ START_TEST(the_least_attended_go_first) {
 }
 END_TEST
 
-/* Half attention, a third selections: ranks of both together decide; without reports KeyDiff's score does. */
+/*
+ * Half attention, a third selections: ranks of both together decide; without reports KeyDiff's
+ * score does.
+ */
 START_TEST(signals_are_weighed_and_may_be_missing) {
         set(space, "pressure.keydiff", "0");
         ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
@@ -124,12 +130,15 @@ START_TEST(a_sequence_keeps_its_budget) {
         ck_assert_int_eq(table_append(&t, 100 * BT, 1), 0);
         set(space, "kvreviver", "on");
         settle();
-        ck_assert_uint_eq(resident(0, 100), 88); /* nine tenths of it: the rest are cells of the sketch */
+        /* nine tenths of it: the rest are cells of the sketch */
+        ck_assert_uint_eq(resident(0, 100), 88);
         table_close(&t);
 }
 END_TEST
 
-/* As shipped: exact copies alone. A sketch in front of them would cost as much and answer for less. */
+/*
+ * As shipped: exact copies alone. A sketch in front of them would cost as much and answer for less.
+ */
 START_TEST(relief_copies_and_leaves_sketches_alone) {
         set(space, "kvreviver.vague", "0.1");
         ck_assert_int_eq(table_append(&t, 95 * BT, 1), 0);
@@ -229,11 +238,12 @@ START_TEST(like_steps_are_shared_before_anything_leaves) {
 }
 END_TEST
 
-/* ---- policy priority -------------------------------------------------------------------------------------------- */
+/* ---- policy priority ------------------------------------------------------------------------- */
 
 static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret) {
         uint32_t tokens[32 * BT];
-        struct seal_request q = {.n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
+        struct seal_request q = {
+                .n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
 
         for (uint32_t i = 0; i < n * BT; i++)
                 tokens[i] = token + i;
@@ -265,7 +275,8 @@ START_TEST(policy_priority_evicts_what_is_worth_least) {
         idle();
         check_clean(space);
         ck_assert_int_eq(space_evict(space, 4, KVD_ROOT, &more), 4);
-        ck_assert(!block_current(space, cold[0]) && block_current(space, hot[3]) && block_current(space, middle[3]));
+        ck_assert(!block_current(space, cold[0]) && block_current(space, hot[3]) &&
+                  block_current(space, middle[3]));
         ck_assert_int_eq(space_evict(space, 4, KVD_ROOT, &more), 4);
         ck_assert(!block_current(space, middle[0]) && block_current(space, hot[3]));
         set(space, "policy", "lru");

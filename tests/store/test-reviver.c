@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Blocks that leave and come back: exactly, approximately, or not at all. K14 to K16 of the numbered checks. */
+/*
+ * Blocks that leave and come back: exactly, approximately, or not at all. K14 to K16 of the
+ * numbered checks.
+ */
 
 #include <errno.h>
 #include <string.h>
@@ -53,7 +56,7 @@ static void revive(enum kvd_revive how, uint32_t n, uint32_t want_exact, uint32_
         ck_assert_uint_eq(approx, want_approx);
 }
 
-/* ---- exactly ----------------------------------------------------------------------------------------------------- */
+/* ---- exactly --------------------------------------------------------------------------------- */
 
 START_TEST(what_left_comes_back_byte_by_byte) {
         uint64_t before;
@@ -70,7 +73,8 @@ START_TEST(what_left_comes_back_byte_by_byte) {
         table_check(&t);
         ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVED_EXACT), 6);
         ck_assert_uint_eq(usage_of(space).spilled, 0);
-        ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), before); /* their summaries came along */
+        /* their summaries came along */
+        ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), before);
         for (uint32_t i = 0; i < 6; i++)
                 ck_assert_uint_eq(t.slots[i].flags, KVD_ENTRY_OWN);
         table_close(&t);
@@ -197,9 +201,12 @@ START_TEST(copies_take_no_more_than_their_share) {
 }
 END_TEST
 
-/* ---- approximately ----------------------------------------------------------------------------------------------- */
+/* ---- approximately --------------------------------------------------------------------------- */
 
-/* Collisions are certain not to matter only with one token a cell: with few tokens the median is right or is not. */
+/*
+ * Collisions are certain not to matter only with one token a cell: with few tokens the median is
+ * right or is not.
+ */
 START_TEST(first_approximately_then_exactly) {
         cooled(2, KVD_COOL_VAGUE);
         ck_assert_uint_eq(t.slots[0].flags, KVD_ENTRY_OWN | KVD_ENTRY_VAGUE | KVD_ENTRY_SPILLED);
@@ -260,7 +267,8 @@ START_TEST(K15_load_guard) {
 
         cooled(8, KVD_COOL_VAGUE); /* 32 tokens in 24 cells */
         set(space, "kvreviver.max_load", "1");
-        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, all, 8, &exact, &approx), -ENODATA);
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, all, 8, &exact, &approx),
+                         -ENODATA);
         ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 8);
         revive(KVD_REVIVE_BOTH, 8, 8, 0);
         work();
@@ -270,7 +278,10 @@ START_TEST(K15_load_guard) {
 }
 END_TEST
 
-/* Settings as shipped: a sequence of 16,384 tokens has sketches of 51 cells, of which each answers for two tokens. */
+/*
+ * Settings as shipped: a sequence of 16,384 tokens has sketches of 51 cells, of which each answers
+ * for two tokens.
+ */
 START_TEST(a_sketch_takes_no_more_than_it_answers_for) {
         static uint32_t slots[1000];
         uint32_t vague = 0, exact, approx;
@@ -297,7 +308,8 @@ START_TEST(a_sketch_takes_no_more_than_it_answers_for) {
         ck_assert_uint_eq(vague, 2 * (51 * 2 / BT)); /* 4,000 tokens are two epochs */
         for (struct sketch *s = q->sketches; s; s = s->next)
                 ck_assert(sketch_answers(q, s));
-        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, slots, 1000, &exact, &approx), 0);
+        ck_assert_int_eq(
+                sequence_revive(a, t.number, KVD_REVIVE_APPROX, slots, 1000, &exact, &approx), 0);
         ck_assert_uint_eq(approx, vague);
         work();
         ck_assert_uint_eq(table_sync(&t, NULL), vague);
@@ -315,7 +327,8 @@ START_TEST(a_sketch_too_small_for_a_block_is_not_made) {
         ck_assert_uint_eq(usage_of(space).spilled, 8);
         ck_assert_uint_eq(usage_of(space).sketch_bytes, 0);
         ck_assert_int_eq(table_append(&t, 4 * BT, 100), 0);
-        set(space, "kvreviver.spill", "off"); /* and without a copy nobody leaves who could not come back */
+        /* and without a copy nobody leaves who could not come back */
+        set(space, "kvreviver.spill", "off");
         ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all + 8, 4), 4);
         work();
         ck_assert_uint_eq(table_sync(&t, NULL), 0);
@@ -327,7 +340,7 @@ START_TEST(a_sketch_too_small_for_a_block_is_not_made) {
 }
 END_TEST
 
-/* ---- copies that are kept ---------------------------------------------------------------------------------------- */
+/* ---- copies that are kept -------------------------------------------------------------------- */
 
 START_TEST(who_came_back_leaves_again_without_a_copy) {
         cooled(8, KVD_COOL_SPILL);
@@ -337,7 +350,9 @@ START_TEST(who_came_back_leaves_again_without_a_copy) {
                 ck_assert_uint_eq(table_sync(&t, NULL), 8);
                 ck_assert_uint_eq(usage_of(space).copy_bytes, 8 * BLOCK_BYTES);
                 table_check(&t);
-                ck_assert_int_eq(sequence_cool(a, t.number, round ? KVD_COOL_VAGUE : KVD_COOL_SPILL, all, 8), 8);
+                ck_assert_int_eq(
+                        sequence_cool(a, t.number, round ? KVD_COOL_VAGUE : KVD_COOL_SPILL, all, 8),
+                        8);
                 ck_assert_uint_eq(work(), 0);
                 ck_assert_uint_eq(table_sync(&t, NULL), 8);
                 ck_assert_uint_eq(t.slots[7].flags, KVD_ENTRY_OWN | KVD_ENTRY_SPILLED);
@@ -386,7 +401,7 @@ START_TEST(kept_copies_give_way_to_others) {
 }
 END_TEST
 
-/* ---- changing places --------------------------------------------------------------------------------------------- */
+/* ---- changing places ------------------------------------------------------------------------- */
 
 static void attend(uint32_t slot, uint16_t mass) {
         uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
@@ -439,7 +454,8 @@ START_TEST(where_there_is_no_room_places_change) {
         for (uint32_t i = 0; i < 3; i++)
                 ck_assert_uint_ne(t.slots[i].ref, 0);
         for (uint32_t i = 8; i < 16; i++) {
-                ck_assert_int_eq(t.slots[i].ref != 0, (i * 5) % 8 >= 3); /* those of least mass left */
+                /* those of least mass left */
+                ck_assert_int_eq(t.slots[i].ref != 0, (i * 5) % 8 >= 3);
                 resident += t.slots[i].ref != 0;
         }
         ck_assert_uint_eq(resident, 5);
@@ -502,11 +518,15 @@ START_TEST(K16_isolation) {
 
         struct kvd_sys no_chance = *sys;
 
-        no_chance.getrandom = same_getrandom; /* two sketches are compared: their salts must be the same */
+        /* two sketches are compared: their salts must be the same */
+        no_chance.getrandom = same_getrandom;
         sys = &no_chance;
         read_approximations(alone);
-        ck_assert_int_eq(store_domain(store, &(struct domain_config){.name = "e", .client_quota = UINT64_MAX}, &domain),
-                         0);
+        ck_assert_int_eq(
+                store_domain(store,
+                             &(struct domain_config){.name = "e", .client_quota = UINT64_MAX},
+                             &domain),
+                0);
         foreign = fixture_space("s", 24);
         domain = own;
         set(foreign, "kvreviver", "on");
@@ -523,7 +543,7 @@ START_TEST(K16_isolation) {
 }
 END_TEST
 
-/* ---- workers that are lost --------------------------------------------------------------------------------------- */
+/* ---- workers that are lost ------------------------------------------------------------------- */
 
 START_TEST(a_lost_worker_loses_nothing) {
         ck_assert_int_eq(table_append(&t, 6 * BT, 10), 0);
@@ -581,7 +601,10 @@ START_TEST(lost_twice_is_given_up) {
 }
 END_TEST
 
-/* The sketch holds four blocks exactly known and two that nobody has; a worker dies while it puts in two more. */
+/*
+ * The sketch holds four blocks exactly known and two that nobody has; a worker dies while it puts
+ * in two more.
+ */
 START_TEST(a_half_written_sketch_is_made_anew_from_the_copies) {
         uint32_t exact, approx;
 
@@ -596,7 +619,8 @@ START_TEST(a_half_written_sketch_is_made_anew_from_the_copies) {
         ck_assert(worker_take());
         worker_die();
         check_clean(space);
-        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, all, 4, &exact, &approx), -ENODATA);
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, all, 4, &exact, &approx),
+                         -ENODATA);
         ck_assert(worker_take());
         ck_assert_uint_eq(worker_job->kind, KVD_JOB_REBUILD);
         ck_assert_uint_eq(worker_job->n_items, 4);
@@ -642,7 +666,7 @@ START_TEST(a_sketch_that_cannot_be_made_anew_is_dropped) {
 }
 END_TEST
 
-/* ---- ends at every stage ----------------------------------------------------------------------------------------- */
+/* ---- ends at every stage --------------------------------------------------------------------- */
 
 /* stage: what was done before the client is gone. */
 START_TEST(a_client_may_go_at_any_stage) {
@@ -683,12 +707,13 @@ START_TEST(a_client_may_go_at_any_stage) {
         ck_assert_uint_eq(work(), 0);
         idle();
         check_clean(space);
-        ck_assert_uint_eq(usage_of(space).private + usage_of(space).filling + usage_of(space).sealed, 0);
+        ck_assert_uint_eq(
+                usage_of(space).private + usage_of(space).filling + usage_of(space).sealed, 0);
         ck_assert_uint_eq(store->spill_used, 0);
 }
 END_TEST
 
-/* ---- failing calls ----------------------------------------------------------------------------------------------- */
+/* ---- failing calls --------------------------------------------------------------------------- */
 
 static int calls_left;
 
@@ -741,7 +766,8 @@ static void life_with_failures(void) {
         u.number = number;
         if (table_append(&u, 4 * BT, 10) == 0) {
                 sequence_cool(a, number, KVD_COOL_VAGUE, all, 4);
-                if (space_tier_fd(space, KVD_TIER_memory, &bytes) >= 0 && space_summary_fd(space, true) >= 0)
+                if (space_tier_fd(space, KVD_TIER_memory, &bytes) >= 0 &&
+                    space_summary_fd(space, true) >= 0)
                         work();
                 table_sync(&u, NULL);
                 sequence_revive(a, number, KVD_REVIVE_BOTH, all, 4, &exact, &approx);
@@ -785,7 +811,7 @@ START_TEST(every_failing_call_is_survived) {
 }
 END_TEST
 
-/* ---- K14 --------------------------------------------------------------------------------------------------------- */
+/* ---- K14 ------------------------------------------------------------------------------------- */
 
 static struct random rnd;
 static uint32_t refusals;
@@ -807,12 +833,14 @@ static void one_step(void) {
         switch (random_below(&rnd, 10)) {
         case 0:
                 if (t.n < 30)
-                        refusals += table_append(&t, 1 + random_below(&rnd, 3 * BT), random_below(&rnd, 90000)) < 0;
+                        refusals += table_append(&t, 1 + random_below(&rnd, 3 * BT),
+                                                 random_below(&rnd, 90000)) < 0;
                 break;
         case 1:
         case 2:
                 random_slots(slots, &n);
-                ck_assert_int_ge(sequence_cool(a, t.number, 1 + random_below(&rnd, 2), slots, n), 0);
+                ck_assert_int_ge(sequence_cool(a, t.number, 1 + random_below(&rnd, 2), slots, n),
+                                 0);
                 break;
         case 3:
                 random_slots(slots, &n);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that are sealed before their data is there. The spaces are in host memory, with an order page all the same:
- * the store does not look at the data, and what streams would write there, the test writes.
+ * Blocks that are sealed before their data is there. The spaces are in host memory, with an order
+ * page all the same: the store does not look at the data, and what streams would write there, the
+ * test writes.
  */
 
 #include <errno.h>
@@ -42,8 +43,12 @@ static void close_all(void) {
 }
 
 /* Seals n blocks with fresh tokens; slot as in the message. */
-static int seal_n(struct attachment *by, kvd_ref parent, uint32_t n, uint32_t slot, uint64_t value, kvd_ref *ret) {
-        struct seal_request q = {.parent = parent, .n_blocks = n, .n_tokens = n * BT, .semaphore = slot,
+static int seal_n(struct attachment *by, kvd_ref parent, uint32_t n, uint32_t slot, uint64_t value,
+                  kvd_ref *ret) {
+        struct seal_request q = {.parent = parent,
+                                 .n_blocks = n,
+                                 .n_tokens = n * BT,
+                                 .semaphore = slot,
                                  .semaphore_value = value};
         kvd_ref blocks[16];
         uint32_t tokens[16 * BT];
@@ -111,7 +116,8 @@ START_TEST(nonsense_is_refused) {
         seal(a, KVD_ROOT, 1, 5);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 1, 0, &ret), -EINVAL);
         ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, SEMAPHORES + 1, 9, &ret), -EINVAL);
-        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 2, (uint64_t)SEMAPHORE_VALUE_MAX + 1, &ret), -EINVAL);
+        ck_assert_int_eq(seal_n(a, KVD_ROOT, 1, 2, (uint64_t)SEMAPHORE_VALUE_MAX + 1, &ret),
+                         -EINVAL);
         ck_assert_uint_eq(space->ix->n_pending, 1);
 }
 END_TEST
@@ -161,7 +167,8 @@ END_TEST
 START_TEST(pending_is_not_borrowed) {
         uint32_t tokens[BT] = {0, 1, 2, 3}, number, first;
         kvd_ref ref = seal(a, KVD_ROOT, 1, 1);
-        struct append_request req = {.n_blocks = 1, .blocks = &ref, .n_tokens = BT, .tokens = tokens};
+        struct append_request req = {
+                .n_blocks = 1, .blocks = &ref, .n_tokens = BT, .tokens = tokens};
 
         ck_assert_int_eq(sequence_open(b, 8, &number), 0);
         ck_assert_int_eq(sequence_append(b, number, &req, &first), -EAGAIN);
@@ -208,12 +215,16 @@ START_TEST(death_before_the_write) {
         ck_assert(!is_poisoned(never));
         attachment_free(a, true);
 
-        ck_assert(!is_poisoned(there) && is_poisoned(never) && is_poisoned(behind) && !is_poisoned(other));
-        ck_assert_uint_ge(semaphore_words(space)[semaphore_at(0, 0) - 1], 2); /* whoever waits goes on */
+        ck_assert(!is_poisoned(there) && is_poisoned(never) && is_poisoned(behind) &&
+                  !is_poisoned(other));
+        /* whoever waits goes on */
+        ck_assert_uint_ge(semaphore_words(space)[semaphore_at(0, 0) - 1], 2);
         ck_assert_uint_eq(space->ix->n_pending, 0);
-        ck_assert(space->blocks[kvd_ref_id(there)].indexed && !space->blocks[kvd_ref_id(never)].indexed &&
+        ck_assert(space->blocks[kvd_ref_id(there)].indexed &&
+                  !space->blocks[kvd_ref_id(never)].indexed &&
                   !space->blocks[kvd_ref_id(behind)].indexed);
-        ck_assert_uint_eq(space->blocks[kvd_ref_id(never)].state, KVD_SEALED); /* somebody holds its child */
+        /* somebody holds its child */
+        ck_assert_uint_eq(space->blocks[kvd_ref_id(never)].state, KVD_SEALED);
         check_clean(space);
         idle();
         check_clean(space);
@@ -261,7 +272,8 @@ START_TEST(pending_behind_poison) {
         ck_assert_uint_eq(space->ix->n_pending, 1);
         check_clean(space);
         ck_assert(store_look_at_semaphores(store));
-        ck_assert_uint_eq(space->blocks[kvd_ref_id(behind)].state, KVD_SEALED); /* it is being written */
+        /* it is being written */
+        ck_assert_uint_eq(space->blocks[kvd_ref_id(behind)].state, KVD_SEALED);
         *word_of(b, 5) = 1;
         ck_assert(!store_look_at_semaphores(store));
         ck_assert_uint_eq(usage_of(space).sealed, 0);
@@ -374,7 +386,8 @@ START_TEST(at_random) {
 
         srandom((unsigned)_i + 1);
         for (int step = 0; step < 2000; step++) {
-                uint32_t who = (uint32_t)random() % 6, slot = 1 + (uint32_t)random() % 3, k = (uint32_t)random() % 64;
+                uint32_t who = (uint32_t)random() % 6, slot = 1 + (uint32_t)random() % 3,
+                         k = (uint32_t)random() % 64;
                 kvd_ref parent = k % 3 ? refs[k] : KVD_ROOT, ret[2] = {0};
 
                 if (!all[who]) {
@@ -397,7 +410,8 @@ START_TEST(at_random) {
                         break;
                 default:
                         if (space->count[KVD_FILLING] + space->count[KVD_SEALED] < 40 &&
-                            seal_n(all[who], parent, 1 + k % 2, random() % 2 ? slot : 0, ++value, ret) == 0)
+                            seal_n(all[who], parent, 1 + k % 2, random() % 2 ? slot : 0, ++value,
+                                   ret) == 0)
                                 refs[k] = ret[0];
                 }
                 if (step % 50 == 0)

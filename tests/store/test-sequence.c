@@ -23,7 +23,7 @@ static void teardown(void) {
         fixture_close();
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 START_TEST(private_blocks_live_and_die_with_their_sequence) {
         table_open(&t, a, 32, true);
@@ -77,7 +77,8 @@ START_TEST(nobody_evicts_what_a_sequence_names) {
         space_evict(space, 0, KVD_ROOT, &(bool){false});
         table_check(&t);
         table_close(&t);
-        ck_assert_int_eq(space_allocate(a, 1, refs), -ENOBUFS); /* closing is not on a request's way */
+        /* closing is not on a request's way */
+        ck_assert_int_eq(space_allocate(a, 1, refs), -ENOBUFS);
         idle();
         ck_assert_int_ge(space_allocate(a, 4, refs), 1);
 }
@@ -98,13 +99,14 @@ START_TEST(a_client_that_is_lost_leaves_nothing) {
 }
 END_TEST
 
-/* ---- refusals --------------------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 START_TEST(nonsense_is_refused_and_changes_nothing) {
         struct attachment *b = fixture_attach(space);
         uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8}, first, number;
         kvd_ref own[2], foreign;
-        struct append_request q = {.own = true, .n_blocks = 2, .blocks = own, .n_tokens = 8, .tokens = tokens};
+        struct append_request q = {
+                .own = true, .n_blocks = 2, .blocks = own, .n_tokens = 8, .tokens = tokens};
         struct kvd_change changes[KVD_SYNC_CHANGES];
 
         ck_assert_int_eq(sequence_open(a, 0, &number), -EINVAL);
@@ -135,7 +137,8 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
         ck_assert_int_eq(sequence_share(a, t.number, 5, 4), -EINVAL);
         ck_assert_int_eq(sequence_sync(a, t.number, tokens, 1, changes), -EINVAL);
         ck_assert_int_eq(sequence_share(a, t.number, 0, 8), 0); /* off */
-        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, (uint32_t[]){0}, 1), 0); /* off */
+        /* off */
+        ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, (uint32_t[]){0}, 1), 0);
         ck_assert_uint_eq(store_jobs_waiting(store), 0);
 }
 END_TEST
@@ -152,10 +155,11 @@ START_TEST(sequences_of_a_space_are_counted) {
 }
 END_TEST
 
-/* ---- borrowing -------------------------------------------------------------------------------------------------- */
+/* ---- borrowing ------------------------------------------------------------------------------- */
 
 static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret, uint32_t *tokens) {
-        struct seal_request q = {.n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
+        struct seal_request q = {
+                .n_blocks = n, .blocks = ret, .n_tokens = n * BT, .tokens = tokens};
 
         for (uint32_t i = 0; i < n * BT; i++)
                 tokens[i] = token + i;
@@ -167,7 +171,8 @@ static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret, uint32_t *token
 START_TEST(a_prefix_is_borrowed_as_it_is_or_not_at_all) {
         uint32_t tokens[4 * BT], first;
         kvd_ref chain[4], swapped[2];
-        struct append_request q = {.n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
+        struct append_request q = {
+                .n_blocks = 4, .blocks = chain, .n_tokens = 4 * BT, .tokens = tokens};
 
         seal_chain(4, 7, chain, tokens);
         table_open(&t, a, 8, false);
@@ -175,17 +180,28 @@ START_TEST(a_prefix_is_borrowed_as_it_is_or_not_at_all) {
         ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -EINVAL);
         tokens[5]--;
         swapped[0] = chain[1];
-        ck_assert_int_eq(sequence_append(a, t.number, &(struct append_request){.n_blocks = 1, .blocks = swapped,
-                                         .n_tokens = BT, .tokens = tokens + BT}, &first), -EINVAL);
+        ck_assert_int_eq(sequence_append(a, t.number,
+                                         &(struct append_request){.n_blocks = 1,
+                                                                  .blocks = swapped,
+                                                                  .n_tokens = BT,
+                                                                  .tokens = tokens + BT},
+                                         &first),
+                         -EINVAL);
         q.n_tokens--;
         ck_assert_int_eq(sequence_append(a, t.number, &q, &first), -EINVAL);
         q.n_tokens++;
         swapped[0] = chain[0] + (UINT64_C(1) << 32);
-        ck_assert_int_eq(sequence_append(a, t.number, &(struct append_request){.n_blocks = 1, .blocks = swapped,
-                                         .n_tokens = BT, .tokens = tokens}, &first), -ESTALE);
+        ck_assert_int_eq(sequence_append(a, t.number,
+                                         &(struct append_request){.n_blocks = 1,
+                                                                  .blocks = swapped,
+                                                                  .n_tokens = BT,
+                                                                  .tokens = tokens},
+                                         &first),
+                         -ESTALE);
         ck_assert_int_eq(sequence_append(a, t.number, &q, &first), 0);
         check_clean(space);
-        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &(bool){false}), 4); /* only a pin would hold it */
+        /* only a pin would hold it */
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &(bool){false}), 4);
         check_clean(space);
         ck_assert_int_eq(sequence_close(a, t.number), 0);
         idle();
@@ -197,12 +213,17 @@ START_TEST(a_private_block_is_not_borrowed) {
 
         table_open(&t, a, 8, false);
         ck_assert_int_eq(table_append(&t, BT, 1), 0);
-        ck_assert_int_eq(sequence_append(a, t.number, &(struct append_request){.n_blocks = 1, .blocks = &t.slots[0].ref,
-                                         .n_tokens = BT, .tokens = t.tokens}, &first), -ESTALE);
+        ck_assert_int_eq(sequence_append(a, t.number,
+                                         &(struct append_request){.n_blocks = 1,
+                                                                  .blocks = &t.slots[0].ref,
+                                                                  .n_tokens = BT,
+                                                                  .tokens = t.tokens},
+                                         &first),
+                         -ESTALE);
 }
 END_TEST
 
-/* ---- jobs ------------------------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 static int n_asked;
 

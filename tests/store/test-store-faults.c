@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The store alone, while the n-th call into the system fails: every operation answers, what was sealed stays as it
- * was, nothing is left behind, and as soon as the system is well again everything works.
+ * The store alone, while the n-th call into the system fails: every operation answers, what was
+ * sealed stays as it was, nothing is left behind, and as soon as the system is well again
+ * everything works.
  */
 
 #include <errno.h>
@@ -18,10 +19,14 @@
 #define BLOCK_BYTES 4096u
 #define POOL_BLOCKS 64u
 
-static const struct kvd_shape geometry = {
-        .layers = 1, .kv_heads = 1, .head_dim = 128, .block_tokens = BT, .dtype = KVD_dtype_f32, .vocab = 100000};
+static const struct kvd_shape geometry = {.layers = 1,
+                                          .kv_heads = 1,
+                                          .head_dim = 128,
+                                          .block_tokens = BT,
+                                          .dtype = KVD_dtype_f32,
+                                          .vocab = 100000};
 
-/* ---- steps: each may be refused ----------------------------------------------------------------------------- */
+/* ---- steps: each may be refused -------------------------------------------------------------- */
 
 static struct space *make_space(struct domain *domain, const char *name, uint32_t kind) {
         struct space_spec spec = {.geometry = geometry, .options.kind = kind};
@@ -63,7 +68,8 @@ static void check_spaces(const struct fault_state *s, struct store *store) {
         struct space *space;
         uint32_t cursor = 0;
 
-        for (space = store_next_space(store, 0); space; space = store_next_space(store, space_number(space) + 1))
+        for (space = store_next_space(store, 0); space;
+             space = store_next_space(store, space_number(space) + 1))
                 do {
                         space_check(space, &cursor, &report);
                         if (report.broken)
@@ -71,7 +77,7 @@ static void check_spaces(const struct fault_state *s, struct store *store) {
                 } while (cursor);
 }
 
-/* ---- the session -------------------------------------------------------------------------------------------- */
+/* ---- the session ----------------------------------------------------------------------------- */
 
 static void idle(struct store *store) {
         for (int i = 0; i < 100 && store_idle(store); i++)
@@ -107,13 +113,15 @@ static void work(const struct fault_state *s, struct store *store, struct domain
 }
 
 /* With the system well again: as much as there would be without anything having happened. */
-static void expect_full_service(const struct fault_state *s, struct store *store, struct domain *domain) {
+static void expect_full_service(const struct fault_state *s, struct store *store,
+                                struct domain *domain) {
         struct space *fresh;
         struct attachment *a;
 
         while (store_next_space(store, 0))
                 space_delete(store_next_space(store, 0), true);
-        while (store_idle(store)) /* it takes deleted spaces apart when there is nothing else to do */
+        /* it takes deleted spaces apart when there is nothing else to do */
+        while (store_idle(store))
                 ;
         if (store_pool_used(store))
                 die("bytes of the pool are left over");
@@ -126,8 +134,10 @@ static void expect_full_service(const struct fault_state *s, struct store *store
 
 static void run(struct fault_state *s, void *arg) {
         const bool *arena = arg;
-        struct store_config config = {.pool_bytes = POOL_BLOCKS * BLOCK_BYTES, .segment_bytes = 4 * BLOCK_BYTES,
-                                      .pages = STORE_PAGES_SMALL, .max_attachments = 8};
+        struct store_config config = {.pool_bytes = POOL_BLOCKS * BLOCK_BYTES,
+                                      .segment_bytes = 4 * BLOCK_BYTES,
+                                      .pages = STORE_PAGES_SMALL,
+                                      .max_attachments = 8};
         struct domain_config domain_config = {.name = "d", .arena = *arena};
         struct store *store;
         struct domain *domain;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The store by itself: chains, duplicates, eviction order, quotas, death, leases, and a random walk that is checked. */
+/*
+ * The store by itself: chains, duplicates, eviction order, quotas, death, leases, and a random walk
+ * that is checked.
+ */
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,13 +16,19 @@
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-static const struct kvd_shape geometry = {
-        .layers = 2, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_dtype_f32, .vocab = 1000};
+static const struct kvd_shape geometry = {.layers = 2,
+                                          .kv_heads = 1,
+                                          .head_dim = 8,
+                                          .block_tokens = BT,
+                                          .dtype = KVD_dtype_f32,
+                                          .vocab = 1000};
 static const uint64_t block_bytes = 2 * 2 * 1 * 8 * BT * 4;
 
 static void open_store(uint64_t blocks, const struct domain_config *config) {
-        struct store_config c = {.pool_bytes = blocks * block_bytes, .segment_bytes = 16 * block_bytes,
-                                 .pages = STORE_PAGES_SMALL, .max_attachments = 8};
+        struct store_config c = {.pool_bytes = blocks * block_bytes,
+                                 .segment_bytes = 16 * block_bytes,
+                                 .pages = STORE_PAGES_SMALL,
+                                 .max_attachments = 8};
 
         ck_assert_int_eq(store_new(&c, &store), 0);
         ck_assert_int_eq(store_domain(store, config, &domain), 0);
@@ -49,10 +58,15 @@ static struct space *make_space(const char *name) {
 }
 
 /* Seals n blocks of which all tokens are `token`, behind parent, in a chain of that salt. */
-static int seal_salted(struct attachment *a, uint64_t salt, kvd_ref parent, uint32_t n, uint32_t token, kvd_ref *ret) {
+static int seal_salted(struct attachment *a, uint64_t salt, kvd_ref parent, uint32_t n,
+                       uint32_t token, kvd_ref *ret) {
         uint32_t tokens[64 * BT];
         kvd_ref own[64];
-        struct seal_request q = {.parent = parent, .n_blocks = n, .blocks = own, .n_tokens = n * BT, .tokens = tokens,
+        struct seal_request q = {.parent = parent,
+                                 .n_blocks = n,
+                                 .blocks = own,
+                                 .n_tokens = n * BT,
+                                 .tokens = tokens,
                                  .root = salt};
         uint32_t got = 0;
         int r;
@@ -74,11 +88,12 @@ static int seal_salted(struct attachment *a, uint64_t salt, kvd_ref parent, uint
         return r;
 }
 
-static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t token, kvd_ref *ret) {
+static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t token,
+                    kvd_ref *ret) {
         return seal_salted(a, 0, parent, n, token, ret);
 }
 
-/* ---- chains ------------------------------------------------------------------------------------------------- */
+/* ---- chains ---------------------------------------------------------------------------------- */
 
 START_TEST(chain_is_sealed_and_found_again) {
         struct space *space = make_space("s");
@@ -98,7 +113,10 @@ START_TEST(chain_is_sealed_and_found_again) {
 }
 END_TEST
 
-/* The same tokens under several salts: each has blocks of its own, each finds them again, none goes on in another's. */
+/*
+ * The same tokens under several salts: each has blocks of its own, each finds them again, none goes
+ * on in another's.
+ */
 START_TEST(chains_of_different_salts_never_share) {
         static const uint64_t salts[] = {0, 1, 2, 1ull << 32, UINT64_MAX};
         struct space *space = make_space("s");
@@ -111,7 +129,8 @@ START_TEST(chains_of_different_salts_never_share) {
         for (uint32_t i = 0; i < 5; i++) {
                 ck_assert_int_eq(seal_salted(a, salts[i], KVD_ROOT, 4, 7, again), 0);
                 ck_assert_mem_eq(again, chain[i], 4 * sizeof *again);
-                ck_assert_int_eq(seal_salted(a, salts[(i + 1) % 5], chain[i][11], 1, 8, again), -EINVAL);
+                ck_assert_int_eq(seal_salted(a, salts[(i + 1) % 5], chain[i][11], 1, 8, again),
+                                 -EINVAL);
         }
         ck_assert_uint_eq(usage_of(space).sealed, 60);
         check_clean(space);
@@ -133,7 +152,8 @@ START_TEST(partial_tail_ends_a_chain) {
 END_TEST
 
 START_TEST(a_whole_prefix_has_a_length) {
-        struct space *space = make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
+        struct space *space = make_space_with(
+                "s", (struct space_options){.kind = KVD_kind_bidirectional});
         struct attachment *a = fixture_attach(space);
         kvd_ref ret[2];
 
@@ -151,7 +171,8 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         uint32_t tokens[2 * BT] = {0};
         kvd_ref own[2], ret[2], foreign;
-        struct seal_request q = {.n_blocks = 2, .blocks = own, .n_tokens = 2 * BT, .tokens = tokens};
+        struct seal_request q = {
+                .n_blocks = 2, .blocks = own, .n_tokens = 2 * BT, .tokens = tokens};
 
         ck_assert_int_eq(space_allocate(a, 2, own), 2);
         ck_assert_int_eq(space_allocate(b, 1, &foreign), 1);
@@ -186,11 +207,12 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
 }
 END_TEST
 
-/* ---- eviction ----------------------------------------------------------------------------------------------- */
+/* ---- eviction -------------------------------------------------------------------------------- */
 
 /* The client's side of a pin page, as libkvd would map it. */
 static shm_u32 *pin_counter(struct attachment *a, uint32_t id) {
-        uint8_t *at = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED, attachment_pin_fd(a), 0);
+        uint8_t *at = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED,
+                           attachment_pin_fd(a), 0);
 
         ck_assert_ptr_ne(at, MAP_FAILED);
         return (shm_u32 *)(at + KVD_PINS_OFF) + id;
@@ -198,7 +220,8 @@ static shm_u32 *pin_counter(struct attachment *a, uint32_t id) {
 
 static void touch_now(struct attachment *a, uint32_t id) {
         uint32_t capacity = space_index(attachment_space(a))->capacity;
-        shm_u32 *touch = pin_counter(a, id) + (kvd_touch_off(capacity) - KVD_PINS_OFF) / sizeof(uint32_t);
+        shm_u32 *touch = pin_counter(a, id) +
+                         (kvd_touch_off(capacity) - KVD_PINS_OFF) / sizeof(uint32_t);
 
         *touch = ((struct kvd_index *)space_index(attachment_space(a)))->clock;
 }
@@ -227,7 +250,8 @@ START_TEST(full_pool_evicts_coldest_leaf_first) {
 END_TEST
 
 START_TEST(fifo_ignores_use) {
-        struct space *space = make_space_with("s", (struct space_options){.policy = KVD_policy_fifo});
+        struct space *space = make_space_with("s",
+                                              (struct space_options){.policy = KVD_policy_fifo});
         struct attachment *a = fixture_attach(space);
         kvd_ref first[16], second[48], last[8];
 
@@ -242,7 +266,8 @@ START_TEST(fifo_ignores_use) {
 END_TEST
 
 START_TEST(pinned_leaf_keeps_its_whole_chain) {
-        struct space *space = make_space_with("s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
+        struct space *space = make_space_with(
+                "s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
         struct attachment *a = fixture_attach(space), *reader = fixture_attach(space);
         kvd_ref chain[20], other[44], more[60];
         shm_u32 *pin;
@@ -318,7 +343,7 @@ START_TEST(chain_eviction_leaves_only_what_is_used) {
 }
 END_TEST
 
-/* ---- quota, several spaces, death ----------------------------------------------------------------------------- */
+/* ---- quota, several spaces, death ------------------------------------------------------------ */
 
 START_TEST(client_quota_bounds_filling) {
         struct domain_config config = {.name = "q", .client_quota = 8 * block_bytes};
@@ -403,7 +428,8 @@ START_TEST(memory_that_is_given_back_is_freed) {
                 ;
         ck_assert_uint_gt(space_index(one)->counters[KVD_SPACE_SEGMENTS_RETURNED], 0);
         ck_assert_uint_le(resident(a) + resident(b), store_pool_bytes(store) + (UINT64_C(1) << 20));
-        ck_assert_uint_le(resident(a), ALIGN_UP(usage_of(one).total * block_bytes, 1 << 20) + (1 << 20));
+        ck_assert_uint_le(resident(a),
+                          ALIGN_UP(usage_of(one).total * block_bytes, 1 << 20) + (1 << 20));
         check_clean(one);
         check_clean(two);
         ck_assert_int_eq(space_delete(one, true), 0);
@@ -485,7 +511,7 @@ START_TEST(arena_hands_out_own_segments_only) {
 }
 END_TEST
 
-/* ---- spaces, leases --------------------------------------------------------------------------------------------- */
+/* ---- spaces, leases -------------------------------------------------------------------------- */
 
 START_TEST(another_geometry_is_refused_by_name) {
         struct space_spec spec = {.name = "s", .geometry = geometry};
@@ -506,7 +532,8 @@ START_TEST(another_geometry_is_refused_by_name) {
 END_TEST
 
 START_TEST(lease_has_one_holder_and_dies_with_it) {
-        struct space *space = make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
+        struct space *space = make_space_with(
+                "s", (struct space_options){.kind = KVD_kind_bidirectional});
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         struct kvd_key key = {1, 2};
         uint32_t epoch = space_index(space)->lease_epoch;
@@ -526,7 +553,7 @@ START_TEST(lease_has_one_holder_and_dies_with_it) {
 }
 END_TEST
 
-/* ---- random walk ------------------------------------------------------------------------------------------------ */
+/* ---- random walk ----------------------------------------------------------------------------- */
 
 struct walker {
         struct attachment *a;
@@ -549,7 +576,8 @@ static void walk_one(struct space *space, struct walker *w) {
         case 1: {
                 kvd_ref lost[4];
 
-                space_allocate(w->a, 1 + random_below(&dice, 4), lost); /* never given back: until it dies */
+                /* never given back: until it dies */
+                space_allocate(w->a, 1 + random_below(&dice, 4), lost);
                 break;
         }
         case 2:
@@ -566,7 +594,8 @@ static void walk_one(struct space *space, struct walker *w) {
                         w->parent = KVD_ROOT;
                 if (w->parent == KVD_ROOT)
                         w->salt = random_below(&dice, 3);
-                if (seal_salted(w->a, w->salt, w->parent, 1 + random_below(&dice, 20), random_below(&dice, 3), more) == 0)
+                if (seal_salted(w->a, w->salt, w->parent, 1 + random_below(&dice, 20),
+                                random_below(&dice, 3), more) == 0)
                         w->parent = more[0];
                 else
                         w->parent = KVD_ROOT;
@@ -574,7 +603,8 @@ static void walk_one(struct space *space, struct walker *w) {
 }
 
 START_TEST(random_walk_keeps_the_invariants) {
-        struct space *space = make_space_with("s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
+        struct space *space = make_space_with(
+                "s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
         struct walker walkers[4] = {0};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(walkers); i++)

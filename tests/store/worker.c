@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A worker that knows enough to be wrong about: copies with checksums, a count sketch of signed sums, and a comparison
- * that finds blocks alike if their bytes are.
+ * A worker that knows enough to be wrong about: copies with checksums, a count sketch of signed
+ * sums, and a comparison that finds blocks alike if their bytes are.
  */
 
 #include <check.h>
@@ -21,7 +21,8 @@ struct kvd_job *worker_job = (struct kvd_job *)arguments;
 int worker_verdict;
 static struct store_job taken;
 static bool has_job;
-static int sketch = -1; /* the sketch of the job, as a worker has it: mapped from when it was told */
+/* the sketch of the job, as a worker has it: mapped from when it was told */
+static int sketch = -1;
 static uint64_t sketch_bytes;
 
 static struct kvd_job_item *items(void) {
@@ -41,7 +42,8 @@ bool worker_take(void) {
                 return false;
         ck_assert_uint_le(taken.bytes, KVD_JOB_BYTES);
         ck_assert_uint_eq(taken.id, worker_job->id);
-        ck_assert_uint_eq(taken.bytes, sizeof(struct kvd_job) + worker_job->n_items * sizeof(struct kvd_job_item) +
+        ck_assert_uint_eq(taken.bytes, sizeof(struct kvd_job) +
+                                               worker_job->n_items * sizeof(struct kvd_job_item) +
                                                worker_job->n_steps * sizeof(struct kvd_job_step) +
                                                worker_job->n_tokens * sizeof(uint32_t));
         if (sketch >= 0)
@@ -63,7 +65,7 @@ void worker_fail(int error) {
         store_job_done(store, taken.id, error, NULL, 0);
 }
 
-/* ---- copies ----------------------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 static uint64_t checksum(const void *data) {
         const uint8_t *at = data;
@@ -81,7 +83,9 @@ static void spill_io(uint32_t slot, void *data, bool write) {
 
         ck_assert_int_ge(fd, 0);
         ck_assert_uint_le((uint64_t)at + BLOCK_BYTES, bytes);
-        ck_assert_int_eq(write ? pwrite(fd, data, BLOCK_BYTES, at) : pread(fd, data, BLOCK_BYTES, at), BLOCK_BYTES);
+        ck_assert_int_eq(write ? pwrite(fd, data, BLOCK_BYTES, at) :
+                                 pread(fd, data, BLOCK_BYTES, at),
+                         BLOCK_BYTES);
 }
 
 void worker_spoil(struct space *space, uint32_t slot) {
@@ -98,10 +102,11 @@ static void write_dest(kvd_ref ref, const float *data) {
         uint32_t id = kvd_ref_id(ref), per = space_index(taken.space)->segment_blocks;
         int fd = space_worker_segment_fd(taken.space, id / per);
 
-        ck_assert_int_eq(pwrite(fd, data, BLOCK_BYTES, (off_t)(id % per) * BLOCK_BYTES), BLOCK_BYTES);
+        ck_assert_int_eq(pwrite(fd, data, BLOCK_BYTES, (off_t)(id % per) * BLOCK_BYTES),
+                         BLOCK_BYTES);
 }
 
-/* ---- sketch ------------------------------------------------------------------------------------------------------ */
+/* ---- sketch ---------------------------------------------------------------------------------- */
 
 struct cells {
         struct kvd_sketch_header header;
@@ -115,16 +120,20 @@ static void load_sketch(struct cells *c) {
         ck_assert_uint_eq(c->header.cell_floats, CELL);
         ck_assert_uint_le(kvd_sketch_bytes(c->header.rows, c->header.columns, CELL), sketch_bytes);
         c->at = calloc(2 * c->header.rows * c->header.columns * CELL, sizeof *c->at);
-        ck_assert_int_ge(pread(fd, c->at, 2 * c->header.rows * c->header.columns * CELL * sizeof *c->at,
-                               sizeof c->header + CELL * sizeof(float)), 0);
+        ck_assert_int_ge(pread(fd, c->at,
+                               2 * c->header.rows * c->header.columns * CELL * sizeof *c->at,
+                               sizeof c->header + CELL * sizeof(float)),
+                         0);
 }
 
 static void store_sketch(struct cells *c) {
         int fd = sketch;
 
         ck_assert_int_eq(pwrite(fd, &c->header, sizeof c->header, 0), sizeof c->header);
-        ck_assert_int_ge(pwrite(fd, c->at, 2 * c->header.rows * c->header.columns * CELL * sizeof *c->at,
-                                sizeof c->header + CELL * sizeof(float)), 0);
+        ck_assert_int_ge(pwrite(fd, c->at,
+                                2 * c->header.rows * c->header.columns * CELL * sizeof *c->at,
+                                sizeof c->header + CELL * sizeof(float)),
+                         0);
         free(c->at);
 }
 
@@ -133,7 +142,8 @@ static float *cell(struct cells *c, uint32_t values, uint32_t row, uint32_t ordi
         uint32_t column = (uint32_t)(h >> 33) % c->header.columns;
 
         *sign = h & 256 ? 1 : -1;
-        return c->at + (((uint64_t)values * c->header.rows + row) * c->header.columns + column) * CELL;
+        return c->at +
+               (((uint64_t)values * c->header.rows + row) * c->header.columns + column) * CELL;
 }
 
 /* Float i of a token: planes are K0 V0 K1 V1. */
@@ -141,7 +151,8 @@ static float *block_float(float *block, uint32_t values, uint32_t token, uint32_
         return &block[((i / 8 * 2 + values) * BT + token) * 8 + i % 8];
 }
 
-static void sketch_add(struct cells *c, const struct kvd_job_item *item, float *block, float weight) {
+static void sketch_add(struct cells *c, const struct kvd_job_item *item, float *block,
+                       float weight) {
         float sign;
 
         for (uint32_t t = 0; t < item->n_tokens; t++)
@@ -173,7 +184,7 @@ static void sketch_query(struct cells *c, const struct kvd_job_item *item, float
                         }
 }
 
-/* ---- jobs -------------------------------------------------------------------------------------------------------- */
+/* ---- jobs ------------------------------------------------------------------------------------ */
 
 static void do_spill(uint32_t n) {
         static struct kvd_spilled result[KVD_JOB_ITEMS];
@@ -212,7 +223,9 @@ static void do_revive(uint32_t n) {
                         sketch_query(&c, item, block);
                 else
                         spill_io(item->place, block, false);
-                result[i] = item->flags & KVD_ENTRY_APPROX || checksum(block) == item->checksum ? 0 : EBADMSG;
+                result[i] = item->flags & KVD_ENTRY_APPROX || checksum(block) == item->checksum ?
+                                    0 :
+                                    EBADMSG;
                 write_dest(item->ref, block);
         }
         free(c.at);
@@ -236,7 +249,9 @@ static void do_sketch(uint32_t n, bool anew) {
                 else
                         sketch_query(&c, item, block); /* its estimate */
                 ck_assert_int_eq(item->place == UINT32_MAX, !!(item->flags & KVD_ENTRY_APPROX));
-                result[i] = item->place == UINT32_MAX || checksum(block) == item->checksum ? 0 : EBADMSG;
+                result[i] = item->place == UINT32_MAX || checksum(block) == item->checksum ?
+                                    0 :
+                                    EBADMSG;
                 if (!result[i])
                         sketch_add(&c, item, block, anew ? 1 : -1);
         }
@@ -247,7 +262,8 @@ static void do_sketch(uint32_t n, bool anew) {
 
 static bool same_tokens(uint32_t a, uint32_t b) {
         return steps()[a].n_tokens == steps()[b].n_tokens &&
-               memcmp(job_tokens_of(a), job_tokens_of(b), steps()[a].n_tokens * sizeof(uint32_t)) == 0;
+               memcmp(job_tokens_of(a), job_tokens_of(b), steps()[a].n_tokens * sizeof(uint32_t)) ==
+                       0;
 }
 
 static bool same_block(kvd_ref a, kvd_ref b) {
@@ -265,9 +281,12 @@ static void do_compare(void) {
 
         for (uint32_t t = 0; t < steps()[0].n_items && !worker_verdict; t++)
                 for (uint32_t s = 1, found = 0; s < worker_job->n_steps && !found; s++)
-                        for (uint32_t k = 0; k < steps()[s].n_items && same_tokens(0, s) && !found; k++)
-                                if (same_block(items()[t].ref, items()[steps()[s].first_item + k].ref)) {
-                                        result[n++] = (struct kvd_match){t, steps()[s].first_item + k, 0, 1};
+                        for (uint32_t k = 0; k < steps()[s].n_items && same_tokens(0, s) && !found;
+                             k++)
+                                if (same_block(items()[t].ref,
+                                               items()[steps()[s].first_item + k].ref)) {
+                                        result[n++] = (struct kvd_match){
+                                                t, steps()[s].first_item + k, 0, 1};
                                         found = 1;
                                 }
         worker_answer(result, n * sizeof *result);

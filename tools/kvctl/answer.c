@@ -58,8 +58,8 @@ static bool add(struct answer *answer, struct part part) {
         return true;
 }
 
-struct table *answer_table(struct answer *answer, const char *name, enum table_form form, const struct column *columns,
-                           size_t n_columns) {
+struct table *answer_table(struct answer *answer, const char *name, enum table_form form,
+                           const struct column *columns, size_t n_columns) {
         _cleanup_(table_freep) struct table *table = table_new(name, form, columns, n_columns);
 
         if (!table || !add(answer, (struct part){.table = table}))
@@ -91,7 +91,8 @@ void answer_picture(struct answer *answer, char *lines) {
 }
 
 /* Tables and pictures stand apart by an empty line; sentences stand together. */
-static void print_gap(const struct part *before, const struct part *now, const struct screen *screen) {
+static void print_gap(const struct part *before, const struct part *now,
+                      const struct screen *screen) {
         if (before && !(before->sentence && now->sentence))
                 fputc('\n', screen->to);
 }

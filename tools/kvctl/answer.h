@@ -3,8 +3,8 @@
 #define KVCTL_ANSWER_H
 
 /*
- * What a verb answers, built once: tables, which people and programs get, and sentences and pictures, which only people
- * get. In JSON an answer is an object with one member per table.
+ * What a verb answers, built once: tables, which people and programs get, and sentences and
+ * pictures, which only people get. In JSON an answer is an object with one member per table.
  */
 
 #include "tools/kvctl/table.h"
@@ -16,13 +16,17 @@ struct answer *answer_free(struct answer *answer);
 void answer_freep(struct answer **answer);
 
 /* The answer keeps the table. NULL: out of memory. */
-struct table *answer_table(struct answer *answer, const char *name, enum table_form form, const struct column *columns,
-                           size_t n_columns);
-#define ANSWER_ROWS(answer, name, columns) answer_table(answer, name, TABLE_ROWS, columns, ARRAY_SIZE(columns))
-#define ANSWER_RECORD(answer, name, columns) answer_table(answer, name, TABLE_RECORD, columns, ARRAY_SIZE(columns))
+struct table *answer_table(struct answer *answer, const char *name, enum table_form form,
+                           const struct column *columns, size_t n_columns);
+#define ANSWER_ROWS(answer, name, columns) \
+        answer_table(answer, name, TABLE_ROWS, columns, ARRAY_SIZE(columns))
+#define ANSWER_RECORD(answer, name, columns) \
+        answer_table(answer, name, TABLE_RECORD, columns, ARRAY_SIZE(columns))
 
-_printf_(2, 3) void answer_say(struct answer *answer, const char *format, ...); /* one line, without its end */
-void answer_picture(struct answer *answer, char *lines); /* takes it; may colour itself; NULL: out of memory */
+/* one line, without its end */
+_printf_(2, 3) void answer_say(struct answer *answer, const char *format, ...);
+/* takes it; may colour itself; NULL: out of memory */
+void answer_picture(struct answer *answer, char *lines);
 
 /* -ENOMEM if anything is missing */
 int answer_print(const struct answer *answer, const struct screen *screen);

@@ -33,7 +33,7 @@ struct reader {
         struct kvd_why *why;
 };
 
-/* ---- suggestions ------------------------------------------------------------------------------------------------ */
+/* ---- suggestions ----------------------------------------------------------------------------- */
 
 struct nearest {
         const char *name;
@@ -60,8 +60,10 @@ static int unknown_verb(struct reader *reader, const char *given) {
         for (unsigned i = 0; i < n_verbs; i++)
                 consider(&nearest, given, verbs[i].name);
         if (nearest.name)
-                return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; did you mean \"%s\"?", given, nearest.name);
-        return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; \"kvctl --help\" lists them", given);
+                return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; did you mean \"%s\"?",
+                                  given, nearest.name);
+        return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; \"kvctl --help\" lists them",
+                          given);
 }
 
 static uint64_t allowed(const struct verb *verb) {
@@ -77,13 +79,16 @@ static int unknown_flag(struct reader *reader) {
                 if (!verb || allowed(verb) & FLAG_BIT(i))
                         consider(&nearest, given, flags[i].name);
         if (nearest.name)
-                return kvd_refuse(reader->why, -EINVAL, "no flag --%s; did you mean --%s?", given, nearest.name);
+                return kvd_refuse(reader->why, -EINVAL, "no flag --%s; did you mean --%s?", given,
+                                  nearest.name);
         if (verb)
-                return kvd_refuse(reader->why, -EINVAL, "no flag --%s; \"kvctl %s --help\" lists them", given, verb->name);
+                return kvd_refuse(reader->why, -EINVAL,
+                                  "no flag --%s; \"kvctl %s --help\" lists them", given,
+                                  verb->name);
         return kvd_refuse(reader->why, -EINVAL, "no flag --%s; \"kvctl --help\" lists them", given);
 }
 
-/* ---- verb ------------------------------------------------------------------------------------------------------- */
+/* ---- verb ------------------------------------------------------------------------------------ */
 
 /* Words of the verb's name that stand at the beginning of the words given, if all of them do. */
 static unsigned words_of(const struct verb *verb, const struct reader *reader) {
@@ -110,7 +115,9 @@ static int take_group(struct reader *reader) {
                 reader->args->group = group;
                 return 0;
         }
-        return kvd_refuse(reader->why, -EINVAL, "\"%s\" wants another word; \"kvctl %s --help\" lists them", group, group);
+        return kvd_refuse(reader->why, -EINVAL,
+                          "\"%s\" wants another word; \"kvctl %s --help\" lists them", group,
+                          group);
 }
 
 static int no_verb(struct reader *reader) {
@@ -143,7 +150,7 @@ static int find_verb(struct reader *reader) {
         return 0;
 }
 
-/* ---- flags ------------------------------------------------------------------------------------------------------ */
+/* ---- flags ----------------------------------------------------------------------------------- */
 
 static int read_number(struct reader *reader, enum flag flag, const char *text) {
         uint64_t *number = &reader->args->number[flag];
@@ -152,7 +159,8 @@ static int read_number(struct reader *reader, enum flag flag, const char *text) 
         errno = 0;
         *number = strtoull(text, &end, 10);
         if (!isdigit((unsigned char)*text) || *end || errno)
-                return kvd_refuse(reader->why, -EINVAL, "--%s takes a whole number, not \"%s\"", flags[flag].name, text);
+                return kvd_refuse(reader->why, -EINVAL, "--%s takes a whole number, not \"%s\"",
+                                  flags[flag].name, text);
         return 0;
 }
 
@@ -162,7 +170,9 @@ static int read_seconds(struct reader *reader, enum flag flag, const char *text)
 
         *seconds = strtod(text, &end);
         if (end == text || *end || !(*seconds >= 0.01 && *seconds <= 86400))
-                return kvd_refuse(reader->why, -EINVAL, "--%s takes seconds, 0.01 to 86400, not \"%s\"", flags[flag].name, text);
+                return kvd_refuse(reader->why, -EINVAL,
+                                  "--%s takes seconds, 0.01 to 86400, not \"%s\"", flags[flag].name,
+                                  text);
         return 0;
 }
 
@@ -180,10 +190,12 @@ static int take_flag(struct reader *reader, enum flag flag, const char *value) {
 
         reader->args->given |= FLAG_BIT(flag);
         if (row->kind == FLAG_BARE)
-                return value ? kvd_refuse(reader->why, -EINVAL, "--%s takes no value", row->name) : 0;
+                return value ? kvd_refuse(reader->why, -EINVAL, "--%s takes no value", row->name) :
+                               0;
         if (!value) {
                 if (reader->at + 1 >= reader->argc)
-                        return kvd_refuse(reader->why, -EINVAL, "--%s wants a value: --%s %s", row->name, row->name, row->value);
+                        return kvd_refuse(reader->why, -EINVAL, "--%s wants a value: --%s %s",
+                                          row->name, row->name, row->value);
                 value = reader->argv[++reader->at];
         }
         return read_value(reader, flag, value);
@@ -197,7 +209,8 @@ static int take_long(struct reader *reader, const char *word) {
                 if (strlen(flags[i].name) == n && strncmp(flags[i].name, word, n) == 0)
                         return take_flag(reader, (enum flag)i, equals ? equals + 1 : NULL);
         if (!*reader->unknown)
-                snprintf(reader->unknown, sizeof reader->unknown, "%.*s", (int)MIN(n, (size_t)100), word);
+                snprintf(reader->unknown, sizeof reader->unknown, "%.*s", (int)MIN(n, (size_t)100),
+                         word);
         return 0;
 }
 
@@ -227,12 +240,13 @@ static int take_all(struct reader *reader) {
                 else if (strcmp(word, "--") == 0)
                         flags_end = true;
                 else
-                        r = word[1] == '-' ? take_long(reader, word + 2) : take_short(reader, word + 1);
+                        r = word[1] == '-' ? take_long(reader, word + 2) :
+                                             take_short(reader, word + 1);
         }
         return r;
 }
 
-/* ---- does it fit the verb? -------------------------------------------------------------------------------------- */
+/* ---- does it fit the verb? ------------------------------------------------------------------- */
 
 /* A space of opaque blocks has other things to say for itself. */
 static uint64_t required(const struct args *args) {
@@ -244,15 +258,20 @@ static uint64_t required(const struct args *args) {
 static int check_flags(struct reader *reader) {
         const struct args *args = reader->args;
         const char *verb = args->verb->name;
-        uint64_t surplus = args->given & ~allowed(args->verb), missing = required(args) & ~args->given;
+        uint64_t surplus = args->given & ~allowed(args->verb),
+                 missing = required(args) & ~args->given;
 
         for (unsigned i = 0; i < N_FLAGS; i++) {
                 if (surplus & FLAG_BIT(i))
-                        return kvd_refuse(reader->why, -EINVAL, "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", verb,
-                                          flags[i].name, verb);
+                        return kvd_refuse(
+                                reader->why, -EINVAL,
+                                "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags", verb,
+                                flags[i].name, verb);
                 if (missing & FLAG_BIT(i))
-                        return kvd_refuse(reader->why, -EINVAL, "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", verb,
-                                          flags[i].name, flags[i].value, verb);
+                        return kvd_refuse(
+                                reader->why, -EINVAL,
+                                "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example", verb,
+                                flags[i].name, flags[i].value, verb);
         }
         return 0;
 }
@@ -261,11 +280,14 @@ static int check_operands(struct reader *reader) {
         const struct args *args = reader->args;
 
         if (args->n_operands < args->verb->least)
-                return kvd_refuse(reader->why, -EINVAL, "\"%s\" wants %s; try: %s", args->verb->name, args->verb->operands,
-                                  args->verb->example);
+                return kvd_refuse(reader->why, -EINVAL, "\"%s\" wants %s; try: %s",
+                                  args->verb->name, args->verb->operands, args->verb->example);
         if (args->n_operands > args->verb->most)
-                return kvd_refuse(reader->why, -EINVAL, "\"%s\" does not know what to do with \"%s\"; \"kvctl %s --help\" has an example",
-                                  args->verb->name, args->operand[args->verb->most], args->verb->name);
+                return kvd_refuse(reader->why, -EINVAL,
+                                  "\"%s\" does not know what to do with \"%s\"; \"kvctl %s "
+                                  "--help\" has an example",
+                                  args->verb->name, args->operand[args->verb->most],
+                                  args->verb->name);
         return 0;
 }
 

@@ -35,7 +35,9 @@ extern const struct flag_row flags[N_FLAGS];
 #define FLAG_BIT(flag) (UINT64_C(1) << (flag))
 #define FLAGS_GLOBAL (FLAG_BIT(FLAG_WATCH) - 1)
 
-/* Fills the answer. 0; 1: the answer is "no"; negative errno, with the reason said by kvctl_fail. */
+/*
+ * Fills the answer. 0; 1: the answer is "no"; negative errno, with the reason said by kvctl_fail.
+ */
 typedef int verb_fn(struct kvctl *kvctl, struct answer *answer);
 
 struct verb {
@@ -63,7 +65,10 @@ struct args {
         double seconds[N_FLAGS];
 };
 
-/* -EINVAL, and a line in why, if it cannot be understood. With --help or --version, operands are not counted. */
+/*
+ * -EINVAL, and a line in why, if it cannot be understood. With --help or --version, operands are
+ * not counted.
+ */
 int args_parse(struct args *args, int argc, char **argv, struct kvd_why *why);
 
 static inline bool args_has(const struct args *args, enum flag flag) {

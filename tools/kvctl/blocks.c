@@ -11,7 +11,14 @@
 
 /* What a cell shows: of several blocks, the one that stands first here. */
 enum shade {
-        SHADE_LIMBO, SHADE_RETIRING, SHADE_FILLING, SHADE_PINNED, SHADE_HELD, SHADE_SEALED, SHADE_FREE, SHADE_ABSENT,
+        SHADE_LIMBO,
+        SHADE_RETIRING,
+        SHADE_FILLING,
+        SHADE_PINNED,
+        SHADE_HELD,
+        SHADE_SEALED,
+        SHADE_FREE,
+        SHADE_ABSENT,
         N_SHADES
 };
 
@@ -52,7 +59,7 @@ static enum shade shade_of(const struct map *map, uint32_t id) {
         }
 }
 
-/* ---- for programs: neighbouring blocks of one state as one row -------------------------------------------------- */
+/* ---- for programs: neighbouring blocks of one state as one row ------------------------------- */
 
 static const struct column state_columns[] = {
         {"domain", NULL, UNIT_NONE},
@@ -66,8 +73,8 @@ static const struct column state_columns[] = {
 };
 
 static const char *const state_names[] = {
-        [KVD_FREE] = "free", [KVD_FILLING] = "filling", [KVD_SEALED] = "sealed", [KVD_RETIRING] = "retiring",
-        [KVD_LIMBO] = "limbo", [KVD_ABSENT] = "absent",
+        [KVD_FREE] = "free",         [KVD_FILLING] = "filling", [KVD_SEALED] = "sealed",
+        [KVD_RETIRING] = "retiring", [KVD_LIMBO] = "limbo",     [KVD_ABSENT] = "absent",
 };
 
 static void fill_states(struct table *t, const struct space_name *space, const struct map *map) {
@@ -103,7 +110,7 @@ int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_li
         return 0;
 }
 
-/* ---- for people: the picture ------------------------------------------------------------------------------------ */
+/* ---- for people: the picture ----------------------------------------------------------------- */
 
 #define ROWS 24u
 #define LEGEND_ROWS 14u /* with header, gaps, and the line of --watch */
@@ -149,7 +156,8 @@ static enum shade shade_of_cell(const struct map *map, uint64_t first, uint32_t 
         return shade;
 }
 
-static void draw_row(FILE *to, const struct map *map, const struct picture *p, uint64_t first, bool colour) {
+static void draw_row(FILE *to, const struct map *map, const struct picture *p, uint64_t first,
+                     bool colour) {
         enum shade last = N_SHADES;
 
         fprintf(to, "%*llu  ", (int)p->label, (unsigned long long)first);
@@ -180,7 +188,7 @@ static char *draw(const struct map *map, const struct picture *p, bool colour) {
         return text;
 }
 
-/* ---- legend ----------------------------------------------------------------------------------------------------- */
+/* ---- legend ---------------------------------------------------------------------------------- */
 
 static const struct column count_columns[] = {
         {"letter", "", UNIT_NONE},
@@ -209,7 +217,8 @@ static int add_legend(struct kvctl *kvctl, struct answer *answer, const struct m
         return 0;
 }
 
-static void add_picture(struct kvctl *kvctl, struct answer *answer, const struct map *map, const char *space) {
+static void add_picture(struct kvctl *kvctl, struct answer *answer, const struct map *map,
+                        const char *space) {
         struct picture p = picture_for(kvctl, map->n);
 
         if (map->n == 0)
@@ -217,7 +226,9 @@ static void add_picture(struct kvctl *kvctl, struct answer *answer, const struct
         else if (p.blocks == 1)
                 answer_say(answer, "%s: %u blocks", space, map->n);
         else
-                answer_say(answer, "%s: %u blocks, %u to a cell, which shows the first state of the legend in it",
+                answer_say(answer,
+                           "%s: %u blocks, %u to a cell, which shows the first state of the legend "
+                           "in it",
                            space, map->n, p.blocks);
         if (map->n)
                 answer_picture(answer, draw(map, &p, kvctl->screen.colour));

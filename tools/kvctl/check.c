@@ -22,7 +22,8 @@ struct report {
 };
 
 static int check_space(struct kvctl *kvctl, const struct space_name *space, struct report *report) {
-        struct kvd_msg_check request = {.space = kvd_slice_of(space->name), .domain = kvd_slice_of(space->domain)};
+        struct kvd_msg_check request = {.space = kvd_slice_of(space->name),
+                                        .domain = kvd_slice_of(space->domain)};
         struct kvd_msg_check_reply reply;
 
         do {
@@ -39,7 +40,8 @@ static int check_space(struct kvctl *kvctl, const struct space_name *space, stru
         return 0;
 }
 
-static void fill_report(struct table *t, const struct space_name *space, const struct report *report) {
+static void fill_report(struct table *t, const struct space_name *space,
+                        const struct report *report) {
         table_string(t, space->domain);
         table_string(t, space->name);
         table_number(t, report->checked);
@@ -65,8 +67,10 @@ int verb_check(struct kvctl *kvctl, struct answer *answer) {
         if (r < 0)
                 return r;
         if (broken)
-                answer_say(answer, "Broken: save \"kvctl dump\" and the daemon's log, and report it.");
+                answer_say(answer,
+                           "Broken: save \"kvctl dump\" and the daemon's log, and report it.");
         else
-                answer_say(answer, "All invariants hold in %zu space%s.", list.n, list.n == 1 ? "" : "s");
+                answer_say(answer, "All invariants hold in %zu space%s.", list.n,
+                           list.n == 1 ? "" : "s");
         return broken > 0;
 }

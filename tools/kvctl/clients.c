@@ -31,7 +31,8 @@ static const struct column client_columns[] = {
         {"age_ms", "AGE", UNIT_MS},
 };
 
-static void fill_client(struct table *t, const struct kvd_msg_client_info_reply *info, uint64_t pinned_bytes) {
+static void fill_client(struct table *t, const struct kvd_msg_client_info_reply *info,
+                        uint64_t pinned_bytes) {
         uint64_t asked = counter_at(info->counters, KVD_CLIENT_TOKENS_ASKED);
         uint64_t found = counter_at(info->counters, KVD_CLIENT_TOKENS_FOUND);
 
@@ -56,7 +57,7 @@ static void fill_client(struct table *t, const struct kvd_msg_client_info_reply 
         table_number(t, info->age_ms);
 }
 
-/* ---- what their pins keep --------------------------------------------------------------------------------------- */
+/* ---- what their pins keep -------------------------------------------------------------------- */
 
 struct holder {
         uint32_t client;
@@ -109,7 +110,8 @@ static int find_held(struct kvctl *kvctl, struct holders *holders) {
         return r;
 }
 
-static uint64_t held_by(const struct holders *holders, const struct kvd_msg_client_info_reply *info) {
+static uint64_t held_by(const struct holders *holders,
+                        const struct kvd_msg_client_info_reply *info) {
         for (size_t i = 0; i < holders->n; i++)
                 if (holders->holders[i].client == info->client &&
                     kvd_slice_is(info->domain, holders->holders[i].domain))
@@ -117,7 +119,7 @@ static uint64_t held_by(const struct holders *holders, const struct kvd_msg_clie
         return 0;
 }
 
-/* ---- the table -------------------------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 int add_clients(struct kvctl *kvctl, struct answer *answer) {
         _cleanup_(holders_clear) struct holders holders = {0};

@@ -40,8 +40,9 @@ static const struct column daemon_columns[] = {
 
 /* Others are not told about the work of all domains. */
 static void fill_work(struct table *t, bool told, const struct kvd_msg_daemon_info_reply *info) {
-        const uint64_t work[] = {info->requests, info->request_errors, info->bad_frames, info->turn_max_us,
-                                 info->worker, info->worker_starts, info->jobs, info->jobs_waiting};
+        const uint64_t work[] = {info->requests,    info->request_errors, info->bad_frames,
+                                 info->turn_max_us, info->worker,         info->worker_starts,
+                                 info->jobs,        info->jobs_waiting};
 
         for (size_t i = 0; i < ARRAY_SIZE(work); i++)
                 if (told)
@@ -99,7 +100,7 @@ int verb_status(struct kvctl *kvctl, struct answer *answer) {
         return r < 0 ? r : add_spaces(kvctl, answer);
 }
 
-/* ---- ping ------------------------------------------------------------------------------------------------------- */
+/* ---- ping ------------------------------------------------------------------------------------ */
 
 static const struct column ping_columns[] = {
         {"version", NULL, UNIT_NONE},
@@ -139,6 +140,7 @@ int verb_ping(struct kvctl *kvctl, struct answer *answer) {
         table_string(t, conn_path(kvctl->conn));
         table_number(t, us);
         unit_format(UNIT_US, (double)us, time);
-        answer_say(answer, "kvd %s (pid %u) at %s answered in %s", version, info.pid, conn_path(kvctl->conn), time);
+        answer_say(answer, "kvd %s (pid %u) at %s answered in %s", version, info.pid,
+                   conn_path(kvctl->conn), time);
         return 0;
 }

@@ -39,8 +39,27 @@ struct row {
         unsigned seconds;
 };
 
-enum { DRIVER, DEVICE, VMM, READONLY, LEGACY, ORDER_DEVICE, ORDER_HOST, ORDER_STORE, KERNELS, CUBLAS, MPS, MEMFD,
-       PIDFD, URING, HUGE, FDS, MEMLOCK, AROUND, N_ROWS };
+enum {
+        DRIVER,
+        DEVICE,
+        VMM,
+        READONLY,
+        LEGACY,
+        ORDER_DEVICE,
+        ORDER_HOST,
+        ORDER_STORE,
+        KERNELS,
+        CUBLAS,
+        MPS,
+        MEMFD,
+        PIDFD,
+        URING,
+        HUGE,
+        FDS,
+        MEMLOCK,
+        AROUND,
+        N_ROWS
+};
 
 static const struct row rows[N_ROWS] = {
         [DRIVER] = {"GPU", "driver", probe_driver, ALWAYS, 20},
@@ -86,7 +105,7 @@ static void examine(struct finding *findings, uint32_t device) {
                         probe(rows[i].function, device, rows[i].seconds, &findings[i]);
 }
 
-/* ---- findings --------------------------------------------------------------------------------------------------- */
+/* ---- findings -------------------------------------------------------------------------------- */
 
 static const struct {
         const char *word, *colour;
@@ -112,23 +131,28 @@ static void fill_finding(struct table *t, const struct row *row, const struct fi
         table_string(t, tried ? f->text : needs[row->needs]);
 }
 
-/* ---- what follows ----------------------------------------------------------------------------------------------- */
+/* ---- what follows ---------------------------------------------------------------------------- */
 
 static void say_memory(struct table *t, const struct finding *f) {
         bool vmm = has(f, VMM), legacy = has(f, LEGACY);
 
         table_string(t, vmm || legacy ? "CUDA" : "host memory");
-        table_string(t, vmm ? "chunks, shared by descriptors" : legacy ? "legacy handles, made by an exporter process" :
-                        "none");
+        table_string(t, vmm    ? "chunks, shared by descriptors" :
+                        legacy ? "legacy handles, made by an exporter process" :
+                                 "none");
 }
 
 static void say_order(struct table *t, const struct finding *f) {
         if (!has(f, VMM) && !has(f, LEGACY))
                 table_string(t, "by the processor: a seal says that the data is there");
         else if (!has(f, ORDER_HOST))
-                table_string(t, "calls wait for their streams: no stream memory operations on host memory");
+                table_string(
+                        t,
+                        "calls wait for their streams: no stream memory operations on host memory");
         else if (!has(f, ORDER_STORE))
-                table_string(t, "by streams; a stream's write wakes the readers of a producer that died");
+                table_string(
+                        t,
+                        "by streams; a stream's write wakes the readers of a producer that died");
         else
                 table_string(t, "by streams: no processor waits");
 }
@@ -137,7 +161,8 @@ static void say_isolation(struct table *t, const struct finding *f) {
         if (!has(f, VMM) && !has(f, LEGACY))
                 table_string(t, "others' segments are mapped read-only");
         else if (has(f, READONLY))
-                table_string(t, "others' chunks are mapped read-only: a stray store ends its author");
+                table_string(t,
+                             "others' chunks are mapped read-only: a stray store ends its author");
         else
                 table_string(t, "not on this GPU: nothing can be mapped read-only");
 }
@@ -149,12 +174,13 @@ static void fill_verdict(struct table *t, const struct finding *f) {
         say_memory(t, f);
         say_order(t, f);
         say_isolation(t, f);
-        table_string(t, gpu && has(f, KERNELS) ? "on the GPU" : gpu ? "none: the GPU's memory is shared, and no more" :
-                        "on processors");
+        table_string(t, gpu && has(f, KERNELS) ? "on the GPU" :
+                        gpu                    ? "none: the GPU's memory is shared, and no more" :
+                                                 "on processors");
         table_string(t, has(f, URING) ? "io_uring" : "epoll");
 }
 
-/* ---- the verb --------------------------------------------------------------------------------------------------- */
+/* ---- the verb -------------------------------------------------------------------------------- */
 
 static int read_device(struct kvctl *kvctl, uint32_t *ret) {
         const char *text = kvctl->args.n_operands ? kvctl->args.operand[0] : "0";
@@ -162,7 +188,8 @@ static int read_device(struct kvctl *kvctl, uint32_t *ret) {
         unsigned long n = strtoul(text, &end, 10);
 
         if (*end || end == text || n > 1023)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "\"%s\" is not the number of a device", text);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "\"%s\" is not the number of a device", text);
         *ret = (uint32_t)n;
         return 0;
 }

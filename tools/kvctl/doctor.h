@@ -3,8 +3,8 @@
 #define KVCTL_DOCTOR_H
 
 /*
- * What this machine can do for kvd, each thing tried by a real call, in a process of its own that may crash or hang:
- * kvctl itself never loads a driver.
+ * What this machine can do for kvd, each thing tried by a real call, in a process of its own that
+ * may crash or hang: kvctl itself never loads a driver.
  */
 
 #include <stdint.h>
@@ -30,8 +30,8 @@ typedef void probe_fn(struct finding *f, uint32_t device);
 void probe(probe_fn *function, uint32_t device, unsigned seconds, struct finding *ret);
 
 /*
- * For probes that need two processes: starts another one, before the driver is loaded. Its end of a socket is what
- * function gets; ours is returned. It ends with us.
+ * For probes that need two processes: starts another one, before the driver is loaded. Its end of a
+ * socket is what function gets; ours is returned. It ends with us.
  */
 int probe_other(void (*function)(int socket, uint32_t device), uint32_t device);
 int socket_send(int socket, const void *bytes, size_t size, int fd); /* fd -1: none */
@@ -39,18 +39,19 @@ int socket_take(int socket, void *bytes, size_t size, int *fd);      /* whole, o
 
 _printf_(3, 4) void found(struct finding *f, enum health health, const char *format, ...);
 
-/* ---- the GPU ---------------------------------------------------------------------------------------------------- */
+/* ---- the GPU --------------------------------------------------------------------------------- */
 
 probe_fn probe_driver;   /* value: CUDA version, devices */
 probe_fn probe_device;   /* value: memory, capability, MPS */
-probe_fn probe_vmm;      /* a chunk made without a context, imported, mapped, used by another process */
+/* a chunk made without a context, imported, mapped, used by another process */
+probe_fn probe_vmm;
 probe_fn probe_readonly; /* the same, mapped for reading */
 probe_fn probe_legacy;
 probe_fn probe_order_device, probe_order_host, probe_order_store;
 probe_fn probe_kernels;  /* a launch, its result compared */
 probe_fn probe_cublas;
 
-/* ---- the system ------------------------------------------------------------------------------------------------- */
+/* ---- the system ------------------------------------------------------------------------------ */
 
 probe_fn probe_memfd;    /* sealed against writing */
 probe_fn probe_pidfd;

@@ -20,9 +20,10 @@
 
 #define PAGE 4096u
 
-/* ---- words ------------------------------------------------------------------------------------------------------ */
+/* ---- words ----------------------------------------------------------------------------------- */
 
-static void failed(struct finding *f, const struct kvd_cuda *cuda, const char *what, cu_result error) {
+static void failed(struct finding *f, const struct kvd_cuda *cuda, const char *what,
+                   cu_result error) {
         char text[200];
 
         found(f, HEALTH_MISSING, "%s: %s", what, kvd_cuda_why(cuda, error, text, sizeof text));
@@ -37,7 +38,7 @@ static bool try(struct finding *f, const struct kvd_cuda *cuda, const char *what
         return !error;
 }
 
-/* ---- driver and devices ----------------------------------------------------------------------------------------- */
+/* ---- driver and devices ---------------------------------------------------------------------- */
 
 static const struct kvd_cuda *load(struct finding *f) {
         const char *why = NULL;
@@ -55,13 +56,15 @@ void probe_driver(struct finding *f, uint32_t device) {
         Dl_info info = {0};
         int version = 0, n = 0;
 
-        if (!cuda || !TRY(f, cuda, cuDriverGetVersion, &version) || !TRY(f, cuda, cuDeviceGetCount, &n))
+        if (!cuda || !TRY(f, cuda, cuDriverGetVersion, &version) ||
+            !TRY(f, cuda, cuDeviceGetCount, &n))
                 return;
         dladdr(*(void **)&cuda->cuInit, &info);
         f->value[0] = (uint64_t)version;
         f->value[1] = (uint64_t)n;
-        found(f, n ? HEALTH_OK : HEALTH_MISSING, "CUDA %d.%d, %d device%s, %s", version / 1000, version % 1000 / 10, n,
-              n == 1 ? "" : "s", info.dli_fname ? info.dli_fname : "libcuda.so.1");
+        found(f, n ? HEALTH_OK : HEALTH_MISSING, "CUDA %d.%d, %d device%s, %s", version / 1000,
+              version % 1000 / 10, n, n == 1 ? "" : "s",
+              info.dli_fname ? info.dli_fname : "libcuda.so.1");
 }
 
 static uint64_t attribute(const struct kvd_cuda *cuda, int which, cu_device device) {
@@ -88,7 +91,8 @@ void probe_device(struct finding *f, uint32_t ordinal) {
 
         if (!cuda || !TRY(f, cuda, cuDeviceGet, &device, (int)ordinal) ||
             !TRY(f, cuda, cuDeviceGetName, name, sizeof name, device) ||
-            !TRY(f, cuda, cuDeviceGetUuid, &f->uuid, device) || !TRY(f, cuda, cuDeviceTotalMem, &bytes, device))
+            !TRY(f, cuda, cuDeviceGetUuid, &f->uuid, device) ||
+            !TRY(f, cuda, cuDeviceTotalMem, &bytes, device))
                 return;
         f->value[0] = bytes;
         f->value[1] = attribute(cuda, CU_ATTR_CAPABILITY_MAJOR, device) * 10 +
@@ -104,7 +108,8 @@ static bool open_device(struct finding *f, struct kvd_device *d, uint32_t ordina
         struct cu_uuid uuid;
         cu_device device;
 
-        if (!cuda || !TRY(f, cuda, cuDeviceGet, &device, (int)ordinal) || !TRY(f, cuda, cuDeviceGetUuid, &uuid, device))
+        if (!cuda || !TRY(f, cuda, cuDeviceGet, &device, (int)ordinal) ||
+            !TRY(f, cuda, cuDeviceGetUuid, &uuid, device))
                 return false;
         if (kvd_device_open(d, &uuid) == 0 && kvd_device_enter(d) == 0)
                 return true;
@@ -112,7 +117,7 @@ static bool open_device(struct finding *f, struct kvd_device *d, uint32_t ordina
         return false;
 }
 
-/* ---- memory between processes ----------------------------------------------------------------------------------- */
+/* ---- memory between processes ---------------------------------------------------------------- */
 
 struct offer { /* from who makes the memory */
         uint64_t bytes;
@@ -162,8 +167,10 @@ static void be_client(int socket, uint32_t device) {
         socket_send(socket, &f, sizeof f, -1);
 }
 
-static void ask_client(struct finding *f, int client, const struct offer *offer, int fd, const char *well) {
-        if (socket_send(client, offer, sizeof *offer, fd) < 0 || socket_take(client, f, sizeof *f, NULL) < 0)
+static void ask_client(struct finding *f, int client, const struct offer *offer, int fd,
+                       const char *well) {
+        if (socket_send(client, offer, sizeof *offer, fd) < 0 ||
+            socket_take(client, f, sizeof *f, NULL) < 0)
                 found(f, HEALTH_MISSING, "the process that should map it is gone");
         else if (f->health == HEALTH_OK)
                 found(f, HEALTH_OK, "%s", well);
@@ -173,7 +180,8 @@ static void ask_client(struct finding *f, int client, const struct offer *offer,
 static void offer_chunk(struct finding *f, uint32_t ordinal, bool writable, const char *well) {
         int client = probe_other(be_client, ordinal), fd = -1;
         const struct kvd_cuda *cuda = load(f);
-        struct cu_allocation what = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+        struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                     .handle_types = CU_HANDLE_POSIX_FD,
                                      .location = {CU_LOCATION_DEVICE, 0}};
         struct offer offer = {.writable = writable};
         cu_device device;
@@ -183,7 +191,8 @@ static void offer_chunk(struct finding *f, uint32_t ordinal, bool writable, cons
         if (!cuda || !TRY(f, cuda, cuDeviceGet, &device, (int)ordinal))
                 return;
         what.location.id = device;
-        if (!TRY(f, cuda, cuMemGetAllocationGranularity, &bytes, &what, CU_GRANULARITY_RECOMMENDED) ||
+        if (!TRY(f, cuda, cuMemGetAllocationGranularity, &bytes, &what,
+                 CU_GRANULARITY_RECOMMENDED) ||
             !TRY(f, cuda, cuMemCreate, &memory, bytes, &what, 0) ||
             !TRY(f, cuda, cuMemExportToShareableHandle, &fd, memory, CU_HANDLE_POSIX_FD, 0))
                 return;
@@ -192,11 +201,14 @@ static void offer_chunk(struct finding *f, uint32_t ordinal, bool writable, cons
 }
 
 void probe_vmm(struct finding *f, uint32_t device) {
-        offer_chunk(f, device, true, "made without a context, mapped and written by another process");
+        offer_chunk(f, device, true,
+                    "made without a context, mapped and written by another process");
 }
 
 void probe_readonly(struct finding *f, uint32_t device) {
-        offer_chunk(f, device, false, "mapped for reading by another process (a store was not tried: it would end it)");
+        offer_chunk(
+                f, device, false,
+                "mapped for reading by another process (a store was not tried: it would end it)");
 }
 
 void probe_legacy(struct finding *f, uint32_t ordinal) {
@@ -210,7 +222,7 @@ void probe_legacy(struct finding *f, uint32_t ordinal) {
                 ask_client(f, client, &offer, -1, "opened and written by another process");
 }
 
-/* ---- streams that wait ------------------------------------------------------------------------------------------ */
+/* ---- streams that wait ----------------------------------------------------------------------- */
 
 struct order {
         struct kvd_device d;
@@ -283,10 +295,11 @@ void probe_order_host(struct finding *f, uint32_t device) {
 }
 
 void probe_order_store(struct finding *f, uint32_t device) {
-        order(f, device, true, true, "a stream that waits goes on when a processor stores the value");
+        order(f, device, true, true,
+              "a stream that waits goes on when a processor stores the value");
 }
 
-/* ---- kernels ---------------------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 /* Two heads' scores of four tokens, in blocks of two. */
 static bool launch(struct finding *f, struct gpu *gpu) {
@@ -332,7 +345,8 @@ void probe_cublas(struct finding *f, uint32_t device) {
         struct gpu gpu;
 
         if (!calls) {
-                found(f, HEALTH_NOTE, "%s (kvlm on a GPU needs it; daemon and clients do not)", why);
+                found(f, HEALTH_NOTE, "%s (kvlm on a GPU needs it; daemon and clients do not)",
+                      why);
                 return;
         }
         if (gpu_open(&gpu, (cu_device)device) < 0) {

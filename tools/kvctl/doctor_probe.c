@@ -28,7 +28,7 @@ void found(struct finding *f, enum health health, const char *format, ...) {
         f->health = health;
 }
 
-/* ---- a process of its own --------------------------------------------------------------------------------------- */
+/* ---- a process of its own -------------------------------------------------------------------- */
 
 /* What a driver prints is not ours to show. */
 static void be_quiet(void) {
@@ -79,7 +79,7 @@ void probe(probe_fn *function, uint32_t device, unsigned seconds, struct finding
         }
 }
 
-/* ---- two of them ------------------------------------------------------------------------------------------------ */
+/* ---- two of them ----------------------------------------------------------------------------- */
 
 int probe_other(void (*function)(int socket, uint32_t device), uint32_t device) {
         int ends[2];

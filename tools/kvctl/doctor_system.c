@@ -21,13 +21,16 @@
 #include "ipc/base/file.h"
 #include "tools/kvctl/doctor.h"
 
-/* The index is mapped for writing by the daemon, sealed, and can then be mapped for reading only. */
+/*
+ * The index is mapped for writing by the daemon, sealed, and can then be mapped for reading only.
+ */
 void probe_memfd(struct finding *f, uint32_t device) {
         struct shared_file file;
         int r = shared_file_new("kvctl-doctor", 4096, SHARED_MAPPED | SHARED_ONE_WRITER, &file);
 
         if (r < 0)
-                found(f, HEALTH_MISSING, "memfds cannot be sealed against writing: %s (Linux 5.1)", strerror(-r));
+                found(f, HEALTH_MISSING, "memfds cannot be sealed against writing: %s (Linux 5.1)",
+                      strerror(-r));
         else if (mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0) != MAP_FAILED)
                 found(f, HEALTH_MISSING, "a sealed memfd can be mapped for writing");
         else
@@ -49,12 +52,13 @@ void probe_uring(struct finding *f, uint32_t device) {
         int fd = (int)syscall(SYS_io_uring_setup, 8, &p);
 
         if (fd < 0)
-                found(f, HEALTH_NOTE, "io_uring_setup: %s; the epoll loop serves as well", strerror(errno));
+                found(f, HEALTH_NOTE, "io_uring_setup: %s; the epoll loop serves as well",
+                      strerror(errno));
         else
                 found(f, HEALTH_OK, "available");
 }
 
-/* ---- memory and limits ------------------------------------------------------------------------------------------ */
+/* ---- memory and limits ----------------------------------------------------------------------- */
 
 static uint64_t read_number(const char *path) {
         FILE *file = fopen(path, "re");
@@ -85,10 +89,11 @@ void probe_huge(struct finding *f, uint32_t device) {
         snprintf(path, sizeof path, "%s/free_hugepages", folder);
         f->value[1] = read_number(path);
         if (huge_page_works())
-                found(f, HEALTH_OK, "%llu pages of 2 MiB reserved, %llu free", (unsigned long long)f->value[0],
-                      (unsigned long long)f->value[1]);
+                found(f, HEALTH_OK, "%llu pages of 2 MiB reserved, %llu free",
+                      (unsigned long long)f->value[0], (unsigned long long)f->value[1]);
         else
-                found(f, HEALTH_NOTE, "no free page of 2 MiB (sysctl vm.nr_hugepages); 4 KiB pages serve as well");
+                found(f, HEALTH_NOTE,
+                      "no free page of 2 MiB (sysctl vm.nr_hugepages); 4 KiB pages serve as well");
 }
 
 static const char *limit_text(rlim_t n, char *to, size_t size) {
@@ -100,17 +105,22 @@ static const char *limit_text(rlim_t n, char *to, size_t size) {
 
 #define ENOUGH_FDS 4096
 
-/* A client has one of each segment while it maps it; the daemon keeps all, and a connection and pages a client. */
+/*
+ * A client has one of each segment while it maps it; the daemon keeps all, and a connection and
+ * pages a client.
+ */
 void probe_limits(struct finding *f, uint32_t device) {
         struct rlimit limit = {0};
         char soft[24], hard[24];
 
         getrlimit(RLIMIT_NOFILE, &limit);
         f->value[0] = limit.rlim_cur;
-        found(f, limit.rlim_max < ENOUGH_FDS ? HEALTH_NOTE : HEALTH_OK,
-              "%s, at most %s%s", limit_text(limit.rlim_cur, soft, sizeof soft),
+        found(f, limit.rlim_max < ENOUGH_FDS ? HEALTH_NOTE : HEALTH_OK, "%s, at most %s%s",
+              limit_text(limit.rlim_cur, soft, sizeof soft),
               limit_text(limit.rlim_max, hard, sizeof hard),
-              limit.rlim_max < ENOUGH_FDS ? ": few for a large pool with many clients (LimitNOFILE=65536)" : "");
+              limit.rlim_max < ENOUGH_FDS ?
+                      ": few for a large pool with many clients (LimitNOFILE=65536)" :
+                      "");
 }
 
 void probe_memlock(struct finding *f, uint32_t device) {
@@ -122,7 +132,7 @@ void probe_memlock(struct finding *f, uint32_t device) {
         found(f, HEALTH_OK, "%s bytes", limit_text(limit.rlim_cur, soft, sizeof soft));
 }
 
-/* ---- around us -------------------------------------------------------------------------------------------------- */
+/* ---- around us ------------------------------------------------------------------------------- */
 
 static bool file_says(const char *path, const char *word) {
         char text[4096];
@@ -144,21 +154,27 @@ static bool is_gvisor(void) {
 }
 
 static bool is_container(void) {
-        return access("/.dockerenv", F_OK) == 0 || access("/run/.containerenv", F_OK) == 0 || getenv("container") ||
-               file_says("/proc/1/cgroup", "docker") || file_says("/proc/1/cgroup", "kubepods");
+        return access("/.dockerenv", F_OK) == 0 || access("/run/.containerenv", F_OK) == 0 ||
+               getenv("container") || file_says("/proc/1/cgroup", "docker") ||
+               file_says("/proc/1/cgroup", "kubepods");
 }
 
 void probe_around(struct finding *f, uint32_t device) {
-        bool wsl = file_says("/proc/version", "microsoft") || access("/dev/dxg", F_OK) == 0, gvisor = is_gvisor();
+        bool wsl = file_says("/proc/version", "microsoft") || access("/dev/dxg", F_OK) == 0,
+             gvisor = is_gvisor();
         bool container = is_container();
 
         if (gvisor)
-                found(f, HEALTH_NOTE, "gVisor: GPU memory passes between processes of one sandbox at most");
+                found(f, HEALTH_NOTE,
+                      "gVisor: GPU memory passes between processes of one sandbox at most");
         else if (wsl)
-                found(f, HEALTH_NOTE, "WSL: trust what was tried above, not what is written about drivers");
+                found(f, HEALTH_NOTE,
+                      "WSL: trust what was tried above, not what is written about drivers");
         else if (container)
-                found(f, HEALTH_NOTE, "a container: clients in others need the socket's folder, and for legacy handles "
-                                      "other process numbers than the owner's");
+                found(f, HEALTH_NOTE,
+                      "a container: clients in others need the socket's folder, and for legacy "
+                      "handles "
+                      "other process numbers than the owner's");
         else
                 found(f, HEALTH_OK, "no container, as far as one can tell");
 }
@@ -171,8 +187,11 @@ void probe_mps(struct finding *f, uint32_t device) {
         snprintf(path, sizeof path, "%s/control", folder ? folder : "/tmp/nvidia-mps");
         f->value[0] = access(path, F_OK) == 0;
         if (f->value[0])
-                found(f, HEALTH_NOTE, "runs (%s): one client's fault on the GPU ends all of them, a store to read-only "
-                                      "memory, too", path);
+                found(f, HEALTH_NOTE,
+                      "runs (%s): one client's fault on the GPU ends all of them, a store to "
+                      "read-only "
+                      "memory, too",
+                      path);
         else
                 found(f, HEALTH_OK, "does not run: a client's fault stays its own");
 }

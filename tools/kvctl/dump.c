@@ -9,14 +9,17 @@
 #include "tools/kvctl/verbs.h"
 
 typedef int add_fn(struct kvctl *kvctl, struct answer *answer);
-typedef int add_of_spaces_fn(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
+typedef int add_of_spaces_fn(struct kvctl *kvctl, struct answer *answer,
+                             const struct space_list *list);
 
-static int add_all_settings(struct kvctl *kvctl, struct answer *answer, const struct space_list *list) {
+static int add_all_settings(struct kvctl *kvctl, struct answer *answer,
+                            const struct space_list *list) {
         return add_methods(kvctl, answer, list, true);
 }
 
 static add_fn *const parts[] = {add_daemon, add_spaces, add_clients};
-static add_of_spaces_fn *const parts_of_spaces[] = {add_counters, add_chains, add_states, add_all_settings};
+static add_of_spaces_fn *const parts_of_spaces[] = {add_counters, add_chains, add_states,
+                                                    add_all_settings};
 
 int verb_dump(struct kvctl *kvctl, struct answer *answer) {
         _cleanup_(space_list_clear) struct space_list list = {0};

@@ -38,15 +38,20 @@ static bool parse_chain(const char *text, uint64_t *ret) {
 static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
         const struct args *args = &kvctl->args;
 
-        if (args_has(args, FLAG_BLOCKS) + args_has(args, FLAG_ALL) + args_has(args, FLAG_CHAIN) != 1)
+        if (args_has(args, FLAG_BLOCKS) + args_has(args, FLAG_ALL) + args_has(args, FLAG_CHAIN) !=
+            1)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
                                   "\"evict\" wants one of --blocks N, --all, --chain ID:GEN");
-        if (args_has(args, FLAG_BLOCKS) && (!args->number[FLAG_BLOCKS] || args->number[FLAG_BLOCKS] > UINT32_MAX))
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--blocks takes 1 to %u", UINT32_MAX);
+        if (args_has(args, FLAG_BLOCKS) &&
+            (!args->number[FLAG_BLOCKS] || args->number[FLAG_BLOCKS] > UINT32_MAX))
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--blocks takes 1 to %u",
+                                  UINT32_MAX);
         if (args_has(args, FLAG_CHAIN) && !parse_chain(args->text[FLAG_CHAIN], &request->chain))
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "--chain takes a block and its generation, as in 12:3, not \"%s\"; "
-                                  "\"kvctl prefixes\" shows them", args->text[FLAG_CHAIN]);
+                return kvctl_fail(
+                        kvctl, KVCTL_USAGE, -EINVAL,
+                        "--chain takes a block and its generation, as in 12:3, not \"%s\"; "
+                        "\"kvctl prefixes\" shows them",
+                        args->text[FLAG_CHAIN]);
         request->blocks = args->number[FLAG_BLOCKS];
         return 0;
 }
@@ -67,7 +72,8 @@ static void progress_show(struct progress *progress, uint64_t evicted) {
 }
 
 /* One request; the daemon stops early so as not to keep others waiting, and *more says so. */
-static int evict_some(struct kvctl *kvctl, const struct kvd_msg_evict *request, uint64_t *evicted, bool *more) {
+static int evict_some(struct kvctl *kvctl, const struct kvd_msg_evict *request, uint64_t *evicted,
+                      bool *more) {
         struct kvd_msg_evict_reply reply;
         int r = kvctl_call(kvctl, KVD_MSG_evict, request, &reply);
 
@@ -103,8 +109,8 @@ static int count_held(struct kvctl *kvctl, const struct space_name *space, uint6
 }
 
 /* held: with --all, blocks that stay because they are in use. */
-static int add_result(struct kvctl *kvctl, struct answer *answer, const struct space_name *space, uint64_t evicted,
-                      uint64_t held) {
+static int add_result(struct kvctl *kvctl, struct answer *answer, const struct space_name *space,
+                      uint64_t evicted, uint64_t held) {
         struct table *t = ANSWER_RECORD(answer, "evict", evict_columns);
         uint64_t asked = kvctl->args.number[FLAG_BLOCKS];
 
@@ -124,16 +130,22 @@ static int add_result(struct kvctl *kvctl, struct answer *answer, const struct s
         if (args_has(&kvctl->args, FLAG_CHAIN) && !evicted)
                 answer_say(answer, "Nothing evicted from %s: the chain is in use.", space->name);
         else if (!evicted && held)
-                answer_say(answer, "Nothing evicted from %s: all %llu blocks that are cached are in use; \"kvctl "
-                           "clients\" shows by whom.", space->name, (unsigned long long)held);
+                answer_say(answer,
+                           "Nothing evicted from %s: all %llu blocks that are cached are in use; "
+                           "\"kvctl "
+                           "clients\" shows by whom.",
+                           space->name, (unsigned long long)held);
         else if (held)
                 answer_say(answer, "%llu blocks evicted from %s; %llu are in use and stay.",
                            (unsigned long long)evicted, space->name, (unsigned long long)held);
         else if (evicted < asked)
-                answer_say(answer, "%llu of %llu blocks evicted from %s; the others are in use, or there are no more.",
+                answer_say(answer,
+                           "%llu of %llu blocks evicted from %s; the others are in use, or there "
+                           "are no more.",
                            (unsigned long long)evicted, (unsigned long long)asked, space->name);
         else
-                answer_say(answer, "%llu blocks evicted from %s.", (unsigned long long)evicted, space->name);
+                answer_say(answer, "%llu blocks evicted from %s.", (unsigned long long)evicted,
+                           space->name);
         return evicted < MAX(asked, (uint64_t)(args_has(&kvctl->args, FLAG_CHAIN) || held));
 }
 

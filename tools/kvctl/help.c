@@ -27,7 +27,8 @@ static void put_flag(FILE *to, enum flag flag) {
 
         if (row->letter)
                 snprintf(letter, sizeof letter, "-%c, ", row->letter);
-        snprintf(left, sizeof left, "--%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "");
+        snprintf(left, sizeof left, "--%s%s%s", row->name, row->value ? " " : "",
+                 row->value ? row->value : "");
         if (strlen(left) > 20)
                 fprintf(to, "  %s%s\n%-28s%s\n", letter, left, "", row->text);
         else
@@ -46,7 +47,8 @@ static void put_usage(FILE *to, const struct verb *verb) {
 
         if (!whole)
                 return;
-        fprintf(whole, "usage: kvctl %s%s%s", verb->name, *verb->operands ? " " : "", verb->operands);
+        fprintf(whole, "usage: kvctl %s%s%s", verb->name, *verb->operands ? " " : "",
+                verb->operands);
         for (unsigned i = 0; i < N_FLAGS; i++)
                 if ((verb->required | verb->optional) & FLAG_BIT(i))
                         put_flag_usage(whole, (enum flag)i, verb->required & FLAG_BIT(i));
@@ -58,7 +60,8 @@ void help_verb(FILE *to, const struct verb *verb) {
         uint64_t own = verb->required | verb->optional;
 
         put_usage(to, verb);
-        fprintf(to, "\n\nkvctl %s: %s.%s%s\n\n", verb->name, verb->text, *verb->more ? "\n" : "", verb->more);
+        fprintf(to, "\n\nkvctl %s: %s.%s%s\n\n", verb->name, verb->text, *verb->more ? "\n" : "",
+                verb->more);
         put_flags(to, own);
         put_flags(to, FLAGS_GLOBAL);
         fprintf(to, "\nexample: %s\n", verb->example);
@@ -80,12 +83,15 @@ void help_group(FILE *to, const char *group) {
 
 void help_all(FILE *to) {
         fprintf(to, "usage: kvctl [flags] VERB [arguments]\n\n"
-                    "Looks into a kvd daemon, and changes what is in it. Where there is one space, SPACE\n"
+                    "Looks into a kvd daemon, and changes what is in it. Where there is one space, "
+                    "SPACE\n"
                     "may be left out.\n\n");
         for (unsigned i = 0; i < n_verbs; i++)
                 fprintf(to, "  %-14s  %s\n", verbs[i].name, verbs[i].text);
         fprintf(to, "\nflags of every verb:\n\n");
         put_flags(to, FLAGS_GLOBAL);
-        fprintf(to, "\nexit status: 0 done; 1 the answer is no, or refused; 2 wrong usage; 3 no daemon\n"
-                    "\"kvctl VERB --help\" has the flags of a verb and an example; kvctl(1) has the rest.\n");
+        fprintf(to, "\nexit status: 0 done; 1 the answer is no, or refused; 2 wrong usage; 3 no "
+                    "daemon\n"
+                    "\"kvctl VERB --help\" has the flags of a verb and an example; kvctl(1) has "
+                    "the rest.\n");
 }

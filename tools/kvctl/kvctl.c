@@ -20,7 +20,7 @@ int kvctl_out_of_memory(struct kvctl *kvctl) {
         return kvctl_fail(kvctl, KVCTL_NO, -ENOMEM, "out of memory");
 }
 
-/* ---- the daemon ------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
 static const char *socket_path(const struct kvctl *kvctl) {
         const char *environment = getenv("KVD_SOCKET");
@@ -33,29 +33,35 @@ static const char *socket_path(const struct kvctl *kvctl) {
 static int no_daemon(struct kvctl *kvctl, int error) {
         if (error == -ENOENT || error == -ECONNREFUSED)
                 return kvctl_fail(kvctl, KVCTL_NO_DAEMON, error,
-                                  "no daemon at %s; start one (\"systemctl start kvd@0\", or \"kvd --private DIR\"), "
-                                  "or say where it is with --socket", socket_path(kvctl));
+                                  "no daemon at %s; start one (\"systemctl start kvd@0\", or \"kvd "
+                                  "--private DIR\"), "
+                                  "or say where it is with --socket",
+                                  socket_path(kvctl));
         return kvctl_fail(kvctl, KVCTL_NO_DAEMON, error, "%s", kvd_error());
 }
 
 /* Everything else that a call returns is the daemon's refusal. */
 static bool is_lost(int error) {
-        return error == -ECONNRESET || error == -ECONNREFUSED || error == -EPIPE || error == -ETIMEDOUT ||
-               error == -EPROTO || error == -ENOTCONN;
+        return error == -ECONNRESET || error == -ECONNREFUSED || error == -EPIPE ||
+               error == -ETIMEDOUT || error == -EPROTO || error == -ENOTCONN;
 }
 
 void kvctl_hang_up(struct kvctl *kvctl) {
         kvctl->conn = conn_close(kvctl->conn);
 }
 
-/* Others are not told about domains that are not theirs: an empty list would be a misleading answer. */
+/*
+ * Others are not told about domains that are not theirs: an empty list would be a misleading
+ * answer.
+ */
 static int check_domain(struct kvctl *kvctl) {
         const struct kvd_msg_attach_reply *peer = conn_peer(kvctl->conn);
 
         if (peer->admin || !args_has(&kvctl->args, FLAG_DOMAIN) ||
             kvd_slice_is(peer->domain, kvctl->args.text[FLAG_DOMAIN]))
                 return 0;
-        return kvctl_fail(kvctl, KVCTL_NO, -EPERM, "only administrators may name another domain; yours is %.*s",
+        return kvctl_fail(kvctl, KVCTL_NO, -EPERM,
+                          "only administrators may name another domain; yours is %.*s",
                           (int)peer->domain.size, (const char *)peer->domain.data);
 }
 
@@ -90,10 +96,11 @@ int kvctl_next(struct kvctl *kvctl, uint32_t number, const void *request, void *
         return r < 0 ? r : 1;
 }
 
-/* ---- spaces and clients ----------------------------------------------------------------------------------------- */
+/* ---- spaces and clients ---------------------------------------------------------------------- */
 
 static bool is_in_domain(const struct kvctl *kvctl, struct kvd_slice domain) {
-        return !args_has(&kvctl->args, FLAG_DOMAIN) || kvd_slice_is(domain, kvctl->args.text[FLAG_DOMAIN]);
+        return !args_has(&kvctl->args, FLAG_DOMAIN) ||
+               kvd_slice_is(domain, kvctl->args.text[FLAG_DOMAIN]);
 }
 
 int kvctl_next_space(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_space_info_reply *ret) {
@@ -109,7 +116,8 @@ int kvctl_next_space(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_space
         return r;
 }
 
-int kvctl_next_client(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_client_info_reply *ret) {
+int kvctl_next_client(struct kvctl *kvctl, uint32_t *cursor,
+                      struct kvd_msg_client_info_reply *ret) {
         int r;
 
         do {
@@ -163,15 +171,20 @@ static int no_such_space(struct kvctl *kvctl, const struct space_list *all, cons
                         nearest = all->spaces[i].name;
                 }
         if (nearest)
-                return kvctl_fail(kvctl, KVCTL_NO, -ENOENT, "no space \"%s\"; did you mean \"%s\"?", name, nearest);
-        return kvctl_fail(kvctl, KVCTL_NO, -ENOENT, "no space \"%s\"; \"kvctl spaces\" lists them", name);
+                return kvctl_fail(kvctl, KVCTL_NO, -ENOENT, "no space \"%s\"; did you mean \"%s\"?",
+                                  name, nearest);
+        return kvctl_fail(kvctl, KVCTL_NO, -ENOENT, "no space \"%s\"; \"kvctl spaces\" lists them",
+                          name);
 }
 
 static bool is_own(const struct kvctl *kvctl, const struct space_name *space) {
         return kvd_slice_is(conn_peer(kvctl->conn)->domain, space->domain);
 }
 
-/* Leaves the one space that the operand names: in one's own domain, or else wherever it is the only one. */
+/*
+ * Leaves the one space that the operand names: in one's own domain, or else wherever it is the only
+ * one.
+ */
 static int pick(struct kvctl *kvctl, struct space_list *list) {
         const char *name = kvctl->args.operand[0];
         struct space_name found;
@@ -191,7 +204,8 @@ static int pick(struct kvctl *kvctl, struct space_list *list) {
                 return no_such_space(kvctl, list, name);
         if (n > 1)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "%zu domains have a space \"%s\"; say which with --domain", n, name);
+                                  "%zu domains have a space \"%s\"; say which with --domain", n,
+                                  name);
         list->spaces[0] = found;
         list->n = 1;
         return 0;
@@ -211,10 +225,12 @@ int kvctl_space(struct kvctl *kvctl, struct space_name *ret) {
                 return r;
         if (list.n == 0)
                 return kvctl_fail(kvctl, KVCTL_NO, -ENOENT,
-                                  "there is no space yet; \"kvctl space create\" or an engine's first use makes one");
+                                  "there is no space yet; \"kvctl space create\" or an engine's "
+                                  "first use makes one");
         if (list.n > 1)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "there are %zu spaces; say which, as in \"kvctl %s %s\"",
-                                  list.n, kvctl->args.verb->name, list.spaces[0].name);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "there are %zu spaces; say which, as in \"kvctl %s %s\"", list.n,
+                                  kvctl->args.verb->name, list.spaces[0].name);
         *ret = list.spaces[0];
         return 0;
 }

@@ -26,15 +26,19 @@ struct kvctl {
         struct kvd_why why;
 };
 
-/* Keeps why a verb failed, and the program's status. Returns the error: kvctl_fail(kvctl, exit, error, format, ...). */
-#define kvctl_fail(kvctl, status, ...) ((kvctl)->exit = (status), kvd_refuse(&(kvctl)->why, __VA_ARGS__))
+/*
+ * Keeps why a verb failed, and the program's status. Returns the error: kvctl_fail(kvctl, exit,
+ * error, format, ...).
+ */
+#define kvctl_fail(kvctl, status, ...) \
+        ((kvctl)->exit = (status), kvd_refuse(&(kvctl)->why, __VA_ARGS__))
 int kvctl_out_of_memory(struct kvctl *kvctl);
 
-/* ---- the daemon ------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
 /*
- * Sends a request of ipc/msg.h, connecting first if need be, and waits for its reply; slices in it live until the next
- * call. A negative errno was noted with kvctl_fail.
+ * Sends a request of ipc/msg.h, connecting first if need be, and waits for its reply; slices in it
+ * live until the next call. A negative errno was noted with kvctl_fail.
  */
 int kvctl_call(struct kvctl *kvctl, uint32_t number, const void *request, void *reply);
 
@@ -43,7 +47,7 @@ int kvctl_next(struct kvctl *kvctl, uint32_t number, const void *request, void *
 
 void kvctl_hang_up(struct kvctl *kvctl);
 
-/* ---- spaces and clients ----------------------------------------------------------------------------------------- */
+/* ---- spaces and clients ---------------------------------------------------------------------- */
 
 struct space_name {
         char name[64], domain[64];
@@ -73,13 +77,14 @@ int kvctl_spaces(struct kvctl *kvctl, struct space_list *ret);
 /* The space that the operand names, or the only one. */
 int kvctl_space(struct kvctl *kvctl, struct space_name *ret);
 
-/* ---- tables that several verbs show: 0 or negative -------------------------------------------------------------- */
+/* ---- tables that several verbs show: 0 or negative ------------------------------------------- */
 
 int add_daemon(struct kvctl *kvctl, struct answer *answer);
 int add_clients(struct kvctl *kvctl, struct answer *answer);
 int add_spaces(struct kvctl *kvctl, struct answer *answer);
 int add_counters(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
-int add_methods(struct kvctl *kvctl, struct answer *answer, const struct space_list *list, bool settings);
+int add_methods(struct kvctl *kvctl, struct answer *answer, const struct space_list *list,
+                bool settings);
 int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
 int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
 

@@ -25,11 +25,12 @@ static bool wants_json(const struct kvctl *kvctl) {
         return args_has(&kvctl->args, FLAG_JSON) || kvctl->args.verb->run == verb_dump;
 }
 
-/* ---- once ------------------------------------------------------------------------------------------------------- */
+/* ---- once ------------------------------------------------------------------------------------ */
 
 static int show(struct kvctl *kvctl, const struct answer *answer) {
         struct json json = JSON_INIT(stdout);
-        int r = wants_json(kvctl) ? answer_json(answer, &json) : answer_print(answer, &kvctl->screen);
+        int r = wants_json(kvctl) ? answer_json(answer, &json) :
+                                    answer_print(answer, &kvctl->screen);
 
         return r < 0 ? kvctl_out_of_memory(kvctl) : 0;
 }
@@ -47,7 +48,7 @@ static int run_once(struct kvctl *kvctl) {
         return shown < 0 ? shown : r;
 }
 
-/* ---- again and again -------------------------------------------------------------------------------------------- */
+/* ---- again and again ------------------------------------------------------------------------- */
 
 struct watch {
         double seconds;
@@ -92,7 +93,8 @@ static size_t fitting(const char *text, unsigned lines) {
         return (size_t)(end - text);
 }
 
-static int render(struct kvctl *kvctl, const struct watch *watch, const struct answer *answer, char **ret) {
+static int render(struct kvctl *kvctl, const struct watch *watch, const struct answer *answer,
+                  char **ret) {
         struct screen screen = kvctl->screen;
         size_t size;
         int r = 0;
@@ -120,7 +122,8 @@ static int show_picture(struct kvctl *kvctl, struct watch *watch, const struct a
                 screen_watch_clear(&kvctl->screen);
         else if (kvctl->pictures)
                 fputc('\n', stdout);
-        fwrite(text, 1, watch->paint ? fitting(text, kvctl->screen.height - 1) : strlen(text), stdout);
+        fwrite(text, 1, watch->paint ? fitting(text, kvctl->screen.height - 1) : strlen(text),
+               stdout);
         return 0;
 }
 
@@ -149,7 +152,8 @@ static int run_watch(struct kvctl *kvctl) {
         }
         do {
                 r = next_picture(kvctl, &watch);
-        } while (r == 0 && kvctl->pictures != watch.count && screen_wait(&kvctl->screen, watch.seconds));
+        } while (r == 0 && kvctl->pictures != watch.count &&
+                 screen_wait(&kvctl->screen, watch.seconds));
         if (watch.json) {
                 json_close(&watch.document, ']');
                 json_close(&watch.document, '}');
@@ -158,7 +162,7 @@ static int run_watch(struct kvctl *kvctl) {
         return r == -EINTR ? 0 : r;
 }
 
-/* ---- from command line to exit status --------------------------------------------------------------------------- */
+/* ---- from command line to exit status -------------------------------------------------------- */
 
 static int finish(struct kvctl *kvctl, int r) {
         kvctl_hang_up(kvctl);

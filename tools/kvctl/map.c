@@ -17,7 +17,7 @@ void map_clear(struct map *map) {
         *map = (struct map){0};
 }
 
-/* ---- from the daemon -------------------------------------------------------------------------------------------- */
+/* ---- from the daemon ------------------------------------------------------------------------- */
 
 static int make_room(struct kvctl *kvctl, struct map *map, uint32_t n) {
         if (map->states)
@@ -29,11 +29,13 @@ static int make_room(struct kvctl *kvctl, struct map *map, uint32_t n) {
 }
 
 /* total: of the first piece. A pool that grows meanwhile shows its new blocks the next time. */
-static int append(struct kvctl *kvctl, struct map *map, uint32_t total, const struct kvd_msg_block_map_reply *piece) {
+static int append(struct kvctl *kvctl, struct map *map, uint32_t total,
+                  const struct kvd_msg_block_map_reply *piece) {
         uint32_t n = MIN(piece->states.size, total - map->n);
 
         if (piece->parents.size != piece->states.size * sizeof *map->parents)
-                return kvctl_fail(kvctl, KVCTL_NO, -EPROTO, "kvd sent a map without parents; is it older than kvctl?");
+                return kvctl_fail(kvctl, KVCTL_NO, -EPROTO,
+                                  "kvd sent a map without parents; is it older than kvctl?");
         if (make_room(kvctl, map, total) < 0)
                 return -ENOMEM;
         memcpy(map->states + map->n, piece->states.data, n);
@@ -48,8 +50,10 @@ static int read_pieces(struct kvctl *kvctl, const struct space_name *space, stru
         int r;
 
         do {
-                struct kvd_msg_block_map request = {.space = kvd_slice_of(space->name), .parents = 1,
-                                                    .domain = kvd_slice_of(space->domain), .first = map->n};
+                struct kvd_msg_block_map request = {.space = kvd_slice_of(space->name),
+                                                    .parents = 1,
+                                                    .domain = kvd_slice_of(space->domain),
+                                                    .first = map->n};
 
                 r = kvctl_call(kvctl, KVD_MSG_block_map, &request, &reply);
                 if (r < 0 || reply.states.size == 0)
@@ -60,7 +64,7 @@ static int read_pieces(struct kvctl *kvctl, const struct space_name *space, stru
         return r;
 }
 
-/* ---- walks ------------------------------------------------------------------------------------------------------ */
+/* ---- walks ----------------------------------------------------------------------------------- */
 
 /* Blocks from this one to the beginning of its chain that this walk did not see yet. */
 static uint64_t walk(struct map *map, uint32_t id) {
@@ -106,7 +110,7 @@ struct map_sums map_sum(const struct map *map) {
         return sums;
 }
 
-/* ---- all spaces ------------------------------------------------------------------------------------------------- */
+/* ---- all spaces ------------------------------------------------------------------------------ */
 
 void maps_clear(struct maps *maps) {
         for (size_t i = 0; i < maps->n; i++)
@@ -126,7 +130,8 @@ static int list_spaces(struct kvctl *kvctl, struct maps *maps) {
                 if (!grown)
                         return kvctl_out_of_memory(kvctl);
                 maps->spaces = grown;
-                maps->spaces[maps->n++] = (struct space_map){space_name_of(&info), info.block_bytes, {0}};
+                maps->spaces[maps->n++] = (struct space_map){
+                        space_name_of(&info), info.block_bytes, {0}};
         }
         return r;
 }
@@ -166,7 +171,8 @@ struct map_sums maps_bytes(const struct maps *maps) {
 }
 
 /* Blocks of one space. */
-static int walk_pins(struct kvctl *kvctl, struct space_map *space, struct kvd_msg_pins request, uint64_t *blocks) {
+static int walk_pins(struct kvctl *kvctl, struct space_map *space, struct kvd_msg_pins request,
+                     uint64_t *blocks) {
         struct kvd_msg_pins_reply reply;
         int r;
 
@@ -186,7 +192,8 @@ static int walk_pins(struct kvctl *kvctl, struct space_map *space, struct kvd_ms
         return 0;
 }
 
-int maps_held_by(struct kvctl *kvctl, struct maps *maps, uint32_t client, const char *domain, uint64_t *bytes) {
+int maps_held_by(struct kvctl *kvctl, struct maps *maps, uint32_t client, const char *domain,
+                 uint64_t *bytes) {
         struct kvd_msg_pins request = {.client = client, .client_domain = kvd_slice_of(domain)};
 
         *bytes = 0;

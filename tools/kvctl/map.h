@@ -3,9 +3,9 @@
 #define KVCTL_MAP_H
 
 /*
- * What every block of a space is doing, and who keeps it there. Eviction starts at the ends of chains, so that a pin
- * keeps the whole chain before it: what is in use is found by walking from the pins towards the beginnings. The daemon
- * gives its tables in pieces, and the walk is ours.
+ * What every block of a space is doing, and who keeps it there. Eviction starts at the ends of
+ * chains, so that a pin keeps the whole chain before it: what is in use is found by walking from
+ * the pins towards the beginnings. The daemon gives its tables in pieces, and the walk is ours.
  */
 
 #include "ipc/base/layout.h"
@@ -36,7 +36,7 @@ struct map_sums {
 };
 struct map_sums map_sum(const struct map *map);
 
-/* ---- of all spaces that --domain lets through -------------------------------------------------------------------- */
+/* ---- of all spaces that --domain lets through ------------------------------------------------ */
 
 struct space_map {
         struct space_name name;
@@ -51,10 +51,12 @@ struct maps {
 
 int maps_read(struct kvctl *kvctl, struct maps *ret);
 void maps_clear(struct maps *maps);
-struct map_sums maps_sum(const struct maps *maps, const struct kvd_msg_space_info_reply *of); /* its blocks */
+/* its blocks */
+struct map_sums maps_sum(const struct maps *maps, const struct kvd_msg_space_info_reply *of);
 struct map_sums maps_bytes(const struct maps *maps); /* of all */
 
 /* Bytes of sealed blocks that a client's pins keep, each counted once. */
-int maps_held_by(struct kvctl *kvctl, struct maps *maps, uint32_t client, const char *domain, uint64_t *bytes);
+int maps_held_by(struct kvctl *kvctl, struct maps *maps, uint32_t client, const char *domain,
+                 uint64_t *bytes);
 
 #endif

@@ -43,7 +43,8 @@ static double value_at(const struct tables *t, unsigned which) {
         double value = 0;
 
         if (t->values.size >= (which + 1) * sizeof value)
-                memcpy(&value, (const uint8_t *)t->values.data + which * sizeof value, sizeof value);
+                memcpy(&value, (const uint8_t *)t->values.data + which * sizeof value,
+                       sizeof value);
         return value;
 }
 
@@ -53,7 +54,7 @@ static void put_value(struct table *table, unsigned which, double value) {
         table_string(table, kvd_setting_format(which, value, text, sizeof text));
 }
 
-/* ---- one row per method ----------------------------------------------------------------------------------------- */
+/* ---- one row per method ---------------------------------------------------------------------- */
 
 /* Settings of the method that are not as its profile has them. */
 static uint32_t changed(const struct tables *t, unsigned on) {
@@ -85,7 +86,7 @@ static void fill_method(const struct tables *t, unsigned on) {
                 table_none(t->methods);
 }
 
-/* ---- one row per setting ---------------------------------------------------------------------------------------- */
+/* ---- one row per setting --------------------------------------------------------------------- */
 
 static void put_range(struct table *table, const struct kvd_setting_info *info) {
         if (info->words)
@@ -123,7 +124,8 @@ static bool is_listed(const struct space_list *list, const struct space_name *sp
         return false;
 }
 
-int add_methods(struct kvctl *kvctl, struct answer *answer, const struct space_list *list, bool settings) {
+int add_methods(struct kvctl *kvctl, struct answer *answer, const struct space_list *list,
+                bool settings) {
         struct tables t = {.methods = ANSWER_ROWS(answer, "methods", method_columns)};
         struct kvd_msg_space_info_reply info;
         uint32_t cursor = 0;
@@ -155,7 +157,8 @@ int verb_methods(struct kvctl *kvctl, struct answer *answer) {
                 answer_say(answer, "No spaces yet, so no methods either.");
         r = add_methods(kvctl, answer, &list, settings);
         if (r == 0 && list.n && !settings)
-                answer_say(answer, "\"kvctl methods SPACE --settings\" lists every setting; \"kvctl space set SPACE "
+                answer_say(answer, "\"kvctl methods SPACE --settings\" lists every setting; "
+                                   "\"kvctl space set SPACE "
                                    "memshare=on\" changes one.");
         return r;
 }

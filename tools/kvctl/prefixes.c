@@ -38,7 +38,8 @@ static void fill_tokens(struct table *t, struct kvd_slice tokens) {
         table_ids(t, ids, n);
 }
 
-static void fill_chain(struct table *t, const struct space_name *space, const struct kvd_msg_chain_info_reply *info) {
+static void fill_chain(struct table *t, const struct space_name *space,
+                       const struct kvd_msg_chain_info_reply *info) {
         table_string(t, space->domain);
         table_string(t, space->name);
         table_format(t, "%u:%u", kvd_ref_id(info->leaf), kvd_ref_generation(info->leaf));
@@ -52,7 +53,8 @@ static void fill_chain(struct table *t, const struct space_name *space, const st
 }
 
 static int fill_chains(struct kvctl *kvctl, struct table *t, const struct space_name *space) {
-        struct kvd_msg_chain_info request = {.space = kvd_slice_of(space->name), .domain = kvd_slice_of(space->domain)};
+        struct kvd_msg_chain_info request = {.space = kvd_slice_of(space->name),
+                                             .domain = kvd_slice_of(space->domain)};
         struct kvd_msg_chain_info_reply info;
         int r;
 
@@ -65,7 +67,9 @@ static int fill_chains(struct kvctl *kvctl, struct table *t, const struct space_
 
 int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_list *list) {
         struct table *t = ANSWER_ROWS(answer, "chains", chain_columns);
-        size_t limit = args_has(&kvctl->args, FLAG_LIMIT) ? kvctl->args.number[FLAG_LIMIT] : SIZE_MAX, n;
+        size_t limit = args_has(&kvctl->args, FLAG_LIMIT) ? kvctl->args.number[FLAG_LIMIT] :
+                                                            SIZE_MAX,
+               n;
 
         if (!t)
                 return kvctl_out_of_memory(kvctl);
@@ -81,7 +85,8 @@ int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_li
         if (n == 0)
                 answer_say(answer, "Nothing is cached.");
         else if (n > limit)
-                answer_say(answer, "%zu more %s not shown.", n - limit, n - limit == 1 ? "chain is" : "chains are");
+                answer_say(answer, "%zu more %s not shown.", n - limit,
+                           n - limit == 1 ? "chain is" : "chains are");
         return 0;
 }
 

@@ -24,7 +24,7 @@ extern char **environ;
 
 enum { SHOW = 1, FORGET, BUILD, IMPORT };
 
-/* ---- asking ----------------------------------------------------------------------------------------------------- */
+/* ---- asking ---------------------------------------------------------------------------------- */
 
 /* Similarities come without the ratios that have no samples. */
 static int take_similarity(struct kvctl *kvctl, struct profile *p, const struct kvd_slice *from) {
@@ -35,7 +35,8 @@ static int take_similarity(struct kvctl *kvctl, struct profile *p, const struct 
                 return kvctl_out_of_memory(kvctl);
         for (unsigned r = 0; r < PROFILE_RATIOS && at + row <= from->size; r++)
                 if (p->samples[r]) {
-                        memcpy(p->similarity + r * p->layers, (const uint8_t *)from->data + at, row);
+                        memcpy(p->similarity + r * p->layers, (const uint8_t *)from->data + at,
+                               row);
                         at += row;
                 }
         return 0;
@@ -51,7 +52,8 @@ static int take(struct kvctl *kvctl, struct profile *p, const struct kvd_msg_pro
         return take_similarity(kvctl, p, &reply->similarity);
 }
 
-static int ask(struct kvctl *kvctl, struct kvd_msg_profile *request, struct kvd_msg_profile_reply *reply) {
+static int ask(struct kvctl *kvctl, struct kvd_msg_profile *request,
+               struct kvd_msg_profile_reply *reply) {
         struct space_name space;
         int r = kvctl_space(kvctl, &space);
 
@@ -67,8 +69,11 @@ static void find_tau(struct kvctl *kvctl, struct profile *p) {
         uint32_t cursor = 0;
 
         while (kvctl_next_space(kvctl, &cursor, &info) == 1)
-                if (kvd_slice_is(info.name, p->space) && info.settings.size > KVD_bicache_tau * sizeof p->tau)
-                        memcpy(&p->tau, (const uint8_t *)info.settings.data + KVD_bicache_tau * sizeof p->tau,
+                if (kvd_slice_is(info.name, p->space) &&
+                    info.settings.size > KVD_bicache_tau * sizeof p->tau)
+                        memcpy(&p->tau,
+                               (const uint8_t *)info.settings.data +
+                                       KVD_bicache_tau * sizeof p->tau,
                                sizeof p->tau);
 }
 
@@ -92,7 +97,7 @@ static void profile_clear(struct profile *p) {
         free(p->similarity);
 }
 
-/* ---- show -------------------------------------------------------------------------------------------------------- */
+/* ---- show ------------------------------------------------------------------------------------ */
 
 static const struct column ratio_columns[] = {
         {"space", NULL, UNIT_NONE},
@@ -159,11 +164,12 @@ int verb_profile_forget(struct kvctl *kvctl, struct answer *answer) {
         int r = ask(kvctl, &request, &reply);
 
         if (r == 0)
-                answer_say(answer, "Samples and table are forgotten; prefixes are reused one layer deep.");
+                answer_say(answer,
+                           "Samples and table are forgotten; prefixes are reused one layer deep.");
         return r;
 }
 
-/* ---- export, import ---------------------------------------------------------------------------------------------- */
+/* ---- export, import -------------------------------------------------------------------------- */
 
 int verb_profile_export(struct kvctl *kvctl, struct answer *answer) {
         _cleanup_(profile_clear) struct profile profile = {0};
@@ -175,8 +181,10 @@ int verb_profile_export(struct kvctl *kvctl, struct answer *answer) {
         if (r < 0)
                 return r;
         if (!profile.def)
-                return kvctl_fail(kvctl, KVCTL_NO, -ENODATA, "space \"%s\" has no table; \"kvctl profile build %s\" makes "
-                                  "one from samples", profile.space, profile.space);
+                return kvctl_fail(kvctl, KVCTL_NO, -ENODATA,
+                                  "space \"%s\" has no table; \"kvctl profile build %s\" makes "
+                                  "one from samples",
+                                  profile.space, profile.space);
         to = open_memstream(&text, &size);
         if (!to)
                 return kvctl_out_of_memory(kvctl);
@@ -189,7 +197,8 @@ int verb_profile_export(struct kvctl *kvctl, struct answer *answer) {
         return 0;
 }
 
-static int read_table(struct kvctl *kvctl, const char *path, uint8_t depth[PROFILE_RATIOS], uint32_t *def) {
+static int read_table(struct kvctl *kvctl, const char *path, uint8_t depth[PROFILE_RATIOS],
+                      uint32_t *def) {
         char text[8192];
         FILE *f = fopen(path, "r");
         size_t n;
@@ -201,8 +210,10 @@ static int read_table(struct kvctl *kvctl, const char *path, uint8_t depth[PROFI
         text[n] = '\0';
         if (profile_read(text, depth, def) == 0)
                 return 0;
-        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "%s is no table, such as {\"def\": \"INCLUDE_GEN\", \"entries\": "
-                          "[[0, 1], [60, 3]]} with ratios and depths that rise", path);
+        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                          "%s is no table, such as {\"def\": \"INCLUDE_GEN\", \"entries\": "
+                          "[[0, 1], [60, 3]]} with ratios and depths that rise",
+                          path);
 }
 
 int verb_profile_import(struct kvctl *kvctl, struct answer *answer) {
@@ -216,7 +227,7 @@ int verb_profile_import(struct kvctl *kvctl, struct answer *answer) {
         return r < 0 ? r : get_and_show(kvctl, answer, SHOW);
 }
 
-/* ---- run --------------------------------------------------------------------------------------------------------- */
+/* ---- run ------------------------------------------------------------------------------------- */
 
 static uint64_t count_samples(struct kvctl *kvctl) {
         _cleanup_(profile_clear) struct profile profile = {0};
@@ -229,19 +240,25 @@ static uint64_t count_samples(struct kvctl *kvctl) {
         return n;
 }
 
-/* Shows how many samples there are by now. The terminal's Ctrl-C reaches the command, too: we wait for its end. */
+/*
+ * Shows how many samples there are by now. The terminal's Ctrl-C reaches the command, too: we wait
+ * for its end.
+ */
 static int wait_for(struct kvctl *kvctl, pid_t pid, int *status) {
         const struct timespec pause = {0, 250000000};
         pid_t r;
 
         while ((r = waitpid(pid, status, WNOHANG)) == 0) {
                 if (kvctl->screen.terminal)
-                        fprintf(stderr, "\r\033[K%llu samples", (unsigned long long)count_samples(kvctl));
+                        fprintf(stderr, "\r\033[K%llu samples",
+                                (unsigned long long)count_samples(kvctl));
                 nanosleep(&pause, NULL);
         }
         if (kvctl->screen.terminal)
                 fputs("\r\033[K", stderr);
-        return r == pid ? 0 : kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot wait for the command: %s", strerror(errno));
+        return r == pid ? 0 :
+                          kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot wait for the command: %s",
+                                     strerror(errno));
 }
 
 /* Its standard output is our standard error: ours is the table. */
@@ -259,10 +276,12 @@ static int run_command(struct kvctl *kvctl) {
         r = posix_spawnp(&pid, argv[0], &actions, NULL, argv, environ);
         posix_spawn_file_actions_destroy(&actions);
         if (r != 0)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -r, "cannot run \"%s\": %s", argv[0], strerror(r));
+                return kvctl_fail(kvctl, KVCTL_USAGE, -r, "cannot run \"%s\": %s", argv[0],
+                                  strerror(r));
         r = wait_for(kvctl, pid, &status);
         if (r == 0 && status != 0)
-                r = kvctl_fail(kvctl, KVCTL_NO, -ECHILD, "\"%s\" failed (status %d); the table is as before", argv[0],
+                r = kvctl_fail(kvctl, KVCTL_NO, -ECHILD,
+                               "\"%s\" failed (status %d); the table is as before", argv[0],
                                WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
         return r;
 }

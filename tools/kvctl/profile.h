@@ -2,7 +2,10 @@
 #ifndef KVCTL_PROFILE_H
 #define KVCTL_PROFILE_H
 
-/* BiCache's profile of a space as kvctl holds it: samples, mean similarities, and the table made from them. */
+/*
+ * BiCache's profile of a space as kvctl holds it: samples, mean similarities, and the table made
+ * from them.
+ */
 
 #include <stdint.h>
 #include <stdio.h>

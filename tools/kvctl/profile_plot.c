@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A profile as a picture: layers upwards, prefix ratio to the right, similarity as shade, the table as a line of steps. */
+/*
+ * A profile as a picture: layers upwards, prefix ratio to the right, similarity as shade, the table
+ * as a line of steps.
+ */
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +15,7 @@ static float similarity(const struct profile *p, unsigned r, unsigned layer) {
         return p->similarity[r * p->layers + layer];
 }
 
-/* ---- for terminals ---------------------------------------------------------------------------------------------- */
+/* ---- for terminals --------------------------------------------------------------------------- */
 
 enum { STEP = 2, CELLS = 51 }; /* percent of a cell */
 
@@ -69,14 +72,17 @@ char *profile_picture(const struct profile *p) {
         for (unsigned layer = p->layers; layer-- > 0;)
                 draw_row(p, to, layer);
         fputs("      +---------------------------------------------------\n"
-              "       0         20        40        60        80       100 % of the tokens are the shared prefix\n",
+              "       0         20        40        60        80       100 % of the tokens are the "
+              "shared prefix\n",
               to);
-        fprintf(to, "\nO reused (o: without samples), # similarity over %g, + over 0.9, - over 0.8, : over 0.6, . less\n",
+        fprintf(to,
+                "\nO reused (o: without samples), # similarity over %g, + over 0.9, - over 0.8, : "
+                "over 0.6, . less\n",
                 p->tau);
         return fclose(to) == 0 ? lines : NULL;
 }
 
-/* ---- as SVG ------------------------------------------------------------------------------------------------------ */
+/* ---- as SVG ---------------------------------------------------------------------------------- */
 
 enum { LEFT = 60, TOP = 30, WIDTH = 606, CELL_WIDTH = 6, CELL_HEIGHT = 18 };
 
@@ -92,10 +98,12 @@ static void draw_cells(const struct profile *p, FILE *to) {
                 for (unsigned layer = 0; layer < p->layers && p->samples[r]; layer++) {
                         float value = similarity(p, r, layer);
 
-                        fprintf(to, "<rect x='%u' y='%u' width='%u' height='%u' fill='rgb(%u,%u,255)'>"
+                        fprintf(to,
+                                "<rect x='%u' y='%u' width='%u' height='%u' fill='rgb(%u,%u,255)'>"
                                 "<title>layer %u, %u %%: %.4f (%u samples)</title></rect>\n",
-                                LEFT + r * CELL_WIDTH, TOP + (p->layers - 1 - layer) * CELL_HEIGHT, CELL_WIDTH,
-                                CELL_HEIGHT, blue_of(value), blue_of(value), layer + 1, r, (double)value, p->samples[r]);
+                                LEFT + r * CELL_WIDTH, TOP + (p->layers - 1 - layer) * CELL_HEIGHT,
+                                CELL_WIDTH, CELL_HEIGHT, blue_of(value), blue_of(value), layer + 1,
+                                r, (double)value, p->samples[r]);
                 }
 }
 
@@ -104,7 +112,8 @@ static void draw_steps(const struct profile *p, FILE *to) {
         for (unsigned r = 0; r < PROFILE_RATIOS; r++) {
                 unsigned y = TOP + (p->layers - MIN(p->depth[r], p->layers)) * CELL_HEIGHT;
 
-                fprintf(to, "%s%u,%u L%u,%u", r ? " L" : "", LEFT + r * CELL_WIDTH, y, LEFT + (r + 1) * CELL_WIDTH, y);
+                fprintf(to, "%s%u,%u L%u,%u", r ? " L" : "", LEFT + r * CELL_WIDTH, y,
+                        LEFT + (r + 1) * CELL_WIDTH, y);
         }
         fputs("'/>\n", to);
 }
@@ -116,18 +125,24 @@ static void draw_axes(const struct profile *p, FILE *to) {
                 fprintf(to, "<text x='%u' y='%u' text-anchor='end'>%u</text>\n", LEFT - 6,
                         TOP + (p->layers - layer) * CELL_HEIGHT - 5, layer + 1);
         for (unsigned r = 0; r <= 100; r += 20)
-                fprintf(to, "<text x='%u' y='%u' text-anchor='middle'>%u %%</text>\n", LEFT + r * CELL_WIDTH + 3,
-                        bottom + 16, r);
-        fprintf(to, "<text x='%u' y='%u' text-anchor='middle'>share of the tokens that are the shared prefix</text>\n",
+                fprintf(to, "<text x='%u' y='%u' text-anchor='middle'>%u %%</text>\n",
+                        LEFT + r * CELL_WIDTH + 3, bottom + 16, r);
+        fprintf(to,
+                "<text x='%u' y='%u' text-anchor='middle'>share of the tokens that are the shared "
+                "prefix</text>\n",
                 LEFT + WIDTH / 2, bottom + 34);
         fprintf(to, "<text x='8' y='%u'>layer</text>\n", TOP - 10);
 }
 
 void profile_svg(const struct profile *p, FILE *to) {
-        fprintf(to, "<svg xmlns='http://www.w3.org/2000/svg' width='%u' height='%u' font-family='sans-serif' "
+        fprintf(to,
+                "<svg xmlns='http://www.w3.org/2000/svg' width='%u' height='%u' "
+                "font-family='sans-serif' "
                 "font-size='12'>\n<rect width='100%%' height='100%%' fill='white'/>\n"
-                "<text x='%u' y='18'>Similarity of prefix-only to full-input keys and values; line: layers reused"
-                "</text>\n", LEFT + WIDTH + 20, TOP + p->layers * CELL_HEIGHT + 48, LEFT);
+                "<text x='%u' y='18'>Similarity of prefix-only to full-input keys and values; "
+                "line: layers reused"
+                "</text>\n",
+                LEFT + WIDTH + 20, TOP + p->layers * CELL_HEIGHT + 48, LEFT);
         draw_cells(p, to);
         if (p->def)
                 draw_steps(p, to);

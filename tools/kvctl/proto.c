@@ -18,7 +18,8 @@ static const struct column proto_columns[] = {
 
 /* None where the type says it all. */
 static void fill_limit(struct table *t, const struct kvd_field *field) {
-        if (field->limit == UINT64_MAX || (field->type == KVD_FIELD_u32 && field->limit == UINT32_MAX))
+        if (field->limit == UINT64_MAX ||
+            (field->type == KVD_FIELD_u32 && field->limit == UINT32_MAX))
                 table_none(t);
         else
                 table_number(t, field->limit);

@@ -109,7 +109,8 @@ bool screen_wait(struct screen *screen, double seconds) {
 
         while (!stop_asked) {
                 uint64_t now = sys_now_ns(), left = now < until ? until - now : 0;
-                struct timespec timeout = {.tv_sec = (time_t)(left / 1000000000), .tv_nsec = (long)(left % 1000000000)};
+                struct timespec timeout = {.tv_sec = (time_t)(left / 1000000000),
+                                           .tv_nsec = (long)(left % 1000000000)};
 
                 if (ppoll(NULL, 0, &timeout, &mask_before) == 0)
                         return true;

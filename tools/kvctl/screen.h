@@ -2,7 +2,10 @@
 #ifndef KVCTL_SCREEN_H
 #define KVCTL_SCREEN_H
 
-/* The terminal: how large, whether it shows colours, and a screen of its own for --watch that is always given back. */
+/*
+ * The terminal: how large, whether it shows colours, and a screen of its own for --watch that is
+ * always given back.
+ */
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -17,7 +20,10 @@ struct screen {
 
 void screen_measure(struct screen *screen, FILE *to);
 
-/* A repeated answer: from begin to end, signals that would end the process are taken in screen_wait() only. */
+/*
+ * A repeated answer: from begin to end, signals that would end the process are taken in
+ * screen_wait() only.
+ */
 void screen_watch_begin(struct screen *screen, bool paint);
 void screen_watch_end(struct screen *screen);
 void screen_watch_clear(struct screen *screen); /* before the next picture */

@@ -18,7 +18,8 @@
 #define MEMBER(name) offsetof(struct kvd_msg_space, name)
 
 static struct kvd_slice domain_wanted(const struct kvctl *kvctl) {
-        return kvd_slice_of(args_has(&kvctl->args, FLAG_DOMAIN) ? kvctl->args.text[FLAG_DOMAIN] : "");
+        return kvd_slice_of(args_has(&kvctl->args, FLAG_DOMAIN) ? kvctl->args.text[FLAG_DOMAIN] :
+                                                                  "");
 }
 
 static int check_name(struct kvctl *kvctl) {
@@ -26,11 +27,12 @@ static int check_name(struct kvctl *kvctl) {
 
         if (*name && strlen(name) <= KVD_NAME_MAX)
                 return 0;
-        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "a space's name has 1 to %d characters, not %zu", KVD_NAME_MAX,
+        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                          "a space's name has 1 to %d characters, not %zu", KVD_NAME_MAX,
                           strlen(name));
 }
 
-/* ---- create ----------------------------------------------------------------------------------------------------- */
+/* ---- create ---------------------------------------------------------------------------------- */
 
 #define NUMBER -1
 
@@ -68,8 +70,8 @@ static int take_number(struct kvctl *kvctl, enum flag flag, size_t member, uint3
         uint64_t value = kvctl->args.number[flag], limit = limit_of(member);
 
         if (value > limit)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes at most %llu", flags[flag].name,
-                                  (unsigned long long)limit);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes at most %llu",
+                                  flags[flag].name, (unsigned long long)limit);
         *ret = (uint32_t)value;
         return 0;
 }
@@ -80,8 +82,8 @@ static int take_word(struct kvctl *kvctl, enum flag flag, enum kvd_enum words, u
         *ret = kvd_enum_number(words, given);
         if (*ret)
                 return 0;
-        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes %s, not \"%s\"", flags[flag].name, flags[flag].value,
-                          given);
+        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes %s, not \"%s\"",
+                          flags[flag].name, flags[flag].value, given);
 }
 
 /* Up to 32 hex digits, highest first. */
@@ -91,8 +93,8 @@ static int take_fingerprint(struct kvctl *kvctl, struct kvd_msg_space *request) 
         size_t n = strlen(hex), n_low = MIN(n, (size_t)16);
 
         if (n == 0 || n > 32 || strspn(hex, "0123456789abcdefABCDEF") != n)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--fingerprint takes 1 to 32 hex digits, not \"%s\"",
-                                  hex);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "--fingerprint takes 1 to 32 hex digits, not \"%s\"", hex);
         memcpy(low, hex + n - n_low, n_low);
         memcpy(high, hex, n - n_low);
         request->fingerprint0 = strtoull(low, NULL, 16);
@@ -115,13 +117,15 @@ static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
                 if (!args_has(&kvctl->args, settings[i].flag))
                         continue;
                 if (settings[i].words != NUMBER)
-                        r = take_word(kvctl, settings[i].flag, (enum kvd_enum)settings[i].words, member);
+                        r = take_word(kvctl, settings[i].flag, (enum kvd_enum)settings[i].words,
+                                      member);
                 else
                         r = take_number(kvctl, settings[i].flag, settings[i].member, member);
         }
         take_opaque(&kvctl->args, request);
         if (r == 0 && kvctl->args.number[FLAG_MAX_BLOCKS] > UINT32_MAX)
-                r = kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--max-blocks takes at most %u", UINT32_MAX);
+                r = kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--max-blocks takes at most %u",
+                               UINT32_MAX);
         if (r == 0 && args_has(&kvctl->args, FLAG_FINGERPRINT))
                 r = take_fingerprint(kvctl, request);
         request->max_blocks = kvctl->args.number[FLAG_MAX_BLOCKS];
@@ -134,7 +138,8 @@ static const struct column create_columns[] = {
         {"index_bytes", NULL, UNIT_BYTES},
 };
 
-static int add_created(struct kvctl *kvctl, struct answer *answer, const struct kvd_msg_space_reply *reply) {
+static int add_created(struct kvctl *kvctl, struct answer *answer,
+                       const struct kvd_msg_space_reply *reply) {
         struct table *t = ANSWER_RECORD(answer, "space", create_columns);
         const char *name = kvctl->args.operand[0];
 
@@ -151,7 +156,8 @@ static int add_created(struct kvctl *kvctl, struct answer *answer, const struct 
 }
 
 int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
-        struct kvd_msg_space request = {.name = kvd_slice_of(kvctl->args.operand[0]), .domain = domain_wanted(kvctl),
+        struct kvd_msg_space request = {.name = kvd_slice_of(kvctl->args.operand[0]),
+                                        .domain = domain_wanted(kvctl),
                                         .create = 2};
         struct kvd_msg_space_reply reply;
         int r = check_name(kvctl);
@@ -163,7 +169,7 @@ int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
         return r < 0 ? r : add_created(kvctl, answer, &reply);
 }
 
-/* ---- set -------------------------------------------------------------------------------------------------------- */
+/* ---- set ------------------------------------------------------------------------------------- */
 
 static const struct column set_columns[] = {
         {"space", NULL, UNIT_NONE},
@@ -211,7 +217,7 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
         return 0;
 }
 
-/* ---- delete ----------------------------------------------------------------------------------------------------- */
+/* ---- delete ---------------------------------------------------------------------------------- */
 
 static const struct column delete_columns[] = {
         {"name", NULL, UNIT_NONE},
@@ -220,7 +226,8 @@ static const struct column delete_columns[] = {
 
 int verb_space_delete(struct kvctl *kvctl, struct answer *answer) {
         const char *name = kvctl->args.operand[0];
-        struct kvd_msg_space_delete request = {.space = kvd_slice_of(name), .domain = domain_wanted(kvctl),
+        struct kvd_msg_space_delete request = {.space = kvd_slice_of(name),
+                                               .domain = domain_wanted(kvctl),
                                                .force = args_has(&kvctl->args, FLAG_FORCE)};
         struct kvd_msg_space_delete_reply reply;
         struct table *t = ANSWER_RECORD(answer, "space", delete_columns);

@@ -66,7 +66,8 @@ static const struct column space_columns[] = {
         {"sketch_bytes", NULL, UNIT_BYTES},
 };
 
-static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info, const struct kvd_shape *g) {
+static void fill_settings(struct table *t, const struct kvd_msg_space_info_reply *info,
+                          const struct kvd_shape *g) {
         if (kvd_shape_is_opaque(g))
                 table_format(t, "%.31s x %u", g->layout, g->block_tokens);
         else
@@ -98,7 +99,8 @@ static void fill_geometry(struct table *t, const struct kvd_shape *g) {
                 table_string(t, NULL);
 }
 
-static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *info, struct map_sums sums) {
+static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *info,
+                        struct map_sums sums) {
         table_number(t, info->block_bytes);
         table_number(t, info->max_blocks);
         table_number(t, info->capacity);
@@ -127,8 +129,10 @@ static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *
 static bool is_method_on(const struct kvd_msg_space_info_reply *info, unsigned which) {
         double value = 0;
 
-        if (strcmp(kvd_setting_info(which)->name, "on") == 0 && info->settings.size >= (which + 1) * sizeof value)
-                memcpy(&value, (const uint8_t *)info->settings.data + which * sizeof value, sizeof value);
+        if (strcmp(kvd_setting_info(which)->name, "on") == 0 &&
+            info->settings.size >= (which + 1) * sizeof value)
+                memcpy(&value, (const uint8_t *)info->settings.data + which * sizeof value,
+                       sizeof value);
         return value != 0 && which != KVD_pressure_on;
 }
 
@@ -149,7 +153,8 @@ static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply 
         table_number(t, info->sketch_bytes);
 }
 
-static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info, struct map_sums sums) {
+static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info,
+                       struct map_sums sums) {
         struct kvd_shape geometry = {0};
 
         if (info->geometry.size == sizeof geometry)
@@ -179,7 +184,8 @@ int add_spaces(struct kvctl *kvctl, struct answer *answer) {
         while ((r = kvctl_next_space(kvctl, &cursor, &info)) == 1)
                 fill_space(t, &info, maps_sum(&maps, &info));
         if (r == 0 && table_rows(t) == 0)
-                answer_say(answer, "No spaces yet: \"kvctl space create\" or an engine's first use makes one.");
+                answer_say(answer, "No spaces yet: \"kvctl space create\" or an engine's first use "
+                                   "makes one.");
         return r;
 }
 

@@ -43,7 +43,8 @@ static const struct counter client_counters[KVD_N_CLIENT_COUNTERS] = {
         [KVD_CLIENT_HITS] = {"LOOKUP_HITS", "calls", "searches that found one"},
         [KVD_CLIENT_TOKENS_ASKED] = {"TOKENS_ASKED", "tokens", "given to all searches"},
         [KVD_CLIENT_TOKENS_FOUND] = {"TOKENS_FOUND", "tokens", "of these, found in the cache"},
-        [KVD_CLIENT_RETRIES] = {"RETRIES", "calls", "searches that met an eviction in progress and looked again"},
+        [KVD_CLIENT_RETRIES] = {"RETRIES", "calls",
+                                "searches that met an eviction in progress and looked again"},
 };
 
 struct tables {
@@ -55,8 +56,8 @@ static void fill_space(struct table *t, const struct space_name *space) {
         table_string(t, space->name);
 }
 
-static void fill_counter(struct table *t, const struct space_name *space, const struct counter *counter,
-                         uint64_t value) {
+static void fill_counter(struct table *t, const struct space_name *space,
+                         const struct counter *counter, uint64_t value) {
         char name[32] = "";
 
         for (size_t i = 0; counter->name[i] && i < sizeof name - 1; i++)
@@ -68,31 +69,38 @@ static void fill_counter(struct table *t, const struct space_name *space, const 
         table_string(t, counter->meaning);
 }
 
-static void fill_figure(struct table *t, const struct space_name *space, const char *name, uint64_t part,
-                        uint64_t whole, const char *formula) {
+static void fill_figure(struct table *t, const struct space_name *space, const char *name,
+                        uint64_t part, uint64_t whole, const char *formula) {
         fill_space(t, space);
         table_string(t, name);
         table_share(t, (double)part, (double)whole);
         table_string(t, formula);
 }
 
-static void fill_figures(struct table *t, const struct space_name *space, const struct kvd_msg_space_info_reply *info) {
+static void fill_figures(struct table *t, const struct space_name *space,
+                         const struct kvd_msg_space_info_reply *info) {
         uint64_t of[KVD_N_SPACE_COUNTERS], by[KVD_N_CLIENT_COUNTERS];
 
         for (unsigned i = 0; i < KVD_N_SPACE_COUNTERS; i++)
                 of[i] = counter_at(info->counters, i);
         for (unsigned i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
                 by[i] = counter_at(info->client_counters, i);
-        fill_figure(t, space, "hit_rate", by[KVD_CLIENT_HITS], by[KVD_CLIENT_LOOKUPS], "lookup_hits / lookups");
-        fill_figure(t, space, "tokens_reused", by[KVD_CLIENT_TOKENS_FOUND], by[KVD_CLIENT_TOKENS_ASKED],
-                    "tokens_found / tokens_asked");
-        fill_figure(t, space, "full", info->sealed, info->total, "blocks sealed now / blocks that have memory now");
+        fill_figure(t, space, "hit_rate", by[KVD_CLIENT_HITS], by[KVD_CLIENT_LOOKUPS],
+                    "lookup_hits / lookups");
+        fill_figure(t, space, "tokens_reused", by[KVD_CLIENT_TOKENS_FOUND],
+                    by[KVD_CLIENT_TOKENS_ASKED], "tokens_found / tokens_asked");
+        fill_figure(t, space, "full", info->sealed, info->total,
+                    "blocks sealed now / blocks that have memory now");
         fill_figure(t, space, "duplicate_seals", of[KVD_SPACE_DUPLICATES],
-                    of[KVD_SPACE_DUPLICATES] + of[KVD_SPACE_SEALED], "duplicates / (duplicates + sealed)");
-        fill_figure(t, space, "churn", of[KVD_SPACE_EVICTED], of[KVD_SPACE_SEALED], "evicted / sealed");
-        fill_figure(t, space, "changes_taken", of[KVD_SPACE_TAKEN], of[KVD_SPACE_PROPOSED], "taken / proposed");
-        fill_figure(t, space, "affected", of[KVD_SPACE_SHARED], of[KVD_SPACE_APPENDED],
-                    "shared / appended: sequences' own blocks that a similar one replaced (MemShare)");
+                    of[KVD_SPACE_DUPLICATES] + of[KVD_SPACE_SEALED],
+                    "duplicates / (duplicates + sealed)");
+        fill_figure(t, space, "churn", of[KVD_SPACE_EVICTED], of[KVD_SPACE_SEALED],
+                    "evicted / sealed");
+        fill_figure(t, space, "changes_taken", of[KVD_SPACE_TAKEN], of[KVD_SPACE_PROPOSED],
+                    "taken / proposed");
+        fill_figure(
+                t, space, "affected", of[KVD_SPACE_SHARED], of[KVD_SPACE_APPENDED],
+                "shared / appended: sequences' own blocks that a similar one replaced (MemShare)");
         fill_figure(t, space, "left_the_pool", of[KVD_SPACE_SPILLED] + of[KVD_SPACE_DROPPED],
                     of[KVD_SPACE_APPENDED], "(spilled + dropped) / appended");
         fill_figure(t, space, "labels", info->label_bytes, info->total * info->block_bytes,
@@ -103,11 +111,14 @@ static void fill_figures(struct table *t, const struct space_name *space, const 
                     "bytes of sketches / bytes of the blocks that have memory now (KVReviver)");
 }
 
-static void fill(struct tables *tables, const struct space_name *space, const struct kvd_msg_space_info_reply *info) {
+static void fill(struct tables *tables, const struct space_name *space,
+                 const struct kvd_msg_space_info_reply *info) {
         for (unsigned i = 0; i < KVD_N_SPACE_COUNTERS; i++)
-                fill_counter(tables->counters, space, &space_counters[i], counter_at(info->counters, i));
+                fill_counter(tables->counters, space, &space_counters[i],
+                             counter_at(info->counters, i));
         for (unsigned i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
-                fill_counter(tables->counters, space, &client_counters[i], counter_at(info->client_counters, i));
+                fill_counter(tables->counters, space, &client_counters[i],
+                             counter_at(info->client_counters, i));
         fill_figures(tables->figures, space, info);
 }
 

@@ -13,9 +13,10 @@
 
 #include "tools/kvctl/cells.h"
 
-/* ---- life ------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
-struct table *table_new(const char *name, enum table_form form, const struct column *columns, size_t n_columns) {
+struct table *table_new(const char *name, enum table_form form, const struct column *columns,
+                        size_t n_columns) {
         struct table *table = calloc(1, sizeof *table);
 
         if (table)
@@ -44,7 +45,7 @@ void table_freep(struct table **table) {
         table_free(*table);
 }
 
-/* ---- fill ------------------------------------------------------------------------------------------------------- */
+/* ---- fill ------------------------------------------------------------------------------------ */
 
 /* Always gives a place to write to: one that is thrown away once memory has run out. */
 static struct cell *next_cell(struct table *table) {
@@ -139,7 +140,7 @@ void table_colour(struct table *table, const char *colour) {
                 table->cells[table->n_cells - 1].colour = colour;
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 size_t table_rows(const struct table *table) {
         assert(table->failed || table->n_cells % table->n_columns == 0);

@@ -3,9 +3,9 @@
 #define KVCTL_TABLE_H
 
 /*
- * A table of cells that does not know yet how it will be shown: as aligned columns, as one "title value" line per
- * column, or as JSON. Cells are filled row by row, in the order of the columns. Running out of memory is remembered
- * and reported when the table is printed.
+ * A table of cells that does not know yet how it will be shown: as aligned columns, as one "title
+ * value" line per column, or as JSON. Cells are filled row by row, in the order of the columns.
+ * Running out of memory is remembered and reported when the table is printed.
  */
 
 #include <stdbool.h>
@@ -20,7 +20,8 @@
 #define COLUMN_QUIET 0x100u /* not for people if all rows have the same in it */
 
 struct column {
-        const char *name;  /* in JSON, for good; "geometry.layers" is member layers of object geometry */
+        /* in JSON, for good; "geometry.layers" is member layers of object geometry */
+        const char *name;
         const char *title; /* for people; NULL: in JSON only */
         unsigned how;      /* enum unit, and COLUMN_QUIET */
 };
@@ -32,7 +33,8 @@ enum table_form {
 
 struct table;
 
-struct table *table_new(const char *name, enum table_form form, const struct column *columns, size_t n_columns);
+struct table *table_new(const char *name, enum table_form form, const struct column *columns,
+                        size_t n_columns);
 struct table *table_free(struct table *table);
 void table_freep(struct table **table);
 
@@ -42,16 +44,20 @@ void table_string(struct table *table, const char *text); /* NULL: as table_none
 _printf_(2, 3) void table_format(struct table *table, const char *format, ...);
 void table_number(struct table *table, uint64_t number);
 void table_real(struct table *table, double real);
-void table_share(struct table *table, double part, double whole); /* part / whole; none if whole is 0 */
+/* part / whole; none if whole is 0 */
+void table_share(struct table *table, double part, double whole);
 void table_flag(struct table *table, bool flag);
 void table_ids(struct table *table, const uint32_t *ids, size_t n);
 void table_none(struct table *table); /* "-", null */
-void table_colour(struct table *table, const char *colour); /* of the cell just filled, as in ESC[...m; a literal */
+/* of the cell just filled, as in ESC[...m; a literal */
+void table_colour(struct table *table, const char *colour);
 
 /* rows */
 size_t table_rows(const struct table *table);
-uint64_t table_number_at(const struct table *table, size_t row, size_t column); /* 0 if it is none */
-void table_sort_descending(struct table *table, size_t column); /* by number; equal rows keep their order */
+/* 0 if it is none */
+uint64_t table_number_at(const struct table *table, size_t row, size_t column);
+/* by number; equal rows keep their order */
+void table_sort_descending(struct table *table, size_t column);
 void table_cut(struct table *table, size_t rows);               /* keeps the first rows */
 
 /* show; -ENOMEM if a cell is missing */

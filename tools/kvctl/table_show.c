@@ -84,11 +84,13 @@ static void put_padding(FILE *to, unsigned width, unsigned used) {
 }
 
 static void put_wrapped(const struct screen *screen, const char *text, unsigned indent) {
-        text_put_wrapped(screen->to, text, screen->width > indent + WRAP_MIN ? screen->width - indent : 0, indent);
+        text_put_wrapped(screen->to, text,
+                         screen->width > indent + WRAP_MIN ? screen->width - indent : 0, indent);
 }
 
 static bool same_text(const struct cell *a, const struct cell *b) {
-        return a->kind == b->kind && (a->kind != CELL_TEXT || (a->n == b->n && memcmp(a->text, b->text, a->n) == 0)) &&
+        return a->kind == b->kind &&
+               (a->kind != CELL_TEXT || (a->n == b->n && memcmp(a->text, b->text, a->n) == 0)) &&
                (a->kind != CELL_NUMBER || a->number == b->number);
 }
 
@@ -124,8 +126,8 @@ static void put_coloured(const struct screen *screen, const char *text, const ch
                 fputs(text, screen->to);
 }
 
-static void put_in_column(const struct screen *screen, const struct layout *layout, size_t column, const char *text,
-                          const char *colour, unsigned *at) {
+static void put_in_column(const struct screen *screen, const struct layout *layout, size_t column,
+                          const char *text, const char *colour, unsigned *at) {
         const struct column_layout *c = &layout->column[column];
 
         if (*at)
@@ -142,7 +144,8 @@ static void put_in_column(const struct screen *screen, const struct layout *layo
         *at += c->width;
 }
 
-static void print_header(const struct table *table, const struct screen *screen, const struct layout *layout) {
+static void print_header(const struct table *table, const struct screen *screen,
+                         const struct layout *layout) {
         unsigned at = 0;
 
         for (size_t i = 0; i < layout->last; i++)
@@ -151,7 +154,8 @@ static void print_header(const struct table *table, const struct screen *screen,
         fputc('\n', screen->to);
 }
 
-static int print_row(const struct table *table, const struct screen *screen, const struct layout *layout, size_t row) {
+static int print_row(const struct table *table, const struct screen *screen,
+                     const struct layout *layout, size_t row) {
         unsigned at = 0;
 
         for (size_t i = 0; i < layout->last; i++) {
@@ -196,7 +200,8 @@ static int print_record(const struct table *table, const struct screen *screen) 
         unsigned width = 0;
 
         for (size_t i = 0; i < table->n_columns; i++)
-                width = in_record(table, i) ? MAX(width, text_width(table->columns[i].title)) : width;
+                width = in_record(table, i) ? MAX(width, text_width(table->columns[i].title)) :
+                                              width;
         for (size_t i = 0; i < table->n_columns; i++) {
                 _cleanup_(freep) char *text = in_record(table, i) ? cell_text(table, 0, i) : NULL;
 
@@ -223,5 +228,6 @@ bool table_is_shown(const struct table *table) {
 int table_print(const struct table *table, const struct screen *screen) {
         if (table->failed)
                 return -ENOMEM;
-        return table->form == TABLE_RECORD ? print_record(table, screen) : print_rows(table, screen);
+        return table->form == TABLE_RECORD ? print_record(table, screen) :
+                                             print_rows(table, screen);
 }

@@ -70,7 +70,8 @@ unsigned text_distance(const char *a, const char *b) {
 
                 row[0] = i;
                 for (unsigned j = 1; j <= n; j++) {
-                        row[j] = MIN(MIN(last[j], row[j - 1]) + 1, last[j - 1] + (a[i - 1] != b[j - 1]));
+                        row[j] = MIN(MIN(last[j], row[j - 1]) + 1,
+                                     last[j - 1] + (a[i - 1] != b[j - 1]));
                         if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
                                 row[j] = MIN(row[j], before[j - 2] + 1);
                 }

@@ -9,13 +9,22 @@
 
 unsigned text_width(const char *text); /* characters */
 
-/* Writes "?" for what a terminal might obey (control characters) or cannot show (bytes that are not UTF-8). */
+/*
+ * Writes "?" for what a terminal might obey (control characters) or cannot show (bytes that are not
+ * UTF-8).
+ */
 void text_put(FILE *to, const char *text, size_t n);
 
-/* Writes in lines of at most width characters (0: no limit), broken at spaces; later lines begin with indent spaces. */
+/*
+ * Writes in lines of at most width characters (0: no limit), broken at spaces; later lines begin
+ * with indent spaces.
+ */
 void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned indent);
 
-/* How many letters of a and b must change until they are equal, a swapped pair counting once; for suggestions. */
+/*
+ * How many letters of a and b must change until they are equal, a swapped pair counting once; for
+ * suggestions.
+ */
 unsigned text_distance(const char *a, const char *b);
 
 #endif

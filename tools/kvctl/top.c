@@ -52,18 +52,22 @@ static void sample_freep(struct sample **sample) {
 }
 
 double top_seconds(const struct kvctl *kvctl) {
-        return args_has(&kvctl->args, FLAG_WATCH) ? kvctl->args.seconds[FLAG_WATCH] : SECONDS_DEFAULT;
+        return args_has(&kvctl->args, FLAG_WATCH) ? kvctl->args.seconds[FLAG_WATCH] :
+                                                    SECONDS_DEFAULT;
 }
 
-/* ---- taking a sample -------------------------------------------------------------------------------------------- */
+/* ---- taking a sample ------------------------------------------------------------------------- */
 
 static void take_counters(uint64_t *to, unsigned n, struct kvd_slice from) {
         for (unsigned i = 0; i < n; i++)
                 to[i] = counter_at(from, i);
 }
 
-static int take_space(struct kvctl *kvctl, struct sample *sample, const struct kvd_msg_space_info_reply *info) {
-        struct space_sample *grown = realloc(sample->spaces, (sample->n_spaces + 1) * sizeof *grown), *s;
+static int take_space(struct kvctl *kvctl, struct sample *sample,
+                      const struct kvd_msg_space_info_reply *info) {
+        struct space_sample *grown = realloc(sample->spaces,
+                                             (sample->n_spaces + 1) * sizeof *grown),
+                            *s;
 
         if (!grown)
                 return kvctl_out_of_memory(kvctl);
@@ -76,8 +80,11 @@ static int take_space(struct kvctl *kvctl, struct sample *sample, const struct k
         return 0;
 }
 
-static int take_client(struct kvctl *kvctl, struct sample *sample, const struct kvd_msg_client_info_reply *info) {
-        struct client_sample *grown = realloc(sample->clients, (sample->n_clients + 1) * sizeof *grown), *c;
+static int take_client(struct kvctl *kvctl, struct sample *sample,
+                       const struct kvd_msg_client_info_reply *info) {
+        struct client_sample *grown = realloc(sample->clients,
+                                              (sample->n_clients + 1) * sizeof *grown),
+                             *c;
 
         if (!grown)
                 return kvctl_out_of_memory(kvctl);
@@ -142,14 +149,18 @@ static int take(struct kvctl *kvctl, struct sample **ret) {
         return r;
 }
 
-/* ---- the difference of two -------------------------------------------------------------------------------------- */
+/* ---- the difference of two ------------------------------------------------------------------- */
 
-/* Something that counts less than before started anew: a new daemon, or a new space of the old name. */
+/*
+ * Something that counts less than before started anew: a new daemon, or a new space of the old
+ * name.
+ */
 static uint64_t since(uint64_t before, uint64_t now) {
         return now >= before ? now - before : now;
 }
 
-static const struct space_sample *same_space(const struct sample *sample, const struct space_sample *as) {
+static const struct space_sample *same_space(const struct sample *sample,
+                                             const struct space_sample *as) {
         static const struct space_sample none;
 
         for (size_t i = 0; i < sample->n_spaces; i++)
@@ -158,7 +169,8 @@ static const struct space_sample *same_space(const struct sample *sample, const 
         return &none;
 }
 
-static const struct client_sample *same_client(const struct sample *sample, const struct client_sample *as) {
+static const struct client_sample *same_client(const struct sample *sample,
+                                               const struct client_sample *as) {
         static const struct client_sample none;
 
         for (size_t i = 0; i < sample->n_clients; i++)
@@ -203,7 +215,8 @@ static const struct column client_columns[] = {
         {"pinned_blocks", "PINNED", UNIT_COUNT},
 };
 
-static void fill_space(struct table *t, const struct space_sample *a, const struct space_sample *b, double seconds) {
+static void fill_space(struct table *t, const struct space_sample *a, const struct space_sample *b,
+                       double seconds) {
         uint64_t of[KVD_N_SPACE_COUNTERS], by[KVD_N_CLIENT_COUNTERS];
 
         for (unsigned i = 0; i < KVD_N_SPACE_COUNTERS; i++)
@@ -225,7 +238,8 @@ static void fill_space(struct table *t, const struct space_sample *a, const stru
         table_number(t, b->clients);
 }
 
-static void fill_client(struct table *t, const struct client_sample *a, const struct client_sample *b, double seconds) {
+static void fill_client(struct table *t, const struct client_sample *a,
+                        const struct client_sample *b, double seconds) {
         uint64_t asked = since(a->by[KVD_CLIENT_TOKENS_ASKED], b->by[KVD_CLIENT_TOKENS_ASKED]);
         uint64_t found = since(a->by[KVD_CLIENT_TOKENS_FOUND], b->by[KVD_CLIENT_TOKENS_FOUND]);
 
@@ -234,7 +248,8 @@ static void fill_client(struct table *t, const struct client_sample *a, const st
         table_string(t, b->name);
         table_string(t, b->domain);
         table_real(t, (double)since(a->requests, b->requests) / seconds);
-        table_real(t, (double)since(a->by[KVD_CLIENT_LOOKUPS], b->by[KVD_CLIENT_LOOKUPS]) / seconds);
+        table_real(t,
+                   (double)since(a->by[KVD_CLIENT_LOOKUPS], b->by[KVD_CLIENT_LOOKUPS]) / seconds);
         table_share(t, (double)found, (double)asked);
         table_number(t, b->filling);
         table_number(t, b->pinned);
@@ -258,8 +273,8 @@ static void say_work(struct answer *answer, double rate, uint64_t turn_max_us) {
         answer_say(answer, "requests/s: %s, longest turn: %s", requests, turn);
 }
 
-static void fill_head(struct table *t, struct answer *answer, const struct sample *a, const struct sample *b,
-                      double seconds) {
+static void fill_head(struct table *t, struct answer *answer, const struct sample *a,
+                      const struct sample *b, double seconds) {
         double rate = (double)since(a->requests, b->requests) / seconds;
         char used[UNIT_TEXT_MAX], pool[UNIT_TEXT_MAX];
 
@@ -269,12 +284,14 @@ static void fill_head(struct table *t, struct answer *answer, const struct sampl
         fill_work(t, b->told, rate, b->turn_max_us);
         unit_format_u64(UNIT_BYTES, b->pool_used, used);
         unit_format_u64(UNIT_BYTES, b->pool_bytes, pool);
-        answer_say(answer, "pool: %s of %s, spaces: %zu, clients: %zu", used, pool, b->n_spaces, b->n_clients);
+        answer_say(answer, "pool: %s of %s, spaces: %zu, clients: %zu", used, pool, b->n_spaces,
+                   b->n_clients);
         if (b->told)
                 say_work(answer, rate, b->turn_max_us);
 }
 
-static int add_rates(struct kvctl *kvctl, struct answer *answer, const struct sample *a, const struct sample *b) {
+static int add_rates(struct kvctl *kvctl, struct answer *answer, const struct sample *a,
+                     const struct sample *b) {
         double seconds = (double)(b->at_ns - a->at_ns + 1) / 1e9;
         struct table *head = ANSWER_RECORD(answer, "daemon", head_columns), *spaces, *clients;
 

@@ -42,10 +42,10 @@ static void format_bytes(double value, char *to) {
         snprintf(to, UNIT_TEXT_MAX, i && value < 99.95 ? "%.1f%s" : "%.0f%s", value, names[i]);
 }
 
-static void format_two(uint64_t seconds, uint64_t big, const char *big_name, uint64_t small, const char *small_name,
-                       char *to) {
-        snprintf(to, UNIT_TEXT_MAX, "%" PRIu64 " %s %" PRIu64 " %s", seconds / big, big_name, seconds % big / small,
-                 small_name);
+static void format_two(uint64_t seconds, uint64_t big, const char *big_name, uint64_t small,
+                       const char *small_name, char *to) {
+        snprintf(to, UNIT_TEXT_MAX, "%" PRIu64 " %s %" PRIu64 " %s", seconds / big, big_name,
+                 seconds % big / small, small_name);
 }
 
 static void format_seconds(double seconds, char *to) {

@@ -2,7 +2,9 @@
 #ifndef KVCTL_UNITS_H
 #define KVCTL_UNITS_H
 
-/* Numbers as people read them. JSON has the plain number, in the unit that the field's name says. */
+/*
+ * Numbers as people read them. JSON has the plain number, in the unit that the field's name says.
+ */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,7 +21,9 @@ enum unit {
 
 #define UNIT_TEXT_MAX 32
 
-/* Writes value, given in the unit's base, as a NUL-terminated text of at most UNIT_TEXT_MAX bytes. */
+/*
+ * Writes value, given in the unit's base, as a NUL-terminated text of at most UNIT_TEXT_MAX bytes.
+ */
 void unit_format(enum unit unit, double value, char to[UNIT_TEXT_MAX]);
 
 /* Exact for every uint64_t in UNIT_NONE and UNIT_COUNT. */

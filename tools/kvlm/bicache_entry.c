@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The layer that is sealed last is the first one: kvd_lease() takes group 0 for the sign that a prefix is complete, and
- * so do we. An entry may still be found in part, after an eviction or because its maker needed less; then what is
- * missing is computed from the last hidden state that is there, which gives the same bits as from the beginning.
+ * The layer that is sealed last is the first one: kvd_lease() takes group 0 for the sign that a
+ * prefix is complete, and so do we. An entry may still be found in part, after an eviction or
+ * because its maker needed less; then what is missing is computed from the last hidden state that
+ * is there, which gives the same bits as from the beginning.
  */
 
 #include "tools/kvlm/bicache_entry.h"
@@ -31,7 +32,8 @@ static int take_private(struct entry *e, uint32_t layer) {
 
         e->memory[layer] = aligned_alloc(64, ALIGN_UP(e->context.n_blocks * bytes, 64));
         if (!e->memory[layer])
-                return refuse(-ENOMEM, "out of memory for a prefix of %u tokens", e->context.n_tokens);
+                return refuse(-ENOMEM, "out of memory for a prefix of %u tokens",
+                              e->context.n_tokens);
         for (uint32_t i = 0; i < e->context.n_blocks; i++)
                 blocks_of(e, layer)[i] = e->memory[layer] + i * bytes;
         e->kinds[layer] = ENTRY_PRIVATE;
@@ -65,7 +67,8 @@ static int take(struct entry *e, uint32_t layer) {
         int r = take_pool(e, layer) ? 0 : take_private(e, layer);
 
         if (r == 0 && e->context.n_tokens % bt != 0) /* slots that no token has */
-                memset(blocks_of(e, layer)[e->context.n_blocks - 1], 0, e->maker->shape->block_bytes);
+                memset(blocks_of(e, layer)[e->context.n_blocks - 1], 0,
+                       e->maker->shape->block_bytes);
         return r;
 }
 
@@ -85,8 +88,8 @@ static bool find(struct entry *e, uint32_t layer) {
         _cleanup_(freep) uint32_t *ids = calloc(e->context.n_blocks, sizeof *ids);
         struct kvd_pin *pin = e->pins + layer;
 
-        if (!ids || kvd_lookup(e->space, layer, e->tokens, e->context.n_tokens, ids, e->context.n_blocks, pin) !=
-                            e->context.n_tokens) {
+        if (!ids || kvd_lookup(e->space, layer, e->tokens, e->context.n_tokens, ids,
+                               e->context.n_blocks, pin) != e->context.n_tokens) {
                 kvd_unpin(e->space, pin);
                 return false;
         }
@@ -121,7 +124,8 @@ static int compute_next(struct entry *e) {
 
         view.keep_states = true;
         if (r == 0)
-                r = pass_run(e->maker->pass, &view, e->n_layers, e->n_layers + 1, 0, e->context.n_tokens);
+                r = pass_run(e->maker->pass, &view, e->n_layers, e->n_layers + 1, 0,
+                             e->context.n_tokens);
         if (r < 0)
                 return r;
         e->n_layers++;
@@ -137,8 +141,9 @@ static void forget_from(struct entry *e, uint32_t layer) {
 }
 
 /*
- * Who came second gets the first one's blocks. If the daemon lets us down, the layer is still ours, and then stays so,
- * or lost: a part of it was sealed, or nobody knows whether it was. A lost layer and those behind it are forgotten.
+ * Who came second gets the first one's blocks. If the daemon lets us down, the layer is still ours,
+ * and then stays so, or lost: a part of it was sealed, or nobody knows whether it was. A lost layer
+ * and those behind it are forgotten.
  */
 static void seal(struct entry *e, uint32_t layer) {
         struct kvd_block *pool = pool_of(e, layer);
@@ -208,7 +213,8 @@ static int find_or_make(struct entry *e, uint32_t need, uint32_t end_layer) {
 
 /* ---- life ---- */
 
-static int create(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens, struct entry **ret) {
+static int create(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens,
+                  struct entry **ret) {
         struct entry *e = calloc(1, sizeof *e);
         size_t layers = maker->config->layers;
         int r;
@@ -233,8 +239,8 @@ static int create(const struct entry_maker *maker, const uint32_t *tokens, uint3
         return 0;
 }
 
-int entry_open(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens, uint32_t need,
-               uint32_t make_layers, struct entry **ret) {
+int entry_open(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens,
+               uint32_t need, uint32_t make_layers, struct entry **ret) {
         struct entry *e = NULL;
         int r = create(maker, tokens, n_tokens, &e);
 
@@ -249,8 +255,8 @@ int entry_open(const struct entry_maker *maker, const uint32_t *tokens, uint32_t
         return r;
 }
 
-int entry_open_private(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens, uint32_t n_layers,
-                       struct entry **ret) {
+int entry_open_private(const struct entry_maker *maker, const uint32_t *tokens, uint32_t n_tokens,
+                       uint32_t n_layers, struct entry **ret) {
         struct entry *e = NULL;
         int r = create(maker, tokens, n_tokens, &e);
 

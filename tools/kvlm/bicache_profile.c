@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The request is computed once as a whole, without a prefix: then no slot is left out, and position i of it lies where
- * position i of any prefix lies. What a prefix alone gives is computed for each prefix.
+ * The request is computed once as a whole, without a prefix: then no slot is left out, and position
+ * i of it lies where position i of any prefix lies. What a prefix alone gives is computed for each
+ * prefix.
  */
 
 #include "tools/kvlm/bicache_profile.h"
@@ -94,8 +95,8 @@ static const uint8_t *whole_block(const struct whole *w, uint32_t layer, uint32_
 
 /* ---- similarities ---- */
 
-static void add_block(const struct whole *w, const struct alike *to, const uint8_t *alone, const uint8_t *whole,
-                      uint32_t first, uint32_t n) {
+static void add_block(const struct whole *w, const struct alike *to, const uint8_t *alone,
+                      const uint8_t *whole, uint32_t first, uint32_t n) {
         const struct block_shape *s = &w->diffuser->shape;
         const struct kvd_bicache_ops *ops = w->diffuser->ops->bicache;
         uint32_t dim = w->diffuser->model->config.head_dim;
@@ -108,13 +109,15 @@ static void add_block(const struct whole *w, const struct alike *to, const uint8
         }
 }
 
-static void compare_layer(const struct whole *w, const struct entry *alone, uint32_t layer, const struct alike *to) {
+static void compare_layer(const struct whole *w, const struct entry *alone, uint32_t layer,
+                          const struct alike *to) {
         uint32_t n = alone->context.n_tokens, bt = w->diffuser->shape.tokens;
 
         memset(to->keys, 0, n * sizeof *to->keys);
         memset(to->values, 0, n * sizeof *to->values);
         for (uint32_t i = 0; i < alone->context.n_blocks; i++)
-                add_block(w, to, entry_block(alone, layer, i), whole_block(w, layer, i), i * bt, MIN(bt, n - i * bt));
+                add_block(w, to, entry_block(alone, layer, i), whole_block(w, layer, i), i * bt,
+                          MIN(bt, n - i * bt));
 }
 
 static void write_list(FILE *out, const char *name, const double *values, uint32_t n) {
@@ -127,8 +130,10 @@ static void write_list(FILE *out, const char *name, const double *values, uint32
 static int write_sample(const struct whole *w, const struct entry *alone, uint32_t r) {
         uint32_t layers = w->diffuser->model->config.layers, n = alone->context.n_tokens;
         bool prompt_only = diffuse_ratio(w->diffuser, w->space) == KVD_RATIO_PROMPT_ONLY;
-        _cleanup_(freep) struct kvd_products *keys = calloc(n, sizeof *keys), *values = calloc(n, sizeof *values);
-        _cleanup_(freep) double *mean = calloc(layers, sizeof *mean), *flat = calloc(layers, sizeof *flat);
+        _cleanup_(freep) struct kvd_products *keys = calloc(n, sizeof *keys),
+                                             *values = calloc(n, sizeof *values);
+        _cleanup_(freep) double *mean = calloc(layers, sizeof *mean),
+                                *flat = calloc(layers, sizeof *flat);
         const struct alike alike = {keys, values};
         FILE *out = w->profile->out;
 
@@ -144,7 +149,9 @@ static int write_sample(const struct whole *w, const struct entry *alone, uint32
         write_list(out, "sim", mean, layers);
         write_list(out, "sim_flat", flat, layers);
         fputs("}\n", out);
-        return fflush(out) != 0 || ferror(out) ? refuse(-EIO, "cannot write the profile: %s", strerror(errno)) : 0;
+        return fflush(out) != 0 || ferror(out) ?
+                       refuse(-EIO, "cannot write the profile: %s", strerror(errno)) :
+                       0;
 }
 
 /* ---- samples for the space ---- */
@@ -164,13 +171,17 @@ static int take_blocks(kvd_space *space, uint32_t n, struct kvd_block *blocks) {
 }
 
 /* [layer][alone, whole][n], as kvd_prefix_sample() wants them. */
-static void fill_blocks(const struct whole *w, const struct entry *alone, const struct kvd_block *blocks) {
+static void fill_blocks(const struct whole *w, const struct entry *alone,
+                        const struct kvd_block *blocks) {
         uint32_t n = alone->context.n_blocks;
 
-        for (uint32_t layer = 0; layer < w->diffuser->model->config.layers; layer++, blocks += 2 * n)
+        for (uint32_t layer = 0; layer < w->diffuser->model->config.layers;
+             layer++, blocks += 2 * n)
                 for (uint32_t i = 0; i < n; i++) {
-                        memcpy(blocks[i].data, entry_block(alone, layer, i), w->diffuser->shape.plain_bytes);
-                        memcpy(blocks[n + i].data, whole_block(w, layer, i), w->diffuser->shape.plain_bytes);
+                        memcpy(blocks[i].data, entry_block(alone, layer, i),
+                               w->diffuser->shape.plain_bytes);
+                        memcpy(blocks[n + i].data, whole_block(w, layer, i),
+                               w->diffuser->shape.plain_bytes);
                 }
 }
 
@@ -198,13 +209,15 @@ static void offer_sample(const struct whole *w, const struct entry *alone, uint3
 
 static int take_sample(const struct whole *w, uint32_t n_prefix) {
         bool prompt_only = diffuse_ratio(w->diffuser, w->space) == KVD_RATIO_PROMPT_ONLY;
-        uint32_t r = kvd_ratio_percent(n_prefix, prompt_only ? w->request->n_tokens : w->context.n_tokens);
+        uint32_t r = kvd_ratio_percent(n_prefix,
+                                       prompt_only ? w->request->n_tokens : w->context.n_tokens);
         struct entry *alone = NULL;
         int result;
 
         if (*w->diffuser->interrupted)
                 return -EINTR;
-        result = entry_open_private(&w->maker, w->tokens, n_prefix, w->diffuser->model->config.layers, &alone);
+        result = entry_open_private(&w->maker, w->tokens, n_prefix,
+                                    w->diffuser->model->config.layers, &alone);
         if (result < 0)
                 return result;
         result = write_sample(w, alone, r);
@@ -222,8 +235,10 @@ static int take_samples(const struct whole *w) {
         int r = 0;
 
         if (step == 0)
-                return w->request->n_prefix > 0 ? take_sample(w, w->request->n_prefix) :
-                                                  refuse(-EINVAL, "a prompt without a document has no prefix to profile");
+                return w->request->n_prefix > 0 ?
+                               take_sample(w, w->request->n_prefix) :
+                               refuse(-EINVAL,
+                                      "a prompt without a document has no prefix to profile");
         for (uint32_t percent = step; r == 0 && percent <= 100; percent += step) {
                 uint32_t n = (uint32_t)((percent * all + 50) / 100);
 

@@ -22,7 +22,9 @@ static int read_step(const json_t *entry, uint32_t layers, struct kvd_bstep *ret
             json_whole(json_array_get(entry, 1), &b) < 0)
                 return refuse(-EINVAL, "an entry is not a pair of numbers");
         if (r > 100 || b < 1 || b > layers)
-                return refuse(-EINVAL, "an entry is not a percentage and a number of layers from 1 to %u", layers);
+                return refuse(-EINVAL,
+                              "an entry is not a percentage and a number of layers from 1 to %u",
+                              layers);
         *ret = (struct kvd_bstep){(uint8_t)r, (uint16_t)b};
         return 0;
 }
@@ -37,7 +39,8 @@ static int read_steps(const json_t *entries, uint32_t layers, struct kvd_btable 
 
                 if (r < 0)
                         return r;
-                if (t->n > 0 && (step.percent <= t->steps[t->n - 1].percent || step.b < t->steps[t->n - 1].b))
+                if (t->n > 0 &&
+                    (step.percent <= t->steps[t->n - 1].percent || step.b < t->steps[t->n - 1].b))
                         return refuse(-EINVAL, "percentages do not ascend, or layers fall");
                 t->steps[t->n++] = step; /* at most one for each percentage */
         }

@@ -32,21 +32,28 @@ static const char *elsewhere(const struct cache *c) {
         if (r < 0)
                 return kvd_error();
         if (place.memory == KVD_MEMORY_HOST)
-                return device ? "the daemon's pool is in host memory, and kvlm computes on a GPU" : NULL;
+                return device ? "the daemon's pool is in host memory, and kvlm computes on a GPU" :
+                                NULL;
         if (!device)
                 return "the daemon's pool is in GPU memory, and kvlm computes on the processor";
-        return place.device == device->options.ordinal ? NULL : "the daemon's pool is on another GPU";
+        return place.device == device->options.ordinal ? NULL :
+                                                         "the daemon's pool is on another GPU";
 }
 
 static bool daemon_is_away(int error) {
-        return error == -ENOENT || error == -ECONNREFUSED || error == -ECONNRESET || error == -ENOTCONN;
+        return error == -ENOENT || error == -ECONNREFUSED || error == -ECONNRESET ||
+               error == -ENOTCONN;
 }
 
-/* Methods that compare keys from different places need to know how they were rotated. Others do without. */
+/*
+ * Methods that compare keys from different places need to know how they were rotated. Others do
+ * without.
+ */
 static void tell_rotation(struct cache *c) {
         double theta = 0;
 
-        if (c->options.rope_theta > 0 && kvd_space_setting(c->space, "model.rope_theta", &theta) == 0 &&
+        if (c->options.rope_theta > 0 &&
+            kvd_space_setting(c->space, "model.rope_theta", &theta) == 0 &&
             theta != c->options.rope_theta)
                 kvd_space_set(c->space, "model.rope_theta", c->options.rope_theta);
 }
@@ -55,8 +62,8 @@ static int attach(struct cache *c) {
         int r = c->connection ? 0 : kvd_open(c->options.socket, &c->connection);
 
         if (r == 0)
-                r = kvd_space_open(c->connection, c->options.space, &c->options.geometry, &c->options.space_options,
-                                   &c->space);
+                r = kvd_space_open(c->connection, c->options.space, &c->options.geometry,
+                                   &c->options.space_options, &c->space);
         if (r == 0)
                 tell_rotation(c);
         return r;
@@ -129,7 +136,8 @@ static uint8_t *take_on_device(struct sequence *s, uint32_t i) {
         const struct cache_options *o = &s->cache->options;
         cu_address at;
 
-        if (!s->arena && device_take(o->device, s->room * o->shape.block_bytes, "keys and values", &at) == 0)
+        if (!s->arena &&
+            device_take(o->device, s->room * o->shape.block_bytes, "keys and values", &at) == 0)
                 s->arena = (uint8_t *)(uintptr_t)at;
         return s->arena ? s->arena + i * o->shape.block_bytes : NULL;
 }

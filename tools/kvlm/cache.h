@@ -3,12 +3,13 @@
 #define KVLM_CACHE_H
 
 /*
- * Where the blocks of a sequence come from. With a daemon: a stored prefix is pinned and used where it is, the rest
- * is filled straight into pool blocks and published. Without one, or when the pool has none to give, blocks are
- * private memory behind the same table. A sequence never fails because of the daemon.
+ * Where the blocks of a sequence come from. With a daemon: a stored prefix is pinned and used where
+ * it is, the rest is filled straight into pool blocks and published. Without one, or when the pool
+ * has none to give, blocks are private memory behind the same table. A sequence never fails because
+ * of the daemon.
  *
- * With a device all blocks are in its memory, and those of one table are of one kind, the pool's or private ones. What
- * is said to be computed, found or sealed is so for its stream.
+ * With a device all blocks are in its memory, and those of one table are of one kind, the pool's or
+ * private ones. What is said to be computed, found or sealed is so for its stream.
  */
 
 #include "client/kvd.h"
@@ -51,7 +52,8 @@ struct sequence {
         struct kvd_block *pool; /* of blocks that are not private */
         uint8_t *kinds;   /* enum block_kind */
         uint32_t n_blocks, room; /* blocks that are there, and that the table has room for */
-        uint8_t *arena; /* on a device: memory for as many private blocks; NULL: not needed so far */
+        /* on a device: memory for as many private blocks; NULL: not needed so far */
+        uint8_t *arena;
         uint32_t n_chained; /* blocks that pin covers: reused or sealed */
         struct kvd_pin pin;
 
@@ -60,36 +62,41 @@ struct sequence {
         uint32_t n_refused; /* times that the pool or the daemon let us down */
         bool alone;        /* so further blocks are private */
         bool unpublished;  /* and blocks that were not sealed stay so */
-        bool (*on_full)(void *data, uint32_t tries); /* the pool is full: shall we try once more? NULL: no */
+        /* the pool is full: shall we try once more? NULL: no */
+        bool (*on_full)(void *data, uint32_t tries);
         void *on_full_data;
 };
 
 /* Takes the tokens of a prompt. */
-int sequence_new(struct cache *, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity, struct sequence **ret);
-int sequence_new_private(struct cache *, const uint32_t *tokens, uint32_t n_tokens, struct sequence **ret);
+int sequence_new(struct cache *, const uint32_t *tokens, uint32_t n_tokens, uint32_t capacity,
+                 struct sequence **ret);
+int sequence_new_private(struct cache *, const uint32_t *tokens, uint32_t n_tokens,
+                         struct sequence **ret);
 struct sequence *sequence_free(struct sequence *);
 
 /*
- * Finds what is stored of the tokens that are not computed yet: whole blocks, and never the last token, whose logits
- * somebody wants. Worth a try before each chunk: another process may be ahead with the same text.
+ * Finds what is stored of the tokens that are not computed yet: whole blocks, and never the last
+ * token, whose logits somebody wants. Worth a try before each chunk: another process may be ahead
+ * with the same text.
  */
 void sequence_find(struct sequence *);
 
 /*
- * Blocks for so many tokens. -ENOMEM. 1: what had been found was useless (see sequence_check), and the sequence begins
- * anew.
+ * Blocks for so many tokens. -ENOMEM. 1: what had been found was useless (see sequence_check), and
+ * the sequence begins anew.
  */
 int sequence_extend(struct sequence *, uint32_t n_tokens);
 
 /*
- * So many tokens are computed: seals the blocks that are full. If the daemon dies over it, blocks whose fate nobody
- * knows are given up, and n_computed is less than before: compute them again.
+ * So many tokens are computed: seals the blocks that are full. If the daemon dies over it, blocks
+ * whose fate nobody knows are given up, and n_computed is less than before: compute them again.
  */
 void sequence_publish(struct sequence *, uint32_t n_computed);
 
 /*
- * When the stream has passed, and before anything computed from the blocks is given away: was everything that we found
- * really written? On a GPU its producer may have died in between. False: the sequence begins anew, in private memory.
+ * When the stream has passed, and before anything computed from the blocks is given away: was
+ * everything that we found really written? On a GPU its producer may have died in between. False:
+ * the sequence begins anew, in private memory.
  */
 bool sequence_check(struct sequence *);
 

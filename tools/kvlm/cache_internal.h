@@ -17,13 +17,20 @@ struct cache {
         size_t n_spare, room;
 };
 
-/* Before each sequence: a daemon may have come since. Once attached, the library reconnects by itself. */
+/*
+ * Before each sequence: a daemon may have come since. Once attached, the library reconnects by
+ * itself.
+ */
 bool cache_connected(struct cache *);
 
-/* Is the pool where we compute? A daemon that comes back may have it elsewhere: ask for each block that it gives. */
+/*
+ * Is the pool where we compute? A daemon that comes back may have it elsewhere: ask for each block
+ * that it gives.
+ */
 bool cache_is_here(const struct cache *);
 
-uint8_t *cache_take(struct sequence *, uint32_t i); /* private memory for its block i; NULL, with a line */
+/* private memory for its block i; NULL, with a line */
+uint8_t *cache_take(struct sequence *, uint32_t i);
 void cache_give(struct cache *, uint8_t *block);
 
 #endif

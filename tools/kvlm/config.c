@@ -16,7 +16,8 @@
 #include "tools/kvlm/json.h"
 
 /* A whole number from 1 to most. fallback 0: it must be there. */
-static int read_size(const json_t *j, const char *key, uint32_t fallback, uint32_t most, uint32_t *ret) {
+static int read_size(const json_t *j, const char *key, uint32_t fallback, uint32_t most,
+                     uint32_t *ret) {
         const json_t *member = json_object_get(j, key);
         uint64_t value = fallback;
 
@@ -49,7 +50,8 @@ static int read_sizes(const json_t *j, struct config *c) {
                         return r;
         }
         r = read_size(j, "num_key_value_heads", c->heads, 4096, &c->kv_heads);
-        return r < 0 ? r : read_size(j, "head_dim", MAX(c->hidden / c->heads, 1), 4096, &c->head_dim);
+        return r < 0 ? r :
+                       read_size(j, "head_dim", MAX(c->hidden / c->heads, 1), 4096, &c->head_dim);
 }
 
 static int read_float(const json_t *j, const char *key, double fallback, float *ret) {
@@ -66,11 +68,14 @@ static int read_float(const json_t *j, const char *key, double fallback, float *
 
 /* Members that change the arithmetic must be absent or as this engine computes. */
 static int check_features(const json_t *j) {
-        static const char *const off[] = {"attention_bias", "mlp_bias", "rope_scaling", "quantization_config"};
-        const json_t *type = json_object_get(j, "model_type"), *act = json_object_get(j, "hidden_act");
+        static const char *const off[] = {"attention_bias", "mlp_bias", "rope_scaling",
+                                          "quantization_config"};
+        const json_t *type = json_object_get(j, "model_type"),
+                     *act = json_object_get(j, "hidden_act");
 
         if (type && !json_says(type, "llama") && !json_says(type, "kvlm_diffusion"))
-                return refuse(-ENOTSUP, "config.json: model_type is neither llama nor kvlm_diffusion");
+                return refuse(-ENOTSUP,
+                              "config.json: model_type is neither llama nor kvlm_diffusion");
         if (act && !json_says(act, "silu"))
                 return refuse(-ENOTSUP, "config.json: hidden_act is not silu");
         for (size_t i = 0; i < ARRAY_SIZE(off); i++) {
@@ -82,18 +87,23 @@ static int check_features(const json_t *j) {
         return 0;
 }
 
-/* "attention": "bidirectional" makes it a masked-diffusion model, and then there is a mask token. */
+/*
+ * "attention": "bidirectional" makes it a masked-diffusion model, and then there is a mask token.
+ */
 static int read_attention(const json_t *j, struct config *c) {
         const json_t *attention = json_object_get(j, "attention");
         uint64_t id;
 
         c->bidirectional = json_says(attention, "bidirectional");
         if (attention && !c->bidirectional && !json_says(attention, "causal"))
-                return refuse(-ENOTSUP, "config.json: attention is neither causal nor bidirectional");
+                return refuse(-ENOTSUP,
+                              "config.json: attention is neither causal nor bidirectional");
         if (!c->bidirectional)
                 return 0;
         if (json_whole(json_object_get(j, "mask_token_id"), &id) < 0 || id >= c->vocab)
-                return refuse(-EINVAL, "config.json: mask_token_id is missing or not a token id below vocab_size");
+                return refuse(
+                        -EINVAL,
+                        "config.json: mask_token_id is missing or not a token id below vocab_size");
         if (c->vocab < 2)
                 return refuse(-EINVAL, "config.json: vocab_size leaves no token beside the mask");
         c->mask_token = (uint32_t)id;
@@ -116,7 +126,9 @@ static int read_members(const json_t *j, struct config *c) {
                 return r;
         c->tied = json_is_true(json_object_get(j, "tie_word_embeddings"));
         if (c->heads % c->kv_heads != 0)
-                return refuse(-EINVAL, "config.json: num_key_value_heads does not divide num_attention_heads");
+                return refuse(
+                        -EINVAL,
+                        "config.json: num_key_value_heads does not divide num_attention_heads");
         if (c->head_dim % 2 != 0)
                 return refuse(-EINVAL, "config.json: head_dim is odd");
         return read_attention(j, c);

@@ -13,9 +13,10 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
 
-int context_new(const struct config *c, const struct block_shape *s, uint32_t n_prefix, uint32_t n_tokens,
-                struct context *ret) {
-        uint32_t gap = ALIGN_UP(n_prefix, s->tokens) - n_prefix, n_blocks = DIV_UP(n_tokens + gap, s->tokens);
+int context_new(const struct config *c, const struct block_shape *s, uint32_t n_prefix,
+                uint32_t n_tokens, struct context *ret) {
+        uint32_t gap = ALIGN_UP(n_prefix, s->tokens) - n_prefix,
+                 n_blocks = DIV_UP(n_tokens + gap, s->tokens);
         struct context context = {n_prefix, n_tokens, s->tokens, n_blocks, NULL, NULL};
 
         context.blocks = calloc((size_t)c->layers * n_blocks, sizeof *context.blocks);
@@ -36,7 +37,10 @@ void context_release(struct context *c) {
         *c = (struct context){0};
 }
 
-/* Slots that a prefix leaves unused in its last block are seen by nobody: the others are named one by one then. */
+/*
+ * Slots that a prefix leaves unused in its last block are seen by nobody: the others are named one
+ * by one then.
+ */
 struct view context_view(const struct context *c, bool prefix_only) {
         uint32_t n_seen = prefix_only ? c->n_prefix : c->n_tokens;
         bool gap = n_seen > c->n_prefix && c->n_prefix % c->block_tokens != 0;

@@ -26,12 +26,16 @@ static int check(struct device *d, cu_result error, const char *what) {
 
 /* ---- life ---- */
 
-/* What the products of equal shape depend on: the library, the kind of GPU, and how they are summed. */
+/*
+ * What the products of equal shape depend on: the library, the kind of GPU, and how they are
+ * summed.
+ */
 static void describe(struct device *d) {
         static const char *const products[] = {"f32", "tf32", "bf16"};
 
-        snprintf(d->arithmetic, sizeof d->arithmetic, "kvlm cuda 1, cublas %d, sm_%u x %u, %s", d->blas.version,
-                 d->gpu.capability, d->gpu.multiprocessors, products[d->options.products]);
+        snprintf(d->arithmetic, sizeof d->arithmetic, "kvlm cuda 1, cublas %d, sm_%u x %u, %s",
+                 d->blas.version, d->gpu.capability, d->gpu.multiprocessors,
+                 products[d->options.products]);
 }
 
 static int open_all(struct device *d) {
@@ -41,7 +45,9 @@ static int open_all(struct device *d) {
         if (r == 0)
                 r = gpu_has_kernels(&d->gpu);
         if (r == 0)
-                r = gpu_check(&d->gpu, d->gpu.cuda->cuStreamCreateWithPriority(&d->stream, CU_STREAM_NON_BLOCKING, 0),
+                r = gpu_check(&d->gpu,
+                              d->gpu.cuda->cuStreamCreateWithPriority(&d->stream,
+                                                                      CU_STREAM_NON_BLOCKING, 0),
                               "cuStreamCreateWithPriority");
         if (r == 0)
                 r = gpu_blas_open(&d->blas, &d->gpu, d->stream);
@@ -97,8 +103,8 @@ static int too_large(struct device *d, uint64_t bytes, const char *what) {
         size_t free = 0, total = 0;
 
         d->gpu.cuda->cuMemGetInfo(&free, &total);
-        return refuse(-ENOMEM, "%s: %ju MiB are needed on the GPU, and %zu of its %zu MiB are free", what,
-                      (uintmax_t)DIV_UP(bytes, 1 << 20), free >> 20, total >> 20);
+        return refuse(-ENOMEM, "%s: %ju MiB are needed on the GPU, and %zu of its %zu MiB are free",
+                      what, (uintmax_t)DIV_UP(bytes, 1 << 20), free >> 20, total >> 20);
 }
 
 int device_take(struct device *d, uint64_t bytes, const char *what, cu_address *ret) {
@@ -121,17 +127,20 @@ int device_clear(struct device *d, cu_address to, uint64_t bytes) {
 }
 
 int device_copy(struct device *d, cu_address to, cu_address from, uint64_t bytes) {
-        return check(d, d->gpu.cuda->cuMemcpyDtoDAsync(to, from, bytes, d->stream), "cuMemcpyDtoDAsync");
+        return check(d, d->gpu.cuda->cuMemcpyDtoDAsync(to, from, bytes, d->stream),
+                     "cuMemcpyDtoDAsync");
 }
 
 int device_read(struct device *d, void *to, cu_address from, uint64_t bytes) {
-        int r = check(d, d->gpu.cuda->cuMemcpyDtoHAsync(to, from, bytes, d->stream), "cuMemcpyDtoHAsync");
+        int r = check(d, d->gpu.cuda->cuMemcpyDtoHAsync(to, from, bytes, d->stream),
+                      "cuMemcpyDtoHAsync");
 
         return r < 0 ? r : device_wait(d);
 }
 
 int device_write(struct device *d, cu_address to, const void *from, uint64_t bytes) {
-        int r = check(d, d->gpu.cuda->cuMemcpyHtoDAsync(to, from, bytes, d->stream), "cuMemcpyHtoDAsync");
+        int r = check(d, d->gpu.cuda->cuMemcpyHtoDAsync(to, from, bytes, d->stream),
+                      "cuMemcpyHtoDAsync");
 
         return r < 0 ? r : device_wait(d);
 }

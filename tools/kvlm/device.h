@@ -3,8 +3,8 @@
 #define KVLM_DEVICE_H
 
 /*
- * A GPU of ours: one stream on which everything happens in order, cuBLAS, and memory. What is launched here does not
- * wait; device_wait() does. Functions that can fail note a line.
+ * A GPU of ours: one stream on which everything happens in order, cuBLAS, and memory. What is
+ * launched here does not wait; device_wait() does. Functions that can fail note a line.
  */
 
 #include "kernels/cuda/cublas.h"
@@ -19,7 +19,10 @@ enum device_products {
 struct device_options {
         cu_device ordinal; /* -1: where the pool is, or the first */
         enum device_products products;
-        /* exact: what is generated is computed like a prompt: the same bits, one block of threads a head */
+        /*
+         * exact: what is generated is computed like a prompt: the same bits, one block of threads a
+         * head
+         */
         enum { DECODE_FAST, DECODE_EXACT } decode;
 };
 
@@ -28,11 +31,15 @@ struct device {
         struct gpu gpu;
         struct gpu_blas blas;
         cu_stream stream;
-        char arithmetic[128]; /* what bits depend on beside the model; processes that agree in it compute equal bits */
+        /* what bits depend on beside the model; processes that agree in it compute equal bits */
+        char arithmetic[128];
         bool opened;
 };
 
-/* -ENODEV: no driver, no such GPU, no cuBLAS; -ENOSYS, -ENOEXEC: no kernels in this build, or none for this GPU. */
+/*
+ * -ENODEV: no driver, no such GPU, no cuBLAS; -ENOSYS, -ENOEXEC: no kernels in this build, or none
+ * for this GPU.
+ */
 int device_new(const struct device_options *, struct device **ret);
 struct device *device_free(struct device *);
 
@@ -41,9 +48,10 @@ uint32_t device_number(const struct device *);
 
 int device_failed(struct device *, int error); /* notes gpu.why, returns error */
 int device_wait(struct device *);              /* until all that was launched is done */
-void device_finish(struct device *);           /* the same, before memory is let go of: errors are nobody's any more */
+/* the same, before memory is let go of: errors are nobody's any more */
+void device_finish(struct device *);
 
-/* ---- memory; what names it as a resource goes into the line where there is not enough ---- */
+/* ---- memory; what names it as a resource goes into the line where there is not enough -------- */
 
 int device_take(struct device *, uint64_t bytes, const char *what, cu_address *ret); /* zeroed */
 void device_give(struct device *, cu_address); /* 0 is fine; may wait */

@@ -17,9 +17,11 @@
 #include "tools/kvlm/refuse.h"
 
 enum {
-        ROWS = 64,   /* of every product: no slower than one row, as long as it waits for the weights */
+        /* of every product: no slower than one row, as long as it waits for the weights */
+        ROWS = 64,
         SPLIT = 256, /* positions that a block of threads goes over in a decoding step, ... */
-        PROMPT_SPLIT = 2048, /* ... and otherwise: each piece of each token needs memory for its sums */
+        /* ... and otherwise: each piece of each token needs memory for its sums */
+        PROMPT_SPLIT = 2048,
 };
 
 struct device_forward {
@@ -38,7 +40,8 @@ struct device_forward {
         const struct step *step;
         struct gpu_blocks blocks;
         uint32_t skipped; /* rows of the first product that come before the first token */
-        uint32_t n_rows;  /* of the products: skipped, tokens, and what is missing to a multiple of ROWS */
+        /* of the products: skipped, tokens, and what is missing to a multiple of ROWS */
+        uint32_t n_rows;
 };
 
 static uint32_t q_width(const struct config *c) {
@@ -64,8 +67,8 @@ static cu_address from_first(const struct device_forward *f, cu_address rows, si
 
 /* ---- products ---- */
 
-static int multiply(struct device_forward *f, cu_address to, cu_address from, cu_address matrix, uint32_t n_in,
-                    uint32_t n_out) {
+static int multiply(struct device_forward *f, cu_address to, cu_address from, cu_address matrix,
+                    uint32_t n_in, uint32_t n_out) {
         uint32_t number = device_number(f->device);
         int r = 0;
 
@@ -345,8 +348,9 @@ static int allocate_rows(struct device_forward *f) {
         return r;
 }
 
-int device_forward_new(struct device *device, const struct device_model *model, const struct block_shape *shape,
-                       uint32_t chunk, struct device_forward **ret) {
+int device_forward_new(struct device *device, const struct device_model *model,
+                       const struct block_shape *shape, uint32_t chunk,
+                       struct device_forward **ret) {
         struct device_forward *f = calloc(1, sizeof *f);
         int r;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * All goes over in one copy, from memory that the next step may only fill again when this copy has passed: the step's
- * own kernels run on meanwhile.
+ * All goes over in one copy, from memory that the next step may only fill again when this copy has
+ * passed: the step's own kernels run on meanwhile.
  */
 
 #include "tools/kvlm/device_inputs.h"
@@ -40,8 +40,12 @@ static void stage_angles(struct device_inputs *in, const struct step *step) {
                 }
 }
 
-/* The lowest address counts as block 0: so it does not matter whose memory the blocks are in, if it is one's. */
-static int stage_ids(struct device_inputs *in, uint8_t *const *at, uint32_t n, struct gpu_blocks *ret) {
+/*
+ * The lowest address counts as block 0: so it does not matter whose memory the blocks are in, if it
+ * is one's.
+ */
+static int stage_ids(struct device_inputs *in, uint8_t *const *at, uint32_t n,
+                     struct gpu_blocks *ret) {
         uint32_t *ids = staged(in, in->ids);
         uintptr_t base = UINTPTR_MAX;
 
@@ -51,7 +55,8 @@ static int stage_ids(struct device_inputs *in, uint8_t *const *at, uint32_t n, s
                 uint64_t offset = (uintptr_t)at[i] - base, id = offset / in->shape.block_bytes;
 
                 if (id * in->shape.block_bytes != offset || id >= GPU_NO_BLOCK)
-                        return refuse(-EXDEV, "the blocks of a sequence are in memory of two kinds");
+                        return refuse(-EXDEV,
+                                      "the blocks of a sequence are in memory of two kinds");
                 ids[i] = (uint32_t)id;
         }
         *ret = (struct gpu_blocks){base, in->shape.block_bytes, in->ids};
@@ -60,16 +65,20 @@ static int stage_ids(struct device_inputs *in, uint8_t *const *at, uint32_t n, s
 
 static int copy(struct device_inputs *in, size_t bytes) {
         const struct kvd_cuda *cuda = in->device->gpu.cuda;
-        int r = check(in, cuda->cuMemcpyHtoDAsync(in->memory, in->staging, bytes, in->device->stream),
+        int r = check(in,
+                      cuda->cuMemcpyHtoDAsync(in->memory, in->staging, bytes, in->device->stream),
                       "cuMemcpyHtoDAsync");
 
-        return r < 0 ? r : check(in, cuda->cuEventRecord(in->copied, in->device->stream), "cuEventRecord");
+        return r < 0 ? r :
+                       check(in, cuda->cuEventRecord(in->copied, in->device->stream),
+                             "cuEventRecord");
 }
 
 int device_inputs_send(struct device_inputs *in, const struct step *step, struct gpu_blocks *ret) {
         uint32_t length = step->first + step->n, n_blocks = DIV_UP(length, in->shape.tokens);
         const uint32_t starts[2] = {0, step->n};
-        int r = check(in, in->device->gpu.cuda->cuEventSynchronize(in->copied), "cuEventSynchronize");
+        int r = check(in, in->device->gpu.cuda->cuEventSynchronize(in->copied),
+                      "cuEventSynchronize");
 
         if (r == 0)
                 r = stage_ids(in, step->view.blocks, n_blocks, ret);
@@ -92,7 +101,8 @@ static cu_address place(cu_address *used, size_t bytes) {
 }
 
 /* From an address, 0 at first: so the end is the size. */
-static cu_address place_all(struct device_inputs *in, cu_address at, uint32_t chunk, uint32_t blocks) {
+static cu_address place_all(struct device_inputs *in, cu_address at, uint32_t chunk,
+                            uint32_t blocks) {
         size_t angles = (size_t)chunk * in->half * sizeof(float);
 
         in->memory = at;
@@ -116,18 +126,21 @@ static int allocate(struct device_inputs *in, const struct config *c, uint32_t c
         if (!in->frequencies)
                 return refuse(-ENOMEM, "out of memory");
         for (uint32_t i = 0; i < in->half; i++)
-                in->frequencies[i] = 1.0f / powf(c->rope_theta, (float)(2 * i) / (float)c->head_dim);
-        r = check(in, cuda->cuMemHostAlloc((void **)&in->staging, bytes, CU_HOST_PORTABLE), "cuMemHostAlloc");
+                in->frequencies[i] = 1.0f /
+                                     powf(c->rope_theta, (float)(2 * i) / (float)c->head_dim);
+        r = check(in, cuda->cuMemHostAlloc((void **)&in->staging, bytes, CU_HOST_PORTABLE),
+                  "cuMemHostAlloc");
         if (r == 0)
-                r = check(in, cuda->cuEventCreate(&in->copied, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+                r = check(in, cuda->cuEventCreate(&in->copied, CU_EVENT_DISABLE_TIMING),
+                          "cuEventCreate");
         if (r == 0)
                 r = device_take(in->device, bytes, "a step's inputs", &at);
         place_all(in, at, chunk, blocks);
         return r;
 }
 
-int device_inputs_new(struct device *device, const struct config *c, const struct block_shape *shape, uint32_t chunk,
-                      struct device_inputs **ret) {
+int device_inputs_new(struct device *device, const struct config *c,
+                      const struct block_shape *shape, uint32_t chunk, struct device_inputs **ret) {
         struct device_inputs *in = calloc(1, sizeof *in);
         int r;
 

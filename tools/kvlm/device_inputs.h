@@ -23,11 +23,14 @@ struct device_inputs {
         cu_address ids;          /* of the sequence's blocks; the last, because it is rarely full */
 };
 
-int device_inputs_new(struct device *, const struct config *, const struct block_shape *, uint32_t chunk,
-                      struct device_inputs **ret);
+int device_inputs_new(struct device *, const struct config *, const struct block_shape *,
+                      uint32_t chunk, struct device_inputs **ret);
 struct device_inputs *device_inputs_free(struct device_inputs *);
 
-/* Copies them when the stream comes there. ret: the blocks. -EXDEV: they are not multiples of a block's size apart. */
+/*
+ * Copies them when the stream comes there. ret: the blocks. -EXDEV: they are not multiples of a
+ * block's size apart.
+ */
 int device_inputs_send(struct device_inputs *, const struct step *, struct gpu_blocks *ret);
 
 #endif

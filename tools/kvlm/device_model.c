@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* As loading does: the same list of weights twice, first to add up their size, then to fill the memory. */
+/*
+ * As loading does: the same list of weights twice, first to add up their size, then to fill the
+ * memory.
+ */
 
 #include "tools/kvlm/device_model.h"
 
@@ -30,15 +33,17 @@ static cu_address take(struct upload *u, size_t numbers, uint32_t number) {
         return at;
 }
 
-/* u->rows to the device, narrowed in place: what is written lies before what is still to be read. */
+/*
+ * u->rows to the device, narrowed in place: what is written lies before what is still to be read.
+ */
 static int send(struct upload *u, cu_address to, size_t numbers, uint32_t number) {
         if (number != KVD_NUMBER_F32)
                 u->ops->narrow((uint16_t *)u->rows, u->rows, numbers, number);
         return device_write(u->device, to, u->rows, numbers * (number == KVD_NUMBER_F32 ? 4 : 2));
 }
 
-static int plain(struct upload *u, const float *from, uint32_t rows, uint32_t columns, uint32_t number,
-                 cu_address *ret) {
+static int plain(struct upload *u, const float *from, uint32_t rows, uint32_t columns,
+                 uint32_t number, cu_address *ret) {
         size_t numbers = (size_t)rows * columns;
 
         *ret = take(u, numbers, number);
@@ -49,12 +54,14 @@ static int plain(struct upload *u, const float *from, uint32_t rows, uint32_t co
 }
 
 /* Panels of 16 rows that lie interleaved (kernels/ops.h), taken apart. */
-static int packed(struct upload *u, const float *from, uint32_t rows, uint32_t columns, cu_address *ret) {
+static int packed(struct upload *u, const float *from, uint32_t rows, uint32_t columns,
+                  cu_address *ret) {
         *ret = take(u, (size_t)rows * columns, u->number);
         if (!u->memory)
                 return 0;
         for (uint32_t row = 0; row < rows; row++) {
-                const float *lane = from + (size_t)(row / KVD_PANEL) * KVD_PANEL * columns + row % KVD_PANEL;
+                const float *lane = from + (size_t)(row / KVD_PANEL) * KVD_PANEL * columns +
+                                    row % KVD_PANEL;
 
                 for (size_t d = 0; d < columns; d++)
                         u->rows[(size_t)row * columns + d] = lane[d * KVD_PANEL];
@@ -62,7 +69,8 @@ static int packed(struct upload *u, const float *from, uint32_t rows, uint32_t c
         return send(u, *ret, (size_t)rows * columns, u->number);
 }
 
-static int upload_layer(struct upload *u, const struct config *c, const struct layer *from, struct device_layer *to) {
+static int upload_layer(struct upload *u, const struct config *c, const struct layer *from,
+                        struct device_layer *to) {
         uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
         int r = plain(u, from->attention_norm, 1, c->hidden, KVD_NUMBER_F32, &to->attention_norm);
 
@@ -110,7 +118,8 @@ static int upload(struct upload *u, const struct model *from, struct device_mode
 }
 
 int device_model_new(struct device *device, const struct model *model, struct device_model **ret) {
-        struct upload u = {.device = device, .ops = kvd_ops_pick(NULL), .number = device_number(device)};
+        struct upload u = {
+                .device = device, .ops = kvd_ops_pick(NULL), .number = device_number(device)};
         struct device_model *m = calloc(1, sizeof *m);
         int r;
 

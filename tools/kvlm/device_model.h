@@ -3,8 +3,8 @@
 #define KVLM_DEVICE_MODEL_H
 
 /*
- * A model on a GPU: matrices row by row ([out][in], of device_number()), vectors in fp32. The same members as struct
- * model has, and the same matrices joined.
+ * A model on a GPU: matrices row by row ([out][in], of device_number()), vectors in fp32. The same
+ * members as struct model has, and the same matrices joined.
  */
 
 #include "tools/kvlm/device.h"

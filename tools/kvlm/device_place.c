@@ -34,7 +34,8 @@ static bool read_uuid(const char *text, struct cu_uuid *ret) {
                 }
                 if (!isxdigit((unsigned char)text[i]))
                         return false;
-                ret->bytes[n / 2] = (uint8_t)(n % 2 ? ret->bytes[n / 2] | digit(text[i]) : digit(text[i]) << 4);
+                ret->bytes[n / 2] = (uint8_t)(n % 2 ? ret->bytes[n / 2] | digit(text[i]) :
+                                                      digit(text[i]) << 4);
                 n++;
         }
         return true;
@@ -66,7 +67,8 @@ int device_of_pool(const char *socket, int *ordinal) {
         bool found = false;
         char text[192];
 
-        if (conn_open(socket, "kvlm", &conn) == 0 && conn_call(conn, KVD_MSG_daemon_info, &request, &reply) == 0) {
+        if (conn_open(socket, "kvlm", &conn) == 0 &&
+            conn_call(conn, KVD_MSG_daemon_info, &request, &reply) == 0) {
                 kvd_slice_copy(reply.device, text, sizeof text);
                 found = device_find_uuid(text, &uuid);
         }

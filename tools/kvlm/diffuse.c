@@ -2,8 +2,9 @@
 
 /*
  * A step computes all rows, or with BiCache those of the prompt and the region only: the prefix has
- * its keys and values already. Of its first b layers they are the entry's, computed without the rest of the request; of
- * the others they are the request's own, computed every so many steps from the entry's hidden state behind layer b.
+ * its keys and values already. Of its first b layers they are the entry's, computed without the
+ * rest of the request; of the others they are the request's own, computed every so many steps from
+ * the entry's hidden state behind layer b.
  */
 
 #include "tools/kvlm/diffuse.h"
@@ -68,7 +69,8 @@ static uint32_t ratio(const struct diffusion *run) {
 }
 
 /* The space's table at a ratio; 0: it has none. */
-static uint32_t space_depth(const struct diffusion *run, uint32_t prefix, uint32_t prompt, uint32_t generated) {
+static uint32_t space_depth(const struct diffusion *run, uint32_t prefix, uint32_t prompt,
+                            uint32_t generated) {
         int depth = run->space ? kvd_prefix_depth(run->space, prefix, prompt, generated) : 0;
 
         return depth > 0 ? (uint32_t)depth : 0;
@@ -83,10 +85,14 @@ static uint32_t depth(const struct diffusion *run) {
                 return d->options.depth;
         if (d->table)
                 return (uint32_t)kvd_btable_lookup(d->table, d->table->ratio, run->result->ratio);
-        return MAX(1, space_depth(run, q->n_prefix, q->n_tokens - q->n_prefix, run->result->length));
+        return MAX(1,
+                   space_depth(run, q->n_prefix, q->n_tokens - q->n_prefix, run->result->length));
 }
 
-/* Layers that an entry gets: what any ratio may need (the largest is that of a prefix alone), or all of them. */
+/*
+ * Layers that an entry gets: what any ratio may need (the largest is that of a prefix alone), or
+ * all of them.
+ */
 static uint32_t entry_depth(const struct diffusion *run) {
         const struct diffuser *d = run->diffuser;
         uint32_t deepest = d->options.depth;
@@ -137,7 +143,8 @@ static int lay_out(struct diffusion *run) {
         const struct config *c = &d->model->config;
         struct context *x = &run->context;
         uint32_t prefix_blocks = DIV_UP(x->n_prefix, d->shape.tokens);
-        size_t n_private = (size_t)c->layers * x->n_blocks - (size_t)run->result->depth * prefix_blocks;
+        size_t n_private = (size_t)c->layers * x->n_blocks -
+                           (size_t)run->result->depth * prefix_blocks;
         uint8_t *next;
 
         run->memory = aligned_alloc(64, ALIGN_UP(n_private * d->shape.plain_bytes, 64));
@@ -148,10 +155,12 @@ static int lay_out(struct diffusion *run) {
                 for (uint32_t i = 0; i < x->n_blocks; i++) {
                         bool shared = layer < run->result->depth && i < prefix_blocks;
 
-                        x->blocks[(size_t)layer * x->n_blocks + i] = shared ? entry_block(run->entry, layer, i) : next;
+                        x->blocks[(size_t)layer * x->n_blocks + i] =
+                                shared ? entry_block(run->entry, layer, i) : next;
                         next += shared ? 0 : d->shape.plain_bytes;
                 }
-        run->result->deep_bytes = (uint64_t)(c->layers - run->result->depth) * prefix_blocks * d->shape.plain_bytes;
+        run->result->deep_bytes = (uint64_t)(c->layers - run->result->depth) * prefix_blocks *
+                                  d->shape.plain_bytes;
         return 0;
 }
 
@@ -238,8 +247,8 @@ static void fix_tokens(struct diffusion *run, uint32_t t) {
         list_masks(run);
         pass_logits_at(run->diffuser->pass, run->positions, run->n_masks, run->logits);
         for (uint32_t i = 0; i < run->n_masks; i++)
-                run->guesses[i] = guess_token(run->logits + (size_t)i * c->vocab, c->vocab, c->mask_token,
-                                              run->positions[i]);
+                run->guesses[i] = guess_token(run->logits + (size_t)i * c->vocab, c->vocab,
+                                              c->mask_token, run->positions[i]);
         guesses_sort(run->guesses, run->n_masks);
         for (uint32_t i = 0; i < n; i++)
                 run->tokens[run->guesses[i].position] = run->guesses[i].token;
@@ -278,12 +287,14 @@ static int verify(struct diffusion *run) {
 
         if (run->result->found == 0)
                 return 0;
-        r = entry_open_private(&run->maker, run->request->tokens, run->request->n_prefix, run->result->found, &again);
+        r = entry_open_private(&run->maker, run->request->tokens, run->request->n_prefix,
+                               run->result->found, &again);
         if (r < 0)
                 return r;
         for (uint32_t layer = 0; layer < run->result->found; layer++)
                 for (uint32_t i = 0; i < again->context.n_blocks; i++) {
-                        const uint8_t *mine = entry_block(again, layer, i), *theirs = entry_block(run->entry, layer, i);
+                        const uint8_t *mine = entry_block(again, layer, i),
+                                      *theirs = entry_block(run->entry, layer, i);
 
                         for (size_t b = 0; b < run->maker.shape->block_bytes; b++)
                                 run->result->wrong_bytes += mine[b] != theirs[b];
@@ -345,11 +356,11 @@ int diffuse_check(const struct diffuser *d, const struct diffuse_request *q) {
         if (q->n_tokens == 0)
                 return refuse(-EINVAL, "the prompt has no tokens");
         if (n > d->model->config.max_positions)
-                return refuse(-E2BIG, "prompt and answer have %ju tokens, the model takes %u", (uintmax_t)n,
-                              d->model->config.max_positions);
+                return refuse(-E2BIG, "prompt and answer have %ju tokens, the model takes %u",
+                              (uintmax_t)n, d->model->config.max_positions);
         if (d->options.steps > d->options.length)
-                return refuse(-EINVAL, "%u steps for %u tokens: some would find nothing", d->options.steps,
-                              d->options.length);
+                return refuse(-EINVAL, "%u steps for %u tokens: some would find nothing",
+                              d->options.steps, d->options.length);
         return 0;
 }
 

@@ -2,7 +2,10 @@
 #ifndef KVLM_DIFFUSE_H
 #define KVLM_DIFFUSE_H
 
-/* One request to a masked-diffusion model: from a prompt and a row of masks to text, with or without BiCache. */
+/*
+ * One request to a masked-diffusion model: from a prompt and a row of masks to text, with or
+ * without BiCache.
+ */
 
 #include <signal.h>
 #include <stdio.h>
@@ -14,7 +17,8 @@
 enum bicache_mode {
         BICACHE_SPACE, /* on or off, as the space's settings say */
         BICACHE_OFF,   /* all layers of the prefix are computed in every step */
-        BICACHE_NAIVE, /* all are reused for ever, as a causal cache would: what BiCache is compared with */
+        /* all are reused for ever, as a causal cache would: what BiCache is compared with */
+        BICACHE_NAIVE,
         BICACHE_ON,    /* shallow layers are, deep ones are computed anew now and then */
 };
 
@@ -23,8 +27,10 @@ struct diffuse_options {
         uint32_t steps;  /* 0: one a token */
         enum bicache_mode bicache;
         uint32_t depth;  /* instead of a table: so many shallow layers; 0: see table */
-        uint32_t refresh; /* steps from one refresh of the deep layers to the next; 0: as the space says */
-        uint32_t profile_step; /* profiling cuts each request at every so many percent; 0: at its own prefix only */
+        /* steps from one refresh of the deep layers to the next; 0: as the space says */
+        uint32_t refresh;
+        /* profiling cuts each request at every so many percent; 0: at its own prefix only */
+        uint32_t profile_step;
 };
 
 struct diffuser {
@@ -44,7 +50,8 @@ struct diffuser {
 struct diffuse_request {
         const uint32_t *tokens;
         uint32_t n_tokens, n_prefix; /* the first n_prefix of them are shared */
-        FILE *logits; /* NULL, or where the logits of all positions of the answer go, [steps][length][vocab] */
+        /* NULL, or where the logits of all positions of the answer go, [steps][length][vocab] */
+        FILE *logits;
 };
 
 struct diffuse_result {
@@ -64,13 +71,17 @@ struct diffuse_result {
         double entry_ms, total_ms; /* until the entry was there; until the end */
 };
 
-/* What a prefix's share is a share of: as the table at hand was made, or as the space says (NULL: there is none). */
+/*
+ * What a prefix's share is a share of: as the table at hand was made, or as the space says (NULL:
+ * there is none).
+ */
 enum kvd_ratio diffuse_ratio(const struct diffuser *, kvd_space *);
 
 /* -EINVAL, -E2BIG: the request is none for this model and these options. */
 int diffuse_check(const struct diffuser *, const struct diffuse_request *);
 
-int diffuse(const struct diffuser *, const struct diffuse_request *, struct diffuse_result *ret); /* -EINTR */
+/* -EINTR */
+int diffuse(const struct diffuser *, const struct diffuse_request *, struct diffuse_result *ret);
 void diffuse_result_release(struct diffuse_result *);
 
 #endif

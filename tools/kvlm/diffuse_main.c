@@ -29,21 +29,24 @@ static int open_cache(struct session *s) {
         const struct options *o = s->parts->options;
         const struct config *c = &s->parts->model->config;
         struct cache_options options = {
-                .space = o->share && (o->diffuse.bicache != BICACHE_OFF || o->profile_out) ? o->space : NULL,
+                .space = o->share && (o->diffuse.bicache != BICACHE_OFF || o->profile_out) ?
+                                 o->space :
+                                 NULL,
                 .socket = o->socket,
-                .geometry = {
-                        .layers = c->layers,
-                        .kv_heads = c->kv_heads,
-                        .head_dim = c->head_dim,
-                        .block_tokens = DIFFUSE_BLOCK_TOKENS,
-                        .layer_groups = c->layers,
-                        .dtype = o->kv_type,
-                        .order = KVD_HND,
-                        .rope = KVD_ROPE_POST,
-                        .state_width = c->hidden,
-                        .vocab = c->vocab,
-                        .fingerprint = {s->parts->fingerprint[0], s->parts->fingerprint[1]},
-                },
+                .geometry =
+                        {
+                                .layers = c->layers,
+                                .kv_heads = c->kv_heads,
+                                .head_dim = c->head_dim,
+                                .block_tokens = DIFFUSE_BLOCK_TOKENS,
+                                .layer_groups = c->layers,
+                                .dtype = o->kv_type,
+                                .order = KVD_HND,
+                                .rope = KVD_ROPE_POST,
+                                .state_width = c->hidden,
+                                .vocab = c->vocab,
+                                .fingerprint = {s->parts->fingerprint[0], s->parts->fingerprint[1]},
+                        },
                 .space_options = {.kind = KVD_BIDIRECTIONAL},
         };
 
@@ -90,7 +93,8 @@ static int answer(struct session *s, const struct diffuse_request *request) {
 
         if (r < 0)
                 return r == -EINTR ? r : failed(s);
-        r = o->json ? report_diffused_json(&result, &s->diffuser) : report_diffused_text(&result, &s->diffuser);
+        r = o->json ? report_diffused_json(&result, &s->diffuser) :
+                      report_diffused_text(&result, &s->diffuser);
         if (result.wrong_bytes > 0)
                 s->failed = true;
         diffuse_result_release(&result);
@@ -117,12 +121,15 @@ static int answer_all(struct session *s) {
                 int r = *p->interrupted ? -EINTR : prompts_next(p->prompts, &ids, &n);
 
                 if (r == 0)
-                        return p->logits && fflush(p->logits) != 0 ? refuse(-EIO, "cannot write the logits") : 0;
+                        return p->logits && fflush(p->logits) != 0 ?
+                                       refuse(-EIO, "cannot write the logits") :
+                                       0;
                 if (r > 0) {
                         struct diffuse_request request = {ids, n, prefix_of(s, n), p->logits};
 
                         s->diffuser.options = p->options->diffuse;
-                        prompts_region(p->prompts, &s->diffuser.options.length, &s->diffuser.options.steps);
+                        prompts_region(p->prompts, &s->diffuser.options.length,
+                                       &s->diffuser.options.steps);
                         r = s->profile.out ? profile(s, &request) : answer(s, &request);
                 } else if (r == -EINVAL) {
                         r = failed(s);

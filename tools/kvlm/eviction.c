@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff: after each chunk of the prompt, and when a sequence that grows has so many tokens more than its budget, the
- * daemon keeps the most distinctive ones of each layer and head. The first blocks and the newest tokens stay.
+ * KeyDiff: after each chunk of the prompt, and when a sequence that grows has so many tokens more
+ * than its budget, the daemon keeps the most distinctive ones of each layer and head. The first
+ * blocks and the newest tokens stay.
  */
 
 #include <math.h>
@@ -11,7 +12,9 @@
 #include "tools/kvlm/pooled_internal.h"
 
 void eviction_new(struct pooled *p) {
-        p->evicts = pooled_setting(p, "keydiff") > 0 ? (uint32_t)pooled_setting(p, "keydiff.budget") : 0;
+        p->evicts = pooled_setting(p, "keydiff") > 0 ?
+                            (uint32_t)pooled_setting(p, "keydiff.budget") :
+                            0;
 }
 
 static uint32_t chunk(const struct pooled *p) {
@@ -41,9 +44,13 @@ static uint32_t tokens_in(const struct pooled *p, uint32_t from, uint32_t to) {
         return n;
 }
 
-/* The first of the newest entries that hold, with the block that is not full, the recent part of the budget. */
+/*
+ * The first of the newest entries that hold, with the block that is not full, the recent part of
+ * the budget.
+ */
 static uint32_t recent_from(const struct pooled *p, uint32_t sinks) {
-        uint32_t recent = (uint32_t)lrint(pooled_setting(p, "keydiff.recent_frac") * p->evicts), i = p->n_entries;
+        uint32_t recent = (uint32_t)lrint(pooled_setting(p, "keydiff.recent_frac") * p->evicts),
+                 i = p->n_entries;
 
         for (uint32_t n = p->n_used - tokens_in(p, 0, i); i > sinks && n < recent; n += p->fill[i])
                 i--;
@@ -51,7 +58,8 @@ static uint32_t recent_from(const struct pooled *p, uint32_t sinks) {
 }
 
 void eviction_settle(struct pooled *p) {
-        uint32_t sinks = MIN((uint32_t)pooled_setting(p, "keydiff.sink_blocks"), p->n_entries), end, stay;
+        uint32_t sinks = MIN((uint32_t)pooled_setting(p, "keydiff.sink_blocks"), p->n_entries), end,
+                 stay;
 
         if (!is_due(p))
                 return;
@@ -59,7 +67,8 @@ void eviction_settle(struct pooled *p) {
         stay = p->n_used - tokens_in(p, sinks, end);
         if (end == sinks)
                 return;
-        if (kvd_sequence_compact(p->table, sinks, end - sinks, p->evicts > stay ? p->evicts - stay : 1) < 0)
+        if (kvd_sequence_compact(p->table, sinks, end - sinks,
+                                 p->evicts > stay ? p->evicts - stay : 1) < 0)
                 return;
         p->stats.evictions++;
         pooled_wait(p);

@@ -28,7 +28,8 @@ int map_file(const char *directory, const char *name, struct mapping *ret) {
         if (fd < 0 || fstat(fd, &st) < 0)
                 return refuse(-errno, "cannot open %s: %s", path, strerror(errno));
         if (!S_ISREG(st.st_mode) || st.st_size == 0)
-                return refuse(-EINVAL, "%s is %s", path, S_ISREG(st.st_mode) ? "empty" : "not a regular file");
+                return refuse(-EINVAL, "%s is %s", path,
+                              S_ISREG(st.st_mode) ? "empty" : "not a regular file");
         data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (data == MAP_FAILED)
                 return refuse(-errno, "cannot map %s: %s", path, strerror(errno));

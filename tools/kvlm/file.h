@@ -12,9 +12,11 @@ struct mapping {
         size_t size;
 };
 
-int map_file(const char *directory, const char *name, struct mapping *ret); /* an empty file is refused */
+/* an empty file is refused */
+int map_file(const char *directory, const char *name, struct mapping *ret);
 void unmap(struct mapping *);
 
-int read_file(const char *path, char **ret, size_t *ret_size); /* "-" is standard input; terminated, to be freed */
+/* "-" is standard input; terminated, to be freed */
+int read_file(const char *path, char **ret, size_t *ret_size);
 
 #endif

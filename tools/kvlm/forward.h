@@ -2,7 +2,10 @@
 #ifndef KVLM_FORWARD_H
 #define KVLM_FORWARD_H
 
-/* A chunk of a causal sequence through all layers: on the processor here, on a GPU in device_forward.h. */
+/*
+ * A chunk of a causal sequence through all layers: on the processor here, on a GPU in
+ * device_forward.h.
+ */
 
 #include "tools/kvlm/pass.h"
 

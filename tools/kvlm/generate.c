@@ -27,7 +27,8 @@ struct generation { /* of one request */
 
 static void show_progress(const struct generation *g, uint32_t done, uint32_t n) {
         if (g->engine->progress)
-                fprintf(stderr, "\r\033[Kprompt: %u of %u tokens%s", done, n, done == n ? "\n" : "");
+                fprintf(stderr, "\r\033[Kprompt: %u of %u tokens%s", done, n,
+                        done == n ? "\n" : "");
 }
 
 /* ---- computing ---- */
@@ -35,15 +36,19 @@ static void show_progress(const struct generation *g, uint32_t done, uint32_t n)
 static int compute(const struct generation *g, const struct step *step) {
         if (*g->engine->interrupted)
                 return -EINTR;
-        return g->engine->device ? device_forward_step(g->engine->device_forward, step)
-                                   : forward_step(g->engine->pass, g->engine->model->config.layers, step);
+        return g->engine->device ?
+                       device_forward_step(g->engine->device_forward, step) :
+                       forward_step(g->engine->pass, g->engine->model->config.layers, step);
 }
 
 static double attention_ms(const struct engine *e) {
         return e->pass ? pass_attention_ms(e->pass) : 0;
 }
 
-/* Is attention of generated tokens another than a prompt's? Then they are computed one by one, whenever it is. */
+/*
+ * Is attention of generated tokens another than a prompt's? Then they are computed one by one,
+ * whenever it is.
+ */
 static bool decodes_otherwise(const struct engine *e) {
         return e->device && e->device->options.decode == DECODE_FAST;
 }
@@ -110,7 +115,9 @@ static int compute_timed(const struct generation *g, const struct step *step) {
         return r;
 }
 
-/* All tokens of the sequence that are not computed yet, in chunks, and the logits of the last one. */
+/*
+ * All tokens of the sequence that are not computed yet, in chunks, and the logits of the last one.
+ */
 static int catch_up(const struct generation *g) {
         struct sequence *s = g->sequence;
 
@@ -143,7 +150,10 @@ static int catch_up(const struct generation *g) {
         return 0;
 }
 
-/* The logits of every token, once more from the first: keys and values are only read, from wherever they are. */
+/*
+ * The logits of every token, once more from the first: keys and values are only read, from wherever
+ * they are.
+ */
 static int dump_logits(const struct generation *g) {
         const struct sequence *s = g->sequence;
 
@@ -161,7 +171,9 @@ static int dump_logits(const struct generation *g) {
                         return r;
                 first += step.n;
         }
-        return sequence_check(g->sequence) ? 0 : refuse(-EIO, "what was read from the cache was never written");
+        return sequence_check(g->sequence) ?
+                       0 :
+                       refuse(-EIO, "what was read from the cache was never written");
 }
 
 /* ---- text ---- */
@@ -187,11 +199,13 @@ static int append_text(struct generation *g, const char *bytes, size_t size) {
 /* Cuts the text at the stop string, looking only where the last bytes may have completed it. */
 static bool stopped(const struct generation *g, size_t last) {
         struct result *result = g->result;
-        size_t length = strlen(g->engine->stop), from = result->text_size - MIN(result->text_size, last + length);
+        size_t length = strlen(g->engine->stop),
+               from = result->text_size - MIN(result->text_size, last + length);
         char *found = NULL;
 
         if (length > 0)
-                found = memmem(result->text + from, result->text_size - from, g->engine->stop, length);
+                found = memmem(result->text + from, result->text_size - from, g->engine->stop,
+                               length);
         if (!found)
                 return false;
         result->text_size = (size_t)(found - result->text);
@@ -223,7 +237,8 @@ static int decode(struct generation *g) {
                 if (r < 0)
                         return r;
         }
-        g->result->ttft_ms = sys_now_ms() - g->started; /* nothing was asked for: the prompt's end */
+        /* nothing was asked for: the prompt's end */
+        g->result->ttft_ms = sys_now_ms() - g->started;
         return 0;
 }
 
@@ -235,14 +250,18 @@ static int compare(const struct generation *g, const uint8_t *a, const uint8_t *
         int r = 0;
 
         if (e->device)
-                r = device_compare(e->device, (uintptr_t)a, (uintptr_t)b, e->shape.block_bytes, &differ);
+                r = device_compare(e->device, (uintptr_t)a, (uintptr_t)b, e->shape.block_bytes,
+                                   &differ);
         for (size_t i = 0; !e->device && i < e->shape.block_bytes; i++)
                 differ += a[i] != b[i];
         g->result->wrong_bytes += differ;
         return r;
 }
 
-/* The prompt's reused part computed anew in private memory, and compared with what was reused, byte by byte. */
+/*
+ * The prompt's reused part computed anew in private memory, and compared with what was reused, byte
+ * by byte.
+ */
 static int verify(const struct generation *g) {
         const struct engine *e = g->engine;
         const struct sequence *s = g->sequence;
@@ -333,7 +352,9 @@ static int prepare(struct generation *g, const struct request *request, uint32_t
         int r;
 
         if (e->device && pooled)
-                return refuse(-ENOTSUP, "methods run on the processor: --device cpu, or turn the space's off");
+                return refuse(
+                        -ENOTSUP,
+                        "methods run on the processor: --device cpu, or turn the space's off");
         if (pooled)
                 return prepare_pooled(g, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &g->sequence);
@@ -345,7 +366,8 @@ static int prepare(struct generation *g, const struct request *request, uint32_t
 int generate(const struct engine *e, const struct request *request, struct result *ret) {
         const struct config *c = &e->model->config;
         size_t rows = request->logits ? e->chunk : 1;
-        uint32_t capacity = (uint32_t)MIN((uint64_t)request->n_tokens + e->max_tokens, c->max_positions);
+        uint32_t capacity = (uint32_t)MIN((uint64_t)request->n_tokens + e->max_tokens,
+                                          c->max_positions);
         struct result result = {.prompt_tokens = request->n_tokens};
         struct generation g = {.engine = e, .result = &result, .started = sys_now_ms()};
         int r;
@@ -353,8 +375,8 @@ int generate(const struct engine *e, const struct request *request, struct resul
         if (request->n_tokens == 0)
                 return refuse(-EINVAL, "the prompt has no tokens");
         if (request->n_tokens > c->max_positions)
-                return refuse(-E2BIG, "the prompt has %u tokens, the model takes %u", request->n_tokens,
-                              c->max_positions);
+                return refuse(-E2BIG, "the prompt has %u tokens, the model takes %u",
+                              request->n_tokens, c->max_positions);
         g.logits = malloc(rows * c->vocab * sizeof *g.logits);
         if (!g.logits)
                 return refuse(-ENOMEM, "out of memory for logits");

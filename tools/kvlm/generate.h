@@ -47,14 +47,16 @@ struct result {
         uint32_t prompt_tokens, reused_tokens, generated_tokens;
         uint32_t shared_blocks, private_blocks, refused;
         double ttft_ms, total_ms;
-        double prompt_attention_ms, attention_ms; /* by the first thread: of the prompt's chunks, and of decoded_tokens,
-                                                     selection and waiting included. Not measured on a GPU: 0 */
+        double prompt_attention_ms,
+                attention_ms; /* by the first thread: of the prompt's chunks, and of decoded_tokens,
+                                 selection and waiting included. Not measured on a GPU: 0 */
         uint32_t decoded_tokens; /* computed one by one: generated ones, and the prompt's tail */
         uint64_t verified_bytes, wrong_bytes;
         struct pooled_stats pooled;
 };
 
-int generate(const struct engine *, const struct request *, struct result *ret); /* -EINTR: interrupted */
+/* -EINTR: interrupted */
+int generate(const struct engine *, const struct request *, struct result *ret);
 void result_release(struct result *);
 
 #endif

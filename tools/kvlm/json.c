@@ -37,7 +37,8 @@ json_t *json_bytes(const char *bytes, size_t size) {
                 return NULL;
         for (size_t i = 0, length; i < size; i += MAX(length, 1)) {
                 length = kvd_utf8(bytes + i, size - i);
-                to = mempcpy(to, length ? bytes + i : replacement, length ? length : sizeof replacement - 1);
+                to = mempcpy(to, length ? bytes + i : replacement,
+                             length ? length : sizeof replacement - 1);
         }
         return json_stringn_nocheck(text, (size_t)(to - text));
 }

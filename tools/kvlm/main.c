@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* kvlm: a small inference engine over libkvd. This file puts the parts together and takes them apart. */
+/*
+ * kvlm: a small inference engine over libkvd. This file puts the parts together and takes them
+ * apart.
+ */
 
 #include <errno.h>
 #include <signal.h>
@@ -22,10 +25,14 @@
 
 enum { BLOCK_TOKENS = 16 };
 
-/* Counts what changes the bits of keys and values without a change of model: part of the fingerprint. */
+/*
+ * Counts what changes the bits of keys and values without a change of model: part of the
+ * fingerprint.
+ */
 static const char arithmetic[] = "kvlm arithmetic 1";
 
-_Static_assert((int)KVD_NUMBER_F32 == KVD_F32 && (int)KVD_NUMBER_F16 == KVD_F16 && (int)KVD_NUMBER_BF16 == KVD_BF16,
+_Static_assert((int)KVD_NUMBER_F32 == KVD_F32 && (int)KVD_NUMBER_F16 == KVD_F16 &&
+                       (int)KVD_NUMBER_BF16 == KVD_BF16,
                "the kernels' types are the public ones");
 
 struct parts {
@@ -111,12 +118,14 @@ static int open_model(struct parts *p) {
 
         p->ops = kvd_ops_pick(o->variant);
         if (!p->ops)
-                return refuse(-EINVAL, "--variant %s: unknown, or not for this processor", o->variant);
+                return refuse(-EINVAL, "--variant %s: unknown, or not for this processor",
+                              o->variant);
         r = model_load(o->model, p->ops, &p->model);
         if (r < 0)
                 return r;
         if (tokenizer_size(p->tokenizer) > p->model->config.vocab)
-                return refuse(-EINVAL, "vocab.txt has %u tokens, but config.json says vocab_size %u",
+                return refuse(-EINVAL,
+                              "vocab.txt has %u tokens, but config.json says vocab_size %u",
                               tokenizer_size(p->tokenizer), p->model->config.vocab);
         return 0;
 }
@@ -128,7 +137,9 @@ static bool fit_for_device(const struct parts *p) {
 
 /* Where nobody said where to compute, it is where the pool is, if that is possible. */
 static int device_by_itself(struct parts *p, struct device_options *options) {
-        int r = p->options.share && fit_for_device(p) ? device_of_pool(p->options.socket, &options->ordinal) : 0;
+        int r = p->options.share && fit_for_device(p) ?
+                        device_of_pool(p->options.socket, &options->ordinal) :
+                        0;
 
         if (r > 0)
                 r = device_new(options, &p->device);
@@ -146,7 +157,8 @@ static int open_device(struct parts *p) {
         if (p->options.use_device == DEVICE_AUTO)
                 return device_by_itself(p, &options);
         if (!fit_for_device(p))
-                return refuse(-ENOTSUP, "masked diffusion and methods run on the processor: --device cpu");
+                return refuse(-ENOTSUP,
+                              "masked diffusion and methods run on the processor: --device cpu");
         if (options.ordinal < 0 && p->options.share)
                 r = device_of_pool(p->options.socket, &options.ordinal);
         if (r < 0)
@@ -242,7 +254,9 @@ static int answer_all(struct parts *p) {
                 int r = interrupted ? -EINTR : prompts_next(p->prompts, &ids, &n);
 
                 if (r == 0)
-                        return p->logits && fflush(p->logits) != 0 ? refuse(-EIO, "cannot write the logits") : 0;
+                        return p->logits && fflush(p->logits) != 0 ?
+                                       refuse(-EIO, "cannot write the logits") :
+                                       0;
                 if (r > 0)
                         r = answer(p, ids, n);
                 else if (r == -EINVAL)
@@ -286,7 +300,9 @@ static int print_tokens(const struct parts *p) {
         for (uint32_t i = 0; i < n; i++)
                 printf(i ? " %u" : "%u", ids[i]);
         putchar('\n');
-        return fflush(stdout) != 0 ? refuse(-EIO, "cannot write to standard output: %s", strerror(errno)) : 0;
+        return fflush(stdout) != 0 ?
+                       refuse(-EIO, "cannot write to standard output: %s", strerror(errno)) :
+                       0;
 }
 
 static int run(struct parts *p) {

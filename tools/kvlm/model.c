@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Loading runs the same list of weights twice: first to add up how much memory they take, then to fill it. A loader
- * without memory yet only counts.
+ * Loading runs the same list of weights twice: first to add up how much memory they take, then to
+ * fill it. A loader without memory yet only counts.
  */
 
 #include "tools/kvlm/model.h"
@@ -37,7 +37,8 @@ static float *take(struct loader *l, size_t n) {
         return at;
 }
 
-static int find(const struct loader *l, const char *name, uint32_t rows, uint32_t columns, struct tensor *ret) {
+static int find(const struct loader *l, const char *name, uint32_t rows, uint32_t columns,
+                struct tensor *ret) {
         char full[128];
 
         if (l->layer < 0)
@@ -48,7 +49,8 @@ static int find(const struct loader *l, const char *name, uint32_t rows, uint32_
 }
 
 /* A tensor as it is; rows 0: a vector. */
-static int load_plain(struct loader *l, const char *name, uint32_t rows, uint32_t columns, const float **ret) {
+static int load_plain(struct loader *l, const char *name, uint32_t rows, uint32_t columns,
+                      const float **ret) {
         float *to = take(l, (size_t)MAX(rows, 1) * columns);
         struct tensor t;
         int r = find(l, name, rows, columns, &t);
@@ -59,7 +61,8 @@ static int load_plain(struct loader *l, const char *name, uint32_t rows, uint32_
         return r;
 }
 
-static int pack(struct loader *l, const char *name, uint32_t rows, uint32_t columns, float *to, uint32_t first) {
+static int pack(struct loader *l, const char *name, uint32_t rows, uint32_t columns, float *to,
+                uint32_t first) {
         struct tensor t;
         int r = find(l, name, rows, columns, &t);
 
@@ -77,7 +80,8 @@ struct part {
 };
 
 /* Packs matrices of equal width below each other. */
-static int load_packed(struct loader *l, uint32_t columns, uint32_t n, const struct part *parts, const float **ret) {
+static int load_packed(struct loader *l, uint32_t columns, uint32_t n, const struct part *parts,
+                       const float **ret) {
         uint32_t rows = 0;
         float *to;
 
@@ -97,8 +101,10 @@ static int load_packed(struct loader *l, uint32_t columns, uint32_t n, const str
 
 static int load_layer(struct loader *l, const struct config *c, struct layer *layer) {
         const uint32_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-        const struct part qkv[] = {{"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}};
-        const struct part output = {"self_attn.o_proj", c->hidden}, down = {"mlp.down_proj", c->hidden};
+        const struct part qkv[] = {
+                {"self_attn.q_proj", q}, {"self_attn.k_proj", kv}, {"self_attn.v_proj", kv}};
+        const struct part output = {"self_attn.o_proj", c->hidden},
+                          down = {"mlp.down_proj", c->hidden};
         const struct part gate_up[] = {{"mlp.gate_proj", c->ffn}, {"mlp.up_proj", c->ffn}};
         int r;
 
@@ -147,12 +153,14 @@ static int allocate(struct loader *l, struct model *m) {
         l->rows = malloc(ROWS_AT_ONCE * widest * sizeof(float));
         m->weights = l->memory;
         if (!l->memory || !l->rows)
-                return refuse(-ENOMEM, "out of memory for a model of %zu MiB", l->used * sizeof(float) >> 20);
+                return refuse(-ENOMEM, "out of memory for a model of %zu MiB",
+                              l->used * sizeof(float) >> 20);
         memset(l->memory, 0, l->used * sizeof(float)); /* what panels have beyond a matrix's rows */
         return 0;
 }
 
-static void take_fingerprint(struct model *m, const struct mapping *weights, const struct mapping *config) {
+static void take_fingerprint(struct model *m, const struct mapping *weights,
+                             const struct mapping *config) {
         XXH3_state_t state;
         XXH128_hash_t hash;
 
@@ -164,7 +172,8 @@ static void take_fingerprint(struct model *m, const struct mapping *weights, con
         m->fingerprint[1] = hash.high64;
 }
 
-static int load(struct model *m, const char *directory, const struct kvd_ops *ops, struct safetensors *file) {
+static int load(struct model *m, const char *directory, const struct kvd_ops *ops,
+                struct safetensors *file) {
         struct loader l = {.ops = ops, .file = file};
         struct mapping config = {0};
         int r = map_file(directory, "config.json", &config);

@@ -3,8 +3,9 @@
 #define KVLM_MODEL_H
 
 /*
- * A model in memory: matrices packed for the kernels (kernels/ops.h), vectors as they are, all float32. Matrices
- * that have the same input are one matrix: q, k, v below each other, and gate and up.
+ * A model in memory: matrices packed for the kernels (kernels/ops.h), vectors as they are, all
+ * float32. Matrices that have the same input are one matrix: q, k, v below each other, and gate and
+ * up.
  */
 
 #include "kernels/ops.h"
@@ -26,6 +27,7 @@ struct model {
 
 int model_load(const char *directory, const struct kvd_ops *ops, struct model **ret);
 struct model *model_free(struct model *);
-void model_drop_weights(struct model *); /* they are somewhere else now: what is left is the configuration */
+/* they are somewhere else now: what is left is the configuration */
+void model_drop_weights(struct model *);
 
 #endif

@@ -28,7 +28,7 @@ struct row {
         const char *help;
 };
 
-/* ---- values --------------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static void *member(const struct row *row, struct options *o) {
         return (char *)o + row->at;
@@ -43,7 +43,9 @@ static int read_yes(const struct row *row, const char *text, struct options *o) 
         bool yes = strcmp(text, "yes") == 0;
 
         *(bool *)member(row, o) = yes;
-        return yes || strcmp(text, "no") == 0 ? 0 : refuse(-EINVAL, "--%s takes yes or no, not \"%s\"", row->name, text);
+        return yes || strcmp(text, "no") == 0 ?
+                       0 :
+                       refuse(-EINVAL, "--%s takes yes or no, not \"%s\"", row->name, text);
 }
 
 /* A flag without a value says the opposite of the default. */
@@ -59,7 +61,8 @@ static int read_u64(const struct row *row, const char *text, struct options *o) 
         errno = 0;
         *to = strtoull(text, &end, 10);
         if (!isdigit((unsigned char)*text) || *end || errno)
-                return refuse(-EINVAL, "--%s takes a number from 0 to %ju, not \"%s\"", row->name, UINTMAX_MAX, text);
+                return refuse(-EINVAL, "--%s takes a number from 0 to %ju, not \"%s\"", row->name,
+                              UINTMAX_MAX, text);
         return 0;
 }
 
@@ -70,9 +73,10 @@ static int read_u32(const struct row *row, const char *text, struct options *o) 
         errno = 0;
         value = strtoul(text, &end, 10);
         *(uint32_t *)member(row, o) = (uint32_t)value;
-        if (!isdigit((unsigned char)*text) || *end || errno || value < row->least || value > row->most)
-                return refuse(-EINVAL, "--%s takes a number from %.0f to %.0f, not \"%s\"", row->name, row->least,
-                              row->most, text);
+        if (!isdigit((unsigned char)*text) || *end || errno || value < row->least ||
+            value > row->most)
+                return refuse(-EINVAL, "--%s takes a number from %.0f to %.0f, not \"%s\"",
+                              row->name, row->least, row->most, text);
         return 0;
 }
 
@@ -82,8 +86,8 @@ static int read_float(const struct row *row, const char *text, struct options *o
 
         *to = strtof(text, &end);
         if (end == text || *end || !(*to >= row->least && *to <= row->most))
-                return refuse(-EINVAL, "--%s takes a number from %g to %g, not \"%s\"", row->name, row->least, row->most,
-                              text);
+                return refuse(-EINVAL, "--%s takes a number from %g to %g, not \"%s\"", row->name,
+                              row->least, row->most, text);
         return 0;
 }
 
@@ -91,15 +95,18 @@ static int read_word(const struct row *row, const char *text, struct options *o)
         int i = kvd_word_index(row->words, text);
 
         if (i < 0)
-                return refuse(-EINVAL, "--%s takes one of these: %s; not \"%s\"", row->name, row->words, text);
+                return refuse(-EINVAL, "--%s takes one of these: %s; not \"%s\"", row->name,
+                              row->words, text);
         *(int *)member(row, o) = i + (int)row->least;
         return 0;
 }
 
 static int read_space(const struct row *row, const char *text, struct options *o) {
         if (!kvd_is_name(text, KVD_NAME_MAX))
-                return refuse(-EINVAL, "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
-                              KVD_NAME_MAX);
+                return refuse(
+                        -EINVAL,
+                        "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
+                        KVD_NAME_MAX);
         strcpy(o->space, text);
         return 0;
 }
@@ -133,11 +140,13 @@ static int read_device(const struct row *row, const char *text, struct options *
         if (use >= 0)
                 return 0;
         if (strncmp(text, "cuda:", 5) != 0 || !isdigit((unsigned char)text[5]))
-                return refuse(-EINVAL, "--device takes auto, cpu, cuda or cuda:N, not \"%s\"", text);
+                return refuse(-EINVAL, "--device takes auto, cpu, cuda or cuda:N, not \"%s\"",
+                              text);
         ordinal = strtol(text + 5, &end, 10);
         if (*end || ordinal > ORDINAL_MAX)
-                return refuse(-EINVAL, "--device takes a number from 0 to %d behind cuda:, not \"%s\"", ORDINAL_MAX,
-                              text + 5);
+                return refuse(-EINVAL,
+                              "--device takes a number from 0 to %d behind cuda:, not \"%s\"",
+                              ORDINAL_MAX, text + 5);
         o->device.ordinal = (cu_device)ordinal;
         return 0;
 }
@@ -149,16 +158,19 @@ static int show_version(const struct row *row, const char *text, struct options 
         return 1;
 }
 
-/* ---- what there is -------------------------------------------------------------------------------------------- */
+/* ---- what there is --------------------------------------------------------------------------- */
 
 #define AT(member) offsetof(struct options, member)
 #define SECTION(title) {.help = title}
 #define TEXT(name, member, value, help) {name, read_text, AT(member), 0, 0, NULL, value, help}
 #define FLAG(name, member, to, help) {name, read_flag, AT(member), 0, to, NULL, NULL, help}
 #define YES(name, member, help) {name, read_yes, AT(member), 0, 0, NULL, "YES", help}
-#define U32(name, member, least, most, help) {name, read_u32, AT(member), least, most, NULL, "N", help}
-#define FLOAT(name, member, most, value, help) {name, read_float, AT(member), 0, most, NULL, value, help}
-#define WORD(name, member, least, words, value, help) {name, read_word, AT(member), least, 0, words, value, help}
+#define U32(name, member, least, most, help) \
+        { name, read_u32, AT(member), least, most, NULL, "N", help }
+#define FLOAT(name, member, most, value, help) \
+        { name, read_float, AT(member), 0, most, NULL, value, help }
+#define WORD(name, member, least, words, value, help) \
+        { name, read_word, AT(member), least, 0, words, value, help }
 
 static const struct row rows[] = {
         SECTION("Input:"),
@@ -167,75 +179,104 @@ static const struct row rows[] = {
         TEXT("text", text, "FILE", "the whole file is one prompt"),
         TEXT("tokens", tokens, "FILE", "the file is one prompt, as token ids"),
         TEXT("document", document, "FILE", "text that stands before every prompt"),
-        TEXT("tokenize", tokenize, "FILE", "print the token ids of a text on one line, and do nothing else; a\n"
+        TEXT("tokenize", tokenize, "FILE",
+             "print the token ids of a text on one line, and do nothing else; a\n"
              "prompt's ids are those with <bos> (1) before them"),
         SECTION("Cache:"),
-        TEXT("socket", socket, "PATH", "socket of the daemon (default: $KVD_SOCKET, or /run/kvd-0.sock)"),
-        {"space", read_space, 0, 0, 0, NULL, "NAME", "space in the cache (default: the name of the model's directory)"},
+        TEXT("socket", socket, "PATH",
+             "socket of the daemon (default: $KVD_SOCKET, or /run/kvd-0.sock)"),
+        {"space", read_space, 0, 0, 0, NULL, "NAME",
+         "space in the cache (default: the name of the model's directory)"},
         FLAG("no-share", share, 0, "use no daemon"),
         WORD("kv-type", kv_type, KVD_NUMBER_F32, "f32 f16 bf16", "TYPE",
              "keys and values as f32 (default), f16 or bf16"),
-        FLAG("verify", verify, 1, "after each prompt, compute what was reused anew and compare every byte"),
+        FLAG("verify", verify, 1,
+             "after each prompt, compute what was reused anew and compare every byte"),
         SECTION("Answers:"),
         U32("max-tokens", max_tokens, 0, 1 << 24, "length of an answer at most (default 64)"),
         {"stop", read_stop, 0, 0, 0, NULL, "STRING",
          "end of an answer, \\n and \\t understood (default \\n; empty: none)"},
-        FLOAT("temperature", sampling.temperature, 100, "T", "0 takes the most likely token (default 0)"),
-        U32("top-k", sampling.top_k, 0, 1 << 24, "draw from the N most likely tokens (default: all)"),
-        FLOAT("top-p", sampling.top_p, 1, "P", "draw from the most likely tokens that make up P (default 1)"),
+        FLOAT("temperature", sampling.temperature, 100, "T",
+              "0 takes the most likely token (default 0)"),
+        U32("top-k", sampling.top_k, 0, 1 << 24,
+            "draw from the N most likely tokens (default: all)"),
+        FLOAT("top-p", sampling.top_p, 1, "P",
+              "draw from the most likely tokens that make up P (default 1)"),
         {"seed", read_u64, AT(sampling.seed), 0, 0, NULL, "S", "for drawing (default 0)"},
         SECTION("Computing:"),
         U32("chunk", chunk, 1, 65536, "prompt tokens computed at a time (default 256)"),
-        U32("decode-tail", decode_tail, 0, 1 << 24, "compute a prompt's last N tokens one by one, as if they were\n"
+        U32("decode-tail", decode_tail, 0, 1 << 24,
+            "compute a prompt's last N tokens one by one, as if they were\n"
             "generated"),
         U32("threads", threads, 1, 1024, "threads (default 1)"),
-        TEXT("variant", variant, "NAME", "instructions: avx512, avx2 or scalar (default: the best there is)"),
-        {"device", read_device, 0, 0, 0, "auto cpu cuda", "WHERE", "cpu, cuda or cuda:N; auto (default): where the "
+        TEXT("variant", variant, "NAME",
+             "instructions: avx512, avx2 or scalar (default: the best there is)"),
+        {"device", read_device, 0, 0, 0, "auto cpu cuda", "WHERE",
+         "cpu, cuda or cuda:N; auto (default): where the "
          "daemon's pool is"},
-        WORD("matmul", device.products, 0, "f32 tf32 bf16", "TYPE", "on a GPU: weights and products in f32 (default), "
+        WORD("matmul", device.products, 0, "f32 tf32 bf16", "TYPE",
+             "on a GPU: weights and products in f32 (default), "
              "tf32 or bf16"),
-        WORD("decode", device.decode, 0, "fast exact", "HOW", "on a GPU: fast (default), or exact: what is generated "
+        WORD("decode", device.decode, 0, "fast exact", "HOW",
+             "on a GPU: fast (default), or exact: what is generated "
              "has the bits\nof a prompt"),
-        SECTION("Sequences of the pool (the methods that the space's settings turn on work on them):"),
-        WORD("sequence", pooled.use, 0, "auto off on", "WHEN", "auto: if a method is on (default); on; or off"),
-        YES("own-prompt", pooled.own_prompt, "yes: the prompt is part of the sequence, and not shared as a prefix\n"
+        SECTION("Sequences of the pool (the methods that the space's settings turn on work on "
+                "them):"),
+        WORD("sequence", pooled.use, 0, "auto off on", "WHEN",
+             "auto: if a method is on (default); on; or off"),
+        YES("own-prompt", pooled.own_prompt,
+            "yes: the prompt is part of the sequence, and not shared as a prefix\n"
             "(default no)"),
-        YES("align-steps", pooled.align, "long steps of reasoning begin in a fresh block (default yes)"),
-        U32("sync-wait", pooled.wait_ms, 0, 10000, "milliseconds to wait for the pool at most: for a block that is\n"
+        YES("align-steps", pooled.align,
+            "long steps of reasoning begin in a fresh block (default yes)"),
+        U32("sync-wait", pooled.wait_ms, 0, 10000,
+            "milliseconds to wait for the pool at most: for a block that is\n"
             "missing, for what is evicted or shared (default 500)"),
-        SECTION("Masked diffusion (a model whose config.json says \"attention\": \"bidirectional\"):"),
-        U32("gen-length", diffuse.length, 1, 1 << 20, "length of the answer (default 64; a line of --prompts may have\n"
+        SECTION("Masked diffusion (a model whose config.json says \"attention\": "
+                "\"bidirectional\"):"),
+        U32("gen-length", diffuse.length, 1, 1 << 20,
+            "length of the answer (default 64; a line of --prompts may have\n"
             "its \"gen_length\")"),
-        U32("steps", diffuse.steps, 1, 1 << 20, "denoising steps (default: one a token; or a line's \"steps\")"),
+        U32("steps", diffuse.steps, 1, 1 << 20,
+            "denoising steps (default: one a token; or a line's \"steps\")"),
         WORD("bicache", diffuse.bicache, 0, "space off naive on", "MODE",
-             "the document's keys and values: off computes them in every step;\non shares those of shallow layers and "
+             "the document's keys and values: off computes them in every step;\non shares those of "
+             "shallow layers and "
              "refreshes those of deep ones;\nnaive shares "
              "all; space is on or off, as \"kvctl space set\" says\n(default space)"),
-        TEXT("bicache-table", bicache_table, "FILE", "how many layers are shallow, by the document's share of a "
+        TEXT("bicache-table", bicache_table, "FILE",
+             "how many layers are shallow, by the document's share of a "
              "request\n(default: the space's table)"),
-        U32("bicache-depth", diffuse.depth, 1, 1024, "treat the first N layers as shallow, ignoring the table"),
+        U32("bicache-depth", diffuse.depth, 1, 1024,
+            "treat the first N layers as shallow, ignoring the table"),
         U32("prefix-tokens", prefix, 1, 1 << 24, "with --tokens: so many are the document"),
-        U32("refresh", diffuse.refresh, 1, 1 << 20, "steps between refreshes (default: as the space says, or 16)"),
-        TEXT("profile-out", profile_out, "FILE", "generate nothing, but append to FILE how alike the document's keys\n"
-             "and values are with and without the rest of the request, layer by\nlayer, a JSON line a request"),
+        U32("refresh", diffuse.refresh, 1, 1 << 20,
+            "steps between refreshes (default: as the space says, or 16)"),
+        TEXT("profile-out", profile_out, "FILE",
+             "generate nothing, but append to FILE how alike the document's keys\n"
+             "and values are with and without the rest of the request, layer by\nlayer, a JSON "
+             "line a request"),
         U32("profile-step", diffuse.profile_step, 1, 100,
             "the same for the first N, 2 N, 3 N ... percent of each request"),
         SECTION("Output:"),
         FLAG("json", json, 1, "one JSON line a prompt"),
         FLAG("progress", progress, 1, "show how far a prompt is on standard error"),
         TEXT("logits", logits, "FILE",
-             "with --tokens: write the logits of every token as little-endian\nfloat32, row by row"),
+             "with --tokens: write the logits of every token as little-endian\nfloat32, row by "
+             "row"),
         {"help", show_help, 0, 0, 0, NULL, NULL, ""},
         {"version", show_version, 0, 0, 0, NULL, NULL, ""},
 };
 
-/* ---- help ----------------------------------------------------------------------------------------------------- */
+/* ---- help ------------------------------------------------------------------------------------ */
 
 enum { COLUMN = 23 };
 
 static void print_row(const struct row *row) {
         const char *line = row->help;
-        int used = row->name ? printf("  --%s%s%s", row->name, row->value ? " " : "", row->value ? row->value : "") : 0;
+        int used = row->name ? printf("  --%s%s%s", row->name, row->value ? " " : "",
+                                      row->value ? row->value : "") :
+                               0;
 
         if (!row->name) {
                 printf("\n%s\n", row->help);
@@ -250,19 +291,23 @@ static void print_row(const struct row *row) {
 }
 
 static int show_help(const struct row *row, const char *text, struct options *o) {
-        puts("Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE | --tokenize FILE) [OPTION]...\n"
-             "Runs a language model whose keys and values lie in the cache of a kvd daemon, used where they are.\n"
+        puts("Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE | --tokenize "
+             "FILE) [OPTION]...\n"
+             "Runs a language model whose keys and values lie in the cache of a kvd daemon, used "
+             "where they are.\n"
              "\n"
-             "A FILE of - is standard input. Without a daemon, and where the cache has no room, kvlm computes in\n"
+             "A FILE of - is standard input. Without a daemon, and where the cache has no room, "
+             "kvlm computes in\n"
              "memory of its own; answers are the same to the last bit.");
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
                 print_row(rows + i);
-        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with the model; 2 wrong\n"
+        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with the "
+             "model; 2 wrong\n"
              "usage; 130 interrupted.");
         return 1;
 }
 
-/* ---- command line --------------------------------------------------------------------------------------------- */
+/* ---- command line ---------------------------------------------------------------------------- */
 
 /* The directory's own name, with what a space's name cannot have replaced. */
 static void default_space(const char *directory, char *ret) {
@@ -289,11 +334,13 @@ static int check(struct options *o) {
         if (!o->model)
                 return refuse(-EINVAL, "--model DIR is missing (kvlm --help tells more)");
         if (inputs != 1)
-                return refuse(-EINVAL, "give one of --prompts, --text, --tokens and --tokenize (kvlm --help tells more)");
+                return refuse(-EINVAL, "give one of --prompts, --text, --tokens and --tokenize "
+                                       "(kvlm --help tells more)");
         if (o->logits && !o->tokens)
                 return refuse(-EINVAL, "--logits needs --tokens");
         if (o->document && (o->tokens || o->tokenize))
-                return refuse(-EINVAL, "--document stands before texts: it needs --prompts or --text");
+                return refuse(-EINVAL,
+                              "--document stands before texts: it needs --prompts or --text");
         if (!*o->space)
                 default_space(o->model, o->space);
         return 1;
@@ -321,7 +368,8 @@ static int parse(int argc, char **argv, struct options *o) {
                 if (option == ':')
                         return refuse(-EINVAL, "%s needs a value", argv[optind - 1]);
                 if (option == '?')
-                        return refuse(-EINVAL, "unknown option %s (kvlm --help lists them)", argv[optind - 1]);
+                        return refuse(-EINVAL, "unknown option %s (kvlm --help lists them)",
+                                      argv[optind - 1]);
                 r = rows[option - 1].read(rows + option - 1, optarg, o);
                 if (r != 0)
                         return MIN(r, 0);

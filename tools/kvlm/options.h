@@ -30,14 +30,16 @@ struct options {
         char *stop;
         enum kvd_number kv_type;
         uint32_t max_tokens, chunk, threads;
-        uint32_t decode_tail; /* last tokens of a prompt that are computed one by one, as if they were generated */
+        /* last tokens of a prompt that are computed one by one, as if they were generated */
+        uint32_t decode_tail;
         enum use_device use_device;
         struct device_options device;
         struct sampling sampling;
         bool verify, json, progress;
         struct pooled_options pooled;
         struct diffuse_options diffuse; /* of bidirectional models */
-        uint32_t prefix; /* with token ids and a bidirectional model: so many at the beginning are shared */
+        /* with token ids and a bidirectional model: so many at the beginning are shared */
+        uint32_t prefix;
         const char *bicache_table, *profile_out; /* NULL: none */
 };
 

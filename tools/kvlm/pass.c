@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Threads divide the rows among them, and meet once a layer: attention needs the keys and values of all rows. A thread
- * takes its rows in tiles, so that what is between two matrix products stays in its cache. Where queries say what they
- * attend to (pooled.h), heads are divided for that, and threads meet twice more.
+ * Threads divide the rows among them, and meet once a layer: attention needs the keys and values of
+ * all rows. A thread takes its rows in tiles, so that what is between two matrix products stays in
+ * its cache. Where queries say what they attend to (pooled.h), heads are divided for that, and
+ * threads meet twice more.
  */
 
 #include "tools/kvlm/pass.h"
@@ -67,10 +68,14 @@ static uint32_t qkv_width(const struct config *c) {
 
 /* ---- shape ---- */
 
-static struct block_shape shape_of(const struct config *c, uint32_t tokens, enum kvd_number type, uint32_t layers,
-                                   uint32_t state) {
-        struct block_shape s = {.tokens = tokens, .type = type, .layers = layers, .kv_heads = c->kv_heads,
-                                .head_dim = c->head_dim, .number_bytes = type == KVD_NUMBER_F32 ? 4 : 2};
+static struct block_shape shape_of(const struct config *c, uint32_t tokens, enum kvd_number type,
+                                   uint32_t layers, uint32_t state) {
+        struct block_shape s = {.tokens = tokens,
+                                .type = type,
+                                .layers = layers,
+                                .kv_heads = c->kv_heads,
+                                .head_dim = c->head_dim,
+                                .number_bytes = type == KVD_NUMBER_F32 ? 4 : 2};
 
         s.head_bytes = tokens * c->head_dim * s.number_bytes;
         s.plane_bytes = c->kv_heads * s.head_bytes;
@@ -83,7 +88,8 @@ struct block_shape block_shape(const struct config *c, uint32_t tokens, enum kvd
         return shape_of(c, tokens, type, c->layers, 0);
 }
 
-struct block_shape block_shape_of_layer(const struct config *c, uint32_t tokens, enum kvd_number type) {
+struct block_shape block_shape_of_layer(const struct config *c, uint32_t tokens,
+                                        enum kvd_number type) {
         return shape_of(c, tokens, type, 1, c->hidden);
 }
 
@@ -107,7 +113,8 @@ static uint32_t slot_of(const struct view *v, uint32_t position) {
         return v->slots ? v->slots[position] : position - v->gone;
 }
 
-static uint8_t *block_of(const struct pass *p, const struct view *v, uint32_t layer, uint32_t position) {
+static uint8_t *block_of(const struct pass *p, const struct view *v, uint32_t layer,
+                         uint32_t position) {
         return v->blocks[(size_t)layer * v->n_blocks + slot_of(v, position) / p->shape.tokens];
 }
 
@@ -116,7 +123,8 @@ static size_t layer_offset(const struct pass *p, const struct view *v, uint32_t 
         return v->n_blocks ? 0 : 2 * layer * p->shape.plane_bytes;
 }
 
-static uint8_t *state_of(const struct pass *p, const struct view *v, uint32_t layer, uint32_t position) {
+static uint8_t *state_of(const struct pass *p, const struct view *v, uint32_t layer,
+                         uint32_t position) {
         size_t slot = slot_of(v, position) % p->shape.tokens;
 
         return block_of(p, v, layer, position) + p->shape.plain_bytes +
@@ -136,7 +144,8 @@ static void rotate(struct pass *p, struct range rows) {
         for (uint32_t r = rows.from; r < rows.to; r++)
                 for (uint32_t h = 0; h < c->heads + c->kv_heads; h++)
                         p->ops->rope(row_of(p, p->qkv, qkv_width(c), r) + h * c->head_dim,
-                                     row_of(p, p->cosine, half, r), row_of(p, p->sine, half, r), half);
+                                     row_of(p, p->cosine, half, r), row_of(p, p->sine, half, r),
+                                     half);
 }
 
 static void store_keys_values(struct pass *p, uint32_t layer, struct range rows) {
@@ -144,23 +153,27 @@ static void store_keys_values(struct pass *p, uint32_t layer, struct range rows)
         const struct block_shape *s = &p->shape;
 
         for (uint32_t r = MAX(rows.from, p->view->stored); r < rows.to; r++) {
-                const float *k = row_of(p, p->qkv, qkv_width(c), r) + q_width(c), *v = k + c->kv_heads * c->head_dim;
+                const float *k = row_of(p, p->qkv, qkv_width(c), r) + q_width(c),
+                            *v = k + c->kv_heads * c->head_dim;
                 uint8_t *slot = block_of(p, p->view, layer, r) + layer_offset(p, p->view, layer) +
                                 slot_of(p->view, r) % s->tokens * (s->head_bytes / s->tokens);
 
                 for (uint32_t h = 0; h < c->kv_heads; h++) {
                         store(p, slot + h * s->head_bytes, k + h * c->head_dim, c->head_dim);
-                        store(p, slot + s->plane_bytes + h * s->head_bytes, v + h * c->head_dim, c->head_dim);
+                        store(p, slot + s->plane_bytes + h * s->head_bytes, v + h * c->head_dim,
+                              c->head_dim);
                 }
         }
 }
 
-static struct kvd_attention attention(const struct pass *p, uint32_t layer, uint32_t head, struct range rows) {
+static struct kvd_attention attention(const struct pass *p, uint32_t layer, uint32_t head,
+                                      struct range rows) {
         const struct config *c = &p->model->config;
         const struct block_shape *s = &p->shape;
         const struct view *v = p->view;
         uint32_t group = c->heads / c->kv_heads;
-        size_t q = (size_t)head * group * c->head_dim, k_offset = layer_offset(p, v, layer) + head * s->head_bytes;
+        size_t q = (size_t)head * group * c->head_dim,
+               k_offset = layer_offset(p, v, layer) + head * s->head_bytes;
 
         return (struct kvd_attention){
                 .ops = p->ops,
@@ -197,8 +210,8 @@ static void norm(const struct pass *p, float *to, const float *weights, uint32_t
         const struct config *c = &p->model->config;
 
         for (size_t r = 0; r < n; r++)
-                p->ops->rmsnorm(to + r * c->hidden, row_of(p, p->x, c->hidden, row) + r * c->hidden, weights,
-                                c->hidden, c->norm_eps);
+                p->ops->rmsnorm(to + r * c->hidden, row_of(p, p->x, c->hidden, row) + r * c->hidden,
+                                weights, c->hidden, c->norm_eps);
 }
 
 static void project(struct pass *p, uint32_t layer, struct range rows, struct bench *b) {
@@ -208,8 +221,8 @@ static void project(struct pass *p, uint32_t layer, struct range rows, struct be
         for (uint32_t r = rows.from, n; r < rows.to; r += n) {
                 n = MIN(TILE, rows.to - r);
                 norm(p, b->normed, l->attention_norm, r, n);
-                p->ops->matmul(row_of(p, p->qkv, qkv_width(c), r), qkv_width(c), b->normed, c->hidden, n, l->qkv,
-                               c->hidden, qkv_width(c));
+                p->ops->matmul(row_of(p, p->qkv, qkv_width(c), r), qkv_width(c), b->normed,
+                               c->hidden, n, l->qkv, c->hidden, qkv_width(c));
         }
         rotate(p, rows);
         store_keys_values(p, layer, rows);
@@ -253,21 +266,26 @@ static void finish_tile(struct pass *p, uint32_t layer, uint32_t row, uint32_t n
         const struct layer *l = p->model->layers + layer;
         float *x = row_of(p, p->x, c->hidden, row);
 
-        p->ops->matmul(b->change, c->hidden, row_of(p, p->mixed, q_width(c), row), q_width(c), n, l->output, q_width(c),
-                       c->hidden);
+        p->ops->matmul(b->change, c->hidden, row_of(p, p->mixed, q_width(c), row), q_width(c), n,
+                       l->output, q_width(c), c->hidden);
         p->ops->add(x, b->change, (size_t)n * c->hidden);
         norm(p, b->normed, l->ffn_norm, row, n);
-        p->ops->matmul(b->gate_up, 2 * (size_t)c->ffn, b->normed, c->hidden, n, l->gate_up, c->hidden, 2 * c->ffn);
+        p->ops->matmul(b->gate_up, 2 * (size_t)c->ffn, b->normed, c->hidden, n, l->gate_up,
+                       c->hidden, 2 * c->ffn);
         for (size_t r = 0; r < n; r++) {
                 float *gate = b->gate_up + r * 2 * c->ffn;
 
                 p->ops->swiglu(gate, gate, gate + c->ffn, c->ffn);
         }
-        p->ops->matmul(b->change, c->hidden, b->gate_up, 2 * (size_t)c->ffn, n, l->down, c->ffn, c->hidden);
+        p->ops->matmul(b->change, c->hidden, b->gate_up, 2 * (size_t)c->ffn, n, l->down, c->ffn,
+                       c->hidden);
         p->ops->add(x, b->change, (size_t)n * c->hidden);
 }
 
-/* Rows go on as they were stored, rounded: who restarts from the stored ones gets the same keys and values. */
+/*
+ * Rows go on as they were stored, rounded: who restarts from the stored ones gets the same keys and
+ * values.
+ */
 static void keep_states(struct pass *p, uint32_t layer, struct range rows) {
         uint32_t hidden = p->model->config.hidden;
 
@@ -336,7 +354,8 @@ static int make_room(struct pass *p) {
         return 0;
 }
 
-int pass_run(struct pass *p, const struct view *view, uint32_t layer, uint32_t end_layer, uint32_t from, uint32_t to) {
+int pass_run(struct pass *p, const struct view *view, uint32_t layer, uint32_t end_layer,
+             uint32_t from, uint32_t to) {
         int r;
 
         if (from == to || layer == end_layer)
@@ -356,7 +375,8 @@ void pass_embed(struct pass *p, const uint32_t *tokens, uint32_t from, uint32_t 
         uint32_t hidden = p->model->config.hidden;
 
         for (uint32_t r = from; r < to; r++)
-                memcpy(row_of(p, p->x, hidden, r), p->model->embedding + (size_t)tokens[r - from] * hidden,
+                memcpy(row_of(p, p->x, hidden, r),
+                       p->model->embedding + (size_t)tokens[r - from] * hidden,
                        hidden * sizeof *p->x);
 }
 
@@ -378,8 +398,9 @@ static void run_logits(void *data, uint32_t member) {
                 for (uint32_t j = 0; j < n; j++)
                         norm(p, b->normed + (size_t)j * m->config.hidden, m->norm,
                              p->positions ? p->positions[i + j] : i + j, 1);
-                p->ops->matmul(p->logits + (size_t)(i - p->from) * m->config.vocab, m->config.vocab, b->normed,
-                               m->config.hidden, n, m->head, m->config.hidden, m->config.vocab);
+                p->ops->matmul(p->logits + (size_t)(i - p->from) * m->config.vocab, m->config.vocab,
+                               b->normed, m->config.hidden, n, m->head, m->config.hidden,
+                               m->config.vocab);
         }
 }
 
@@ -428,8 +449,9 @@ static size_t padded(size_t n) {
 
 static int grow(struct pass *p, uint32_t room) {
         const struct config *c = &p->model->config;
-        size_t half = padded((size_t)room * (c->head_dim / 2)), x = padded((size_t)room * c->hidden),
-               qkv = padded((size_t)room * qkv_width(c)), mixed = padded((size_t)room * q_width(c));
+        size_t half = padded((size_t)room * (c->head_dim / 2)),
+               x = padded((size_t)room * c->hidden), qkv = padded((size_t)room * qkv_width(c)),
+               mixed = padded((size_t)room * q_width(c));
 
         free(p->rows);
         p->room = p->n_angles = 0;
@@ -460,7 +482,8 @@ int pass_rows(struct pass *p, uint32_t first, uint32_t n) {
 
 static int allocate(struct pass *p, uint32_t threads) {
         const struct config *c = &p->model->config;
-        size_t normed = padded((size_t)TILE * c->hidden), gate_up = padded((size_t)TILE * 2 * c->ffn);
+        size_t normed = padded((size_t)TILE * c->hidden),
+               gate_up = padded((size_t)TILE * 2 * c->ffn);
 
         p->benches = calloc(threads, sizeof *p->benches);
         p->frequencies = calloc(c->head_dim, sizeof *p->frequencies);
@@ -484,8 +507,8 @@ static int allocate(struct pass *p, uint32_t threads) {
         return 0;
 }
 
-int pass_new(const struct model *model, const struct kvd_ops *ops, const struct block_shape *shape, uint32_t threads,
-             struct pass **ret) {
+int pass_new(const struct model *model, const struct kvd_ops *ops, const struct block_shape *shape,
+             uint32_t threads, struct pass **ret) {
         struct pass *p = calloc(1, sizeof *p);
         int r;
 

@@ -24,7 +24,7 @@ enum {
 };
 #define ROOM_NS 2000000L
 
-/* ---- what the space says ----------------------------------------------------------------------------------------- */
+/* ---- what the space says --------------------------------------------------------------------- */
 
 static double setting(kvd_space *space, const char *name) {
         double value = 0;
@@ -46,8 +46,8 @@ bool pooled_wanted(const struct pooled_options *o, struct cache *cache) {
 
         if (o->use == POOLED_OFF || !space)
                 return false;
-        return o->use == POOLED_ON || setting(space, "memshare") > 0 || setting(space, "kvreviver") > 0 ||
-               setting(space, "hshare") > 0 || evicts(space);
+        return o->use == POOLED_ON || setting(space, "memshare") > 0 ||
+               setting(space, "kvreviver") > 0 || setting(space, "hshare") > 0 || evicts(space);
 }
 
 bool pooled_owns_prompt(const struct pooled_options *o, struct cache *cache) {
@@ -64,7 +64,7 @@ uint32_t pooled_capacity(uint32_t n_tokens, uint32_t block_tokens) {
         return n_tokens + n_tokens / LONG_STEP + 2 * block_tokens;
 }
 
-/* ---- what attention reads ---------------------------------------------------------------------------------------- */
+/* ---- what attention reads -------------------------------------------------------------------- */
 
 /* Blocks beyond what the rotations can express are left out. */
 static void make_turns(struct pooled *p) {
@@ -77,8 +77,8 @@ static void make_turns(struct pooled *p) {
         if (!p->rotated && !before)
                 return;
         memset(p->rotation, 0, p->room * sizeof *p->rotation);
-        while (kvd_rotations(p->deltas, n_blocks, p->setup.frequencies, p->half, p->rotation, p->rotations, MAX_ROTATIONS) ==
-               UINT32_MAX)
+        while (kvd_rotations(p->deltas, n_blocks, p->setup.frequencies, p->half, p->rotation,
+                             p->rotations, MAX_ROTATIONS) == UINT32_MAX)
                 for (uint32_t i = n_blocks; i-- > 0;)
                         if (p->deltas[i]) {
                                 p->blocks[i] = NULL;
@@ -137,7 +137,8 @@ void pooled_wait(struct pooled *p) {
 
         if (!p->table)
                 return;
-        r = kvd_sequence_wait(p->table, p->late ? 0 : p->setup.options->wait_ms * UINT64_C(1000000));
+        r = kvd_sequence_wait(p->table,
+                              p->late ? 0 : p->setup.options->wait_ms * UINT64_C(1000000));
         if (r == -ETIMEDOUT && !p->late) {
                 p->late = true;
                 p->stats.late++;
@@ -165,7 +166,7 @@ static bool wait_for_room(void *data, uint32_t tries) {
         return true;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 struct pooled *pooled_free(struct pooled *p) {
         if (!p)
@@ -197,8 +198,8 @@ static int allocate(struct pooled *p, uint32_t head_dim) {
         p->rotation = calloc(p->room, sizeof *p->rotation);
         p->rotations = calloc((size_t)MAX_ROTATIONS * head_dim, sizeof *p->rotations);
         p->mass = calloc(p->room, sizeof *p->mass);
-        if (!p->used || !p->first || !p->fill || !p->blocks || !p->flags || !p->deltas || !p->rotation || !p->rotations ||
-            !p->mass)
+        if (!p->used || !p->first || !p->fill || !p->blocks || !p->flags || !p->deltas ||
+            !p->rotation || !p->rotations || !p->mass)
                 return refuse(-ENOMEM, "out of memory for a sequence of %u tokens", p->capacity);
         return 0;
 }
@@ -216,16 +217,22 @@ static int add_methods(struct pooled *p) {
         return r == 0 && reviver ? residency_new(p) : r;
 }
 
-int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t capacity, struct pooled **ret) {
+int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t capacity,
+               struct pooled **ret) {
         const struct cache_options *o = cache_options(s->cache);
         struct pooled *p = calloc(1, sizeof *p);
         int r;
 
         if (!p)
                 return refuse(-ENOMEM, "out of memory");
-        *p = (struct pooled){.setup = *setup, .s = s, .space = cache_space(s->cache), .bt = o->shape.tokens,
-                             .half = o->shape.head_dim / 2, .capacity = capacity,
-                             .room = DIV_UP(capacity, o->shape.tokens) + 1, .stats = {.used = true}};
+        *p = (struct pooled){.setup = *setup,
+                             .s = s,
+                             .space = cache_space(s->cache),
+                             .bt = o->shape.tokens,
+                             .half = o->shape.head_dim / 2,
+                             .capacity = capacity,
+                             .room = DIV_UP(capacity, o->shape.tokens) + 1,
+                             .stats = {.used = true}};
         r = allocate(p, o->shape.head_dim);
         if (r == 0 && !s->alone && p->space && kvd_sequence_open(p->space, p->room, &p->table) < 0)
                 p->table = NULL; /* goes on without */
@@ -241,7 +248,7 @@ int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t ca
         return 0;
 }
 
-/* ---- steps of reasoning ------------------------------------------------------------------------------------------ */
+/* ---- steps of reasoning ---------------------------------------------------------------------- */
 
 static bool ends_step(const struct pooled *p, uint32_t token) {
         size_t size;
@@ -282,7 +289,8 @@ static void end_step(struct pooled *p) {
         uint32_t n = p->n - p->step_first;
 
         if (p->table && n > 0 && p->first[p->n_entries] > p->step_first) {
-                kvd_sequence_step(p->table, p->step_first, MIN(p->first[p->n_entries], p->n) - p->step_first);
+                kvd_sequence_step(p->table, p->step_first,
+                                  MIN(p->first[p->n_entries], p->n) - p->step_first);
                 pooled_wait(p);
         }
         p->stats.steps++;
@@ -290,7 +298,7 @@ static void end_step(struct pooled *p) {
         p->last_step = n / p->bt;
 }
 
-/* ---- the pool's table -------------------------------------------------------------------------------------------- */
+/* ---- the pool's table ------------------------------------------------------------------------ */
 
 static uint32_t id_of(const struct pooled *p, uint32_t i) {
         return (uint32_t)((uint64_t)(p->s->blocks[i] - p->s->pin.base) / p->s->pin.block_bytes);
@@ -328,7 +336,7 @@ static void enter_all(struct pooled *p) {
         }
 }
 
-/* ---- a step of computing ----------------------------------------------------------------------------------------- */
+/* ---- a step of computing --------------------------------------------------------------------- */
 
 /* Stored tokens were found in the meantime: nothing of ours is there yet. */
 static void take_found(struct pooled *p, uint32_t first) {
@@ -353,9 +361,11 @@ int pooled_prepare(struct pooled *p, struct step *step) {
                 .gone = step->first - p->n_slots,
                 .chosen = p->gaps ? p->used : NULL,
                 .n_chosen = p->n_used + step->n,
-                .rotation = p->rotated || step->n == 1 ? p->rotation : NULL, /* a token's pass may begin with none */
+                /* a token's pass may begin with none */
+                .rotation = p->rotated || step->n == 1 ? p->rotation : NULL,
                 .rotations = p->rotations,
-                .block_mass = p->table && step->n == 1 && p->decoded % USE_EVERY == 0 ? p->mass : NULL,
+                .block_mass = p->table && step->n == 1 && p->decoded % USE_EVERY == 0 ? p->mass :
+                                                                                        NULL,
                 .pooled = p->selection ? p : NULL,
         };
         if (step->view.block_mass)
@@ -377,7 +387,10 @@ static void fill_first(struct pooled *p, uint32_t n_computed) {
         p->first[DIV_UP(p->n_slots, p->bt)] = p->n;
 }
 
-/* Each entry's share of the attention, per token, 1 for the average; and how many of its tokens were selected. */
+/*
+ * Each entry's share of the attention, per token, 1 for the average; and how many of its tokens
+ * were selected.
+ */
 static void report_use(struct pooled *p) {
         _cleanup_(freep) uint32_t *hits = calloc(p->room, sizeof *hits);
         float total = 0;
@@ -388,7 +401,8 @@ static void report_use(struct pooled *p) {
                 return;
         selection_hits(p, hits);
         for (uint32_t i = 0; i < p->n_entries; i++)
-                kvd_sequence_use(p->table, i, p->mass[i] / total * (float)p->n_used / (float)MAX(p->fill[i], 1),
+                kvd_sequence_use(p->table, i,
+                                 p->mass[i] / total * (float)p->n_used / (float)MAX(p->fill[i], 1),
                                  (float)hits[i] / (float)p->bt);
 }
 

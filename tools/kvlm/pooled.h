@@ -3,8 +3,9 @@
 #define KVLM_POOLED_H
 
 /*
- * A request whose blocks the daemon's methods work on (client/kvd_methods.h), as the settings of the space say: its
- * blocks are a sequence of the pool, and attention reads through the sequence's table.
+ * A request whose blocks the daemon's methods work on (client/kvd_methods.h), as the settings of
+ * the space say: its blocks are a sequence of the pool, and attention reads through the sequence's
+ * table.
  *
  *      MemShare    blocks stand in for others: they have a delta. A step of reasoning ends with an empty line, and what
  *                  follows a long one begins in a fresh block, because only steps that lie alike are found alike
@@ -12,7 +13,8 @@
  *      KVReviver   a share of the blocks stays; one that a query misses is waited for                (residency.c)
  *      KeyDiff     a number of tokens stays for each layer and head, after each chunk of the prompt  (eviction.c)
  *
- * Slots are numbered through the table: slot s is in block s / block_tokens. Not every slot holds a token.
+ * Slots are numbered through the table: slot s is in block s / block_tokens. Not every slot holds a
+ * token.
  */
 
 #include "client/kvd_methods.h"
@@ -35,7 +37,8 @@ struct pooled_setup {
         const struct kvd_ops *ops;
         const float *frequencies;       /* of the rotary embedding: [head_dim / 2] */
         uint32_t layers, kv_heads, group; /* group: query heads per KV head */
-        uint32_t prompt, tail;          /* tokens, and how many of them are decoded: computed one by one */
+        /* tokens, and how many of them are decoded: computed one by one */
+        uint32_t prompt, tail;
 };
 
 struct pooled_stats {
@@ -66,19 +69,22 @@ uint32_t pooled_not_found(const struct pooled_options *, struct cache *, uint32_
 /* Slots that a sequence of so many tokens may need. */
 uint32_t pooled_capacity(uint32_t n_tokens, uint32_t block_tokens);
 
-int pooled_new(const struct pooled_setup *, struct sequence *, uint32_t capacity, struct pooled **ret);
+int pooled_new(const struct pooled_setup *, struct sequence *, uint32_t capacity,
+               struct pooled **ret);
 struct pooled *pooled_free(struct pooled *); /* before the sequence */
 
 /* How many tokens from first on may be computed at once. */
 uint32_t pooled_step_limit(const struct pooled *, uint32_t first);
-int pooled_prepare(struct pooled *, struct step *); /* -ENOMEM: gives tokens their slots, and the step its table */
+/* -ENOMEM: gives tokens their slots, and the step its table */
+int pooled_prepare(struct pooled *, struct step *);
 bool pooled_publishes(const struct pooled *, uint32_t n_computed);
 int pooled_settle(struct pooled *, uint32_t n_computed);
 struct pooled_stats pooled_stats(const struct pooled *);
 
 /*
- * During a step, in each layer: every head looks what it wants of what (each by one thread), then what is missing is
- * fetched by one thread while no other uses the table, then each head's attention is told what to attend to.
+ * During a step, in each layer: every head looks what it wants of what (each by one thread), then
+ * what is missing is fetched by one thread while no other uses the table, then each head's
+ * attention is told what to attend to.
  */
 void pooled_look(struct pooled *, uint32_t layer, uint32_t head, const struct kvd_attention *a);
 void pooled_fetch(struct pooled *, uint32_t layer);

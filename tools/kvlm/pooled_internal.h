@@ -2,7 +2,10 @@
 #ifndef KVLM_POOLED_INTERNAL_H
 #define KVLM_POOLED_INTERNAL_H
 
-/* pooled.c has the table and the steps of reasoning; each method that needs an engine's help has its file. */
+/*
+ * pooled.c has the table and the steps of reasoning; each method that needs an engine's help has
+ * its file.
+ */
 
 #include "tools/kvlm/pooled.h"
 
@@ -18,7 +21,8 @@ struct pooled {
         uint32_t room, capacity; /* blocks, slots */
 
         uint32_t n, n_slots; /* tokens computed, and where the next one's slot is */
-        uint32_t *used;      /* slots that hold something, ascending, with those of the step at hand behind them */
+        /* slots that hold something, ascending, with those of the step at hand behind them */
+        uint32_t *used;
         uint32_t n_used;     /* without those */
         bool gaps;           /* used is not 0, 1, 2, ... */
         uint32_t renumbered; /* times that slots went out of use */
@@ -34,7 +38,8 @@ struct pooled {
         float *rotations;
         bool rotated;         /* some delta is not 0 */
 
-        uint32_t step_first, last_step; /* token that the step at hand begins with, blocks of the one before */
+        /* token that the step at hand begins with, blocks of the one before */
+        uint32_t step_first, last_step;
         uint32_t decoded;
         bool late;           /* the pool did not answer in time: not waited for until it does */
         float *mass;         /* [blocks] of the token at hand; see use_every */
@@ -62,21 +67,24 @@ int selection_new(struct pooled *, bool hshare);
 void selection_free(struct pooled *);
 void selection_refresh(struct pooled *, bool all); /* labels; all: entries changed, not only grew */
 int selection_begin(struct pooled *); /* the prompt is in the table, and decoding begins */
-void selection_hits(const struct pooled *, uint32_t *hits); /* [blocks] adds what choices in force name */
+/* [blocks] adds what choices in force name */
+void selection_hits(const struct pooled *, uint32_t *hits);
 void selection_stats(const struct pooled *, struct pooled_stats *);
 
 /* ---- residency.c ---- */
 
 int residency_new(struct pooled *);
 void residency_free(struct pooled *);
-void residency_share(struct pooled *, const float *share); /* [entries] what a query wants of each, 0 to 1 */
+/* [entries] what a query wants of each, 0 to 1 */
+void residency_share(struct pooled *, const float *share);
 void residency_fetch(struct pooled *); /* what is missing of what was wanted since the last time */
 void residency_settle(struct pooled *);
 
 /* ---- eviction.c ---- */
 
 void eviction_new(struct pooled *);
-uint32_t eviction_limit(const struct pooled *, uint32_t first); /* tokens of a prompt that are computed at once */
+/* tokens of a prompt that are computed at once */
+uint32_t eviction_limit(const struct pooled *, uint32_t first);
 void eviction_settle(struct pooled *);
 
 #endif

@@ -32,7 +32,8 @@ struct prompts {
         uint32_t length, steps; /* that it asks for; 0: does not say */
 };
 
-int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uint32_t vocab, struct prompts **ret) {
+int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uint32_t vocab,
+                 struct prompts **ret) {
         struct prompts *p = calloc(1, sizeof *p);
         int r = p ? 0 : refuse(-ENOMEM, "out of memory");
 
@@ -78,8 +79,8 @@ void prompts_region(const struct prompts *p, uint32_t *length, uint32_t *steps) 
 }
 
 /* Document and text, each tokenized for itself. */
-static int encode_split(struct prompts *p, const char *document, size_t document_size, const char *text, size_t size,
-                        uint32_t **ids, uint32_t *n) {
+static int encode_split(struct prompts *p, const char *document, size_t document_size,
+                        const char *text, size_t size, uint32_t **ids, uint32_t *n) {
         _cleanup_(freep) uint32_t *rest = NULL, *prefix = NULL;
         uint32_t n_rest, n_prefix, *all;
         int r = tokenizer_encode(p->tokenizer, document, document_size, true, &prefix, &n_prefix);
@@ -117,8 +118,8 @@ static int encode(struct prompts *p, const char *text, size_t size, uint32_t **i
 }
 
 /* -ENOENT if the line has no such member. */
-static int line_string(const struct prompts *p, const json_t *line, const char *member, const char **ret,
-                       size_t *ret_size) {
+static int line_string(const struct prompts *p, const json_t *line, const char *member,
+                       const char **ret, size_t *ret_size) {
         const json_t *value = json_object_get(line, member);
 
         if (!value)
@@ -132,13 +133,14 @@ static int line_string(const struct prompts *p, const json_t *line, const char *
 }
 
 /* 0 if it is not there. */
-static int line_number(const struct prompts *p, const json_t *line, const char *member, uint32_t *ret) {
+static int line_number(const struct prompts *p, const json_t *line, const char *member,
+                       uint32_t *ret) {
         const json_t *number = json_object_get(line, member);
         uint64_t value = 0;
 
         if (number && (json_whole(number, &value) < 0 || value < 1 || value > 1 << 20))
-                return refuse(-EINVAL, "%s, line %ju: \"%s\" is not a number from 1 to %u", p->options->prompts,
-                              (uintmax_t)p->line_number, member, 1 << 20);
+                return refuse(-EINVAL, "%s, line %ju: \"%s\" is not a number from 1 to %u",
+                              p->options->prompts, (uintmax_t)p->line_number, member, 1 << 20);
         *ret = (uint32_t)value;
         return 0;
 }
@@ -149,8 +151,8 @@ static int encode_members(struct prompts *p, const json_t *line, uint32_t **ids,
         int r = line_string(p, line, "prompt", &text, &size);
 
         if (r == -ENOENT)
-                return refuse(-EINVAL, "%s, line %ju: no string \"prompt\" in it", p->options->prompts,
-                              (uintmax_t)p->line_number);
+                return refuse(-EINVAL, "%s, line %ju: no string \"prompt\" in it",
+                              p->options->prompts, (uintmax_t)p->line_number);
         if (r == 0)
                 r = line_number(p, line, "gen_length", &p->length);
         if (r == 0)
@@ -167,7 +169,8 @@ static int encode_line(struct prompts *p, size_t size, uint32_t **ids, uint32_t 
         json_auto_t *line = json_read(p->line, size);
 
         if (!line)
-                return refuse(-EINVAL, "%s, line %ju: not JSON", p->options->prompts, (uintmax_t)p->line_number);
+                return refuse(-EINVAL, "%s, line %ju: not JSON", p->options->prompts,
+                              (uintmax_t)p->line_number);
         return encode_members(p, line, ids, n);
 }
 
@@ -197,13 +200,14 @@ static int read_ids(const struct prompts *p, char *text, uint32_t **ids, uint32_
 
         if (!tokens)
                 return refuse(-ENOMEM, "out of memory for the token ids");
-        for (char *word = strtok_r(text, " \t\r\n", &rest); word; word = strtok_r(NULL, " \t\r\n", &rest)) {
+        for (char *word = strtok_r(text, " \t\r\n", &rest); word;
+             word = strtok_r(NULL, " \t\r\n", &rest)) {
                 char *end;
                 unsigned long long id = strtoull(word, &end, 10);
 
                 if (*word < '0' || *word > '9' || *end || id >= p->vocab)
-                        return refuse(-EINVAL, "%s: \"%.32s\" is not a token id below %u", p->options->tokens, word,
-                                      p->vocab);
+                        return refuse(-EINVAL, "%s: \"%.32s\" is not a token id below %u",
+                                      p->options->tokens, word, p->vocab);
                 tokens[count++] = (uint32_t)id;
         }
         *n = count;

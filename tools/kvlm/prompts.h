@@ -9,21 +9,24 @@
 
 struct prompts;
 
-int prompts_open(const struct options *, const struct tokenizer *, uint32_t vocab, struct prompts **ret);
+int prompts_open(const struct options *, const struct tokenizer *, uint32_t vocab,
+                 struct prompts **ret);
 struct prompts *prompts_close(struct prompts *);
 
 /*
- * 1: the next prompt's ids, to be freed; 0: there is no more; -EINVAL: this one is not a prompt, the next may be;
- * -EINTR.
+ * 1: the next prompt's ids, to be freed; 0: there is no more; -EINVAL: this one is not a prompt,
+ * the next may be; -EINTR.
  */
 int prompts_next(struct prompts *, uint32_t **ids, uint32_t *n);
 
 /*
- * For a bidirectional model, whose prefix is shared whole or not at all: from now on the document (a line's "document"
- * if it has one) is tokenized for itself, and prompts_prefix() says how many of the last prompt's tokens it is.
+ * For a bidirectional model, whose prefix is shared whole or not at all: from now on the document
+ * (a line's "document" if it has one) is tokenized for itself, and prompts_prefix() says how many
+ * of the last prompt's tokens it is.
  */
 void prompts_split(struct prompts *);
 uint32_t prompts_prefix(const struct prompts *);
-void prompts_region(const struct prompts *, uint32_t *length, uint32_t *steps); /* as the last line says, or as it is */
+/* as the last line says, or as it is */
+void prompts_region(const struct prompts *, uint32_t *length, uint32_t *steps);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is said about a failure quotes names out of files. Where it is printed, one line stays one line, and a terminal
- * finds nothing to obey in it.
+ * What is said about a failure quotes names out of files. Where it is printed, one line stays one
+ * line, and a terminal finds nothing to obey in it.
  */
 
 #include "tools/kvlm/refuse.h"

@@ -2,7 +2,10 @@
 #ifndef KVLM_REFUSE_H
 #define KVLM_REFUSE_H
 
-/* An error is a negative errno that travels up, and one line in words that waits here until main prints it. */
+/*
+ * An error is a negative errno that travels up, and one line in words that waits here until main
+ * prints it.
+ */
 
 #include "ipc/base/why.h"
 

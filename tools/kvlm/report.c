@@ -57,15 +57,33 @@ static json_t *sequence_json(const struct pooled_stats *p) {
                 const char *name;
                 uint64_t value;
         } numbers[] = {
-                {"blocks", t->blocks}, {"own", t->own}, {"borrowed", t->borrowed}, {"resident", t->resident},
-                {"most_resident", p->most_resident}, {"tokens", t->tokens}, {"shared", t->shared},
-                {"shared_tokens", t->shared_tokens}, {"bytes_saved", t->bytes_saved}, {"spilled", t->spilled},
-                {"vague", t->vague}, {"approximate", t->approximate}, {"dropped", t->dropped},
-                {"revived_exact", t->revived_exact}, {"revived_approx", t->revived_approx}, {"steps", p->steps},
-                {"changes", p->changes}, {"evictions", p->evictions}, {"misses", p->misses}, {"late", p->late},
-                {"waits", p->waits}, {"empty_slots", p->empty_slots}, {"compacted", t->compacted},
-                {"resident_bytes", t->resident_bytes}, {"label_bytes", t->label_bytes},
-                {"copy_bytes", t->copy_bytes}, {"sketch_bytes", t->sketch_bytes},
+                {"blocks", t->blocks},
+                {"own", t->own},
+                {"borrowed", t->borrowed},
+                {"resident", t->resident},
+                {"most_resident", p->most_resident},
+                {"tokens", t->tokens},
+                {"shared", t->shared},
+                {"shared_tokens", t->shared_tokens},
+                {"bytes_saved", t->bytes_saved},
+                {"spilled", t->spilled},
+                {"vague", t->vague},
+                {"approximate", t->approximate},
+                {"dropped", t->dropped},
+                {"revived_exact", t->revived_exact},
+                {"revived_approx", t->revived_approx},
+                {"steps", p->steps},
+                {"changes", p->changes},
+                {"evictions", p->evictions},
+                {"misses", p->misses},
+                {"late", p->late},
+                {"waits", p->waits},
+                {"empty_slots", p->empty_slots},
+                {"compacted", t->compacted},
+                {"resident_bytes", t->resident_bytes},
+                {"label_bytes", t->label_bytes},
+                {"copy_bytes", t->copy_bytes},
+                {"sketch_bytes", t->sketch_bytes},
         };
         json_t *object = json_pack("{sf}", "wait_ms", p->wait_ms);
 
@@ -79,13 +97,14 @@ static json_t *verified_json(uint64_t verified, uint64_t wrong) {
 }
 
 int report_json(const struct result *r, bool verified) {
-        json_t *object = json_pack("{so sI sI sI sI sf sf sI sI sI sf}", "text", json_bytes(r->text, r->text_size),
-                                   "prompt_tokens", WHOLE(r->prompt_tokens), "reused_tokens", WHOLE(r->reused_tokens),
-                                   "computed_tokens", WHOLE(r->prompt_tokens - r->reused_tokens),
-                                   "generated_tokens", WHOLE(r->generated_tokens), "ttft_ms", r->ttft_ms,
-                                   "total_ms", r->total_ms, "shared_blocks", WHOLE(r->shared_blocks),
-                                   "private_blocks", WHOLE(r->private_blocks), "refused", WHOLE(r->refused),
-                                   "tokens_per_s", tokens_per_second(r));
+        json_t *object = json_pack(
+                "{so sI sI sI sI sf sf sI sI sI sf}", "text", json_bytes(r->text, r->text_size),
+                "prompt_tokens", WHOLE(r->prompt_tokens), "reused_tokens", WHOLE(r->reused_tokens),
+                "computed_tokens", WHOLE(r->prompt_tokens - r->reused_tokens), "generated_tokens",
+                WHOLE(r->generated_tokens), "ttft_ms", r->ttft_ms, "total_ms", r->total_ms,
+                "shared_blocks", WHOLE(r->shared_blocks), "private_blocks",
+                WHOLE(r->private_blocks), "refused", WHOLE(r->refused), "tokens_per_s",
+                tokens_per_second(r));
 
         json_object_update_new(object, times_json(r));
         if (r->pooled.used)
@@ -97,14 +116,17 @@ int report_json(const struct result *r, bool verified) {
 
 int report_text(const struct result *r, bool verified) {
         fwrite(r->text, 1, r->text_size, stdout);
-        printf("\n  [%u tokens: %u reused, %u computed; %u generated at %.0f/s; first after %.1f ms, "
+        printf("\n  [%u tokens: %u reused, %u computed; %u generated at %.0f/s; first after %.1f "
+               "ms, "
                "all after %.1f ms; %u shared blocks, %u private",
-               r->prompt_tokens, r->reused_tokens, r->prompt_tokens - r->reused_tokens, r->generated_tokens,
-               tokens_per_second(r), r->ttft_ms, r->total_ms, r->shared_blocks, r->private_blocks);
+               r->prompt_tokens, r->reused_tokens, r->prompt_tokens - r->reused_tokens,
+               r->generated_tokens, tokens_per_second(r), r->ttft_ms, r->total_ms, r->shared_blocks,
+               r->private_blocks);
         if (r->refused)
                 printf(", %u refusals", r->refused);
         if (verified)
-                printf("; %" PRIu64 " bytes verified, %" PRIu64 " wrong", r->verified_bytes, r->wrong_bytes);
+                printf("; %" PRIu64 " bytes verified, %" PRIu64 " wrong", r->verified_bytes,
+                       r->wrong_bytes);
         puts("]");
         return finish();
 }
@@ -113,7 +135,7 @@ int report_failure(const char *line) {
         return write_line(json_pack("{so}", "error", json_bytes(line, strlen(line))));
 }
 
-/* ---- diffusion --------------------------------------------------------------------------------------------------- */
+/* ---- diffusion ------------------------------------------------------------------------------- */
 
 /* Of the whole region, however much of it is text; all the request's time counts. */
 static double diffused_per_second(const struct diffuse_result *r) {
@@ -130,17 +152,17 @@ static json_t *tokens_json(const struct diffuse_result *r) {
 
 int report_diffused_json(const struct diffuse_result *r, const struct diffuser *d) {
         static const char *const modes[] = {"space", "off", "naive", "on"};
-        json_t *object = json_pack("{so so sI sI sI sI ss sI sI sI sI sI sI sI sI sI sI sI sf sf sf}",
-                                   "text", json_bytes(r->text, r->text_size), "tokens", tokens_json(r),
-                                   "prompt_tokens", WHOLE(r->prompt_tokens), "prefix_tokens", WHOLE(r->prefix_tokens),
-                                   "reused_tokens", WHOLE(r->reused_tokens), "generated_tokens", WHOLE(r->length),
-                                   "bicache", modes[r->mode], "r", WHOLE(r->ratio), "b", WHOLE(r->depth),
-                                   "layers", WHOLE(d->model->config.layers), "steps", WHOLE(r->steps),
-                                   "refreshes", WHOLE(r->refreshes), "found_layers", WHOLE(r->found),
-                                   "made_layers", WHOLE(r->made), "shared_bytes", WHOLE(r->shared_bytes),
-                                   "private_bytes", WHOLE(r->private_bytes), "deep_bytes", WHOLE(r->deep_bytes),
-                                   "refused", WHOLE(r->refused), "entry_ms", r->entry_ms, "total_ms", r->total_ms,
-                                   "tokens_per_s", diffused_per_second(r));
+        json_t *object = json_pack(
+                "{so so sI sI sI sI ss sI sI sI sI sI sI sI sI sI sI sI sf sf sf}", "text",
+                json_bytes(r->text, r->text_size), "tokens", tokens_json(r), "prompt_tokens",
+                WHOLE(r->prompt_tokens), "prefix_tokens", WHOLE(r->prefix_tokens), "reused_tokens",
+                WHOLE(r->reused_tokens), "generated_tokens", WHOLE(r->length), "bicache",
+                modes[r->mode], "r", WHOLE(r->ratio), "b", WHOLE(r->depth), "layers",
+                WHOLE(d->model->config.layers), "steps", WHOLE(r->steps), "refreshes",
+                WHOLE(r->refreshes), "found_layers", WHOLE(r->found), "made_layers", WHOLE(r->made),
+                "shared_bytes", WHOLE(r->shared_bytes), "private_bytes", WHOLE(r->private_bytes),
+                "deep_bytes", WHOLE(r->deep_bytes), "refused", WHOLE(r->refused), "entry_ms",
+                r->entry_ms, "total_ms", r->total_ms, "tokens_per_s", diffused_per_second(r));
 
         if (d->verify)
                 json_object_update_new(object, verified_json(r->verified_bytes, r->wrong_bytes));
@@ -149,17 +171,21 @@ int report_diffused_json(const struct diffuse_result *r, const struct diffuser *
 
 int report_diffused_text(const struct diffuse_result *r, const struct diffuser *d) {
         fwrite(r->text, 1, r->text_size, stdout);
-        printf("\n  [%u tokens, %u of them the document; %u generated in %u steps at %.0f/s; all after %.1f ms",
-               r->prompt_tokens, r->prefix_tokens, r->length, r->steps, diffused_per_second(r), r->total_ms);
+        printf("\n  [%u tokens, %u of them the document; %u generated in %u steps at %.0f/s; all "
+               "after %.1f ms",
+               r->prompt_tokens, r->prefix_tokens, r->length, r->steps, diffused_per_second(r),
+               r->total_ms);
         if (r->depth > 0)
-                printf("; the document's share is %u %%: %u of %u layers reused (%u were there, %.1f KiB shared), "
+                printf("; the document's share is %u %%: %u of %u layers reused (%u were there, "
+                       "%.1f KiB shared), "
                        "%u refreshes",
-                       r->ratio, r->depth, d->model->config.layers, r->found, (double)r->shared_bytes / 1024,
-                       r->refreshes);
+                       r->ratio, r->depth, d->model->config.layers, r->found,
+                       (double)r->shared_bytes / 1024, r->refreshes);
         if (r->refused)
                 fputs("; refused", stdout);
         if (d->verify)
-                printf("; %" PRIu64 " bytes verified, %" PRIu64 " wrong", r->verified_bytes, r->wrong_bytes);
+                printf("; %" PRIu64 " bytes verified, %" PRIu64 " wrong", r->verified_bytes,
+                       r->wrong_bytes);
         puts("]");
         return finish();
 }

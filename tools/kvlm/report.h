@@ -7,7 +7,10 @@
 #include "tools/kvlm/diffuse.h"
 #include "tools/kvlm/generate.h"
 
-/* Write one result to standard output: a JSON line, or the text and a line of numbers below it. -EIO */
+/*
+ * Write one result to standard output: a JSON line, or the text and a line of numbers below it.
+ * -EIO
+ */
 int report_json(const struct result *, bool verified);
 int report_text(const struct result *, bool verified);
 int report_diffused_json(const struct diffuse_result *, const struct diffuser *);

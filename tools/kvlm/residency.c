@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver: a share of a sequence's blocks stays in the pool, the first, the newest, and those that queries want most.
- * The others have an exact copy (or are in a sketch only, if the space keeps none). A query whose labels put a
- * noticeable share of its attention into a missing block waits for it, and the block of least use makes room. All that
- * a layer misses is asked for at once.
+ * KVReviver: a share of a sequence's blocks stays in the pool, the first, the newest, and those
+ * that queries want most. The others have an exact copy (or are in a sketch only, if the space
+ * keeps none). A query whose labels put a noticeable share of its attention into a missing block
+ * waits for it, and the block of least use makes room. All that a layer misses is asked for at
+ * once.
  */
 
 #include <errno.h>
@@ -39,7 +40,8 @@ int residency_new(struct pooled *p) {
         *r = (struct residency){.budget = pooled_setting(p, "kvreviver.budget"),
                                 .sinks = (uint32_t)MAX(pooled_setting(p, "keydiff.sink_blocks"), 1),
                                 .recent = pooled_setting(p, "kvreviver.recent"),
-                                .how = pooled_setting(p, "kvreviver.spill") > 0 ? KVD_COOL_SPILL : KVD_COOL_VAGUE};
+                                .how = pooled_setting(p, "kvreviver.spill") > 0 ? KVD_COOL_SPILL :
+                                                                                  KVD_COOL_VAGUE};
         r->score = calloc(p->room, sizeof *r->score);
         r->wanted = calloc(p->room, sizeof *r->wanted);
         r->order = calloc(2 * (size_t)p->room, sizeof *r->order);
@@ -65,7 +67,7 @@ void residency_share(struct pooled *p, const float *share) {
         }
 }
 
-/* ---- who goes, who comes ----------------------------------------------------------------------------------------- */
+/* ---- who goes, who comes --------------------------------------------------------------------- */
 
 static uint32_t budget_of(const struct pooled *p) {
         const struct residency *r = p->residency;
@@ -86,7 +88,8 @@ static bool stays(const struct pooled *p, uint32_t i) {
 static int by_want(const void *a, const void *b, void *data) {
         const struct residency *r = data;
         uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
-        float x = r->wanted[i] >= WANTED ? r->wanted[i] : 0, y = r->wanted[j] >= WANTED ? r->wanted[j] : 0;
+        float x = r->wanted[i] >= WANTED ? r->wanted[i] : 0,
+              y = r->wanted[j] >= WANTED ? r->wanted[j] : 0;
 
         if (x == y) {
                 x = r->score[i];
@@ -110,7 +113,10 @@ static uint32_t rank(struct pooled *p, uint32_t *fit) {
         return n;
 }
 
-/* Those that must be here come first in the order. What is behind the budget goes, as far as room is needed. */
+/*
+ * Those that must be here come first in the order. What is behind the budget goes, as far as room
+ * is needed.
+ */
 static void make_room(struct pooled *p, uint32_t n, uint32_t fit, uint32_t coming) {
         struct residency *r = p->residency;
         uint32_t here = coming, *leaving = r->order + n, n_leaving = 0;
@@ -133,7 +139,8 @@ static uint32_t revive(struct pooled *p, uint32_t n) {
 
         for (uint32_t k = 0; k < n && r->wanted[r->order[k]] >= WANTED; k++) {
                 uint32_t i = r->order[k];
-                enum kvd_revive how = p->flags[i] & KVD_ENTRY_SPILLED ? KVD_REVIVE_EXACT : KVD_REVIVE_APPROX;
+                enum kvd_revive how = p->flags[i] & KVD_ENTRY_SPILLED ? KVD_REVIVE_EXACT :
+                                                                        KVD_REVIVE_APPROX;
 
                 if (p->blocks[i] || !(p->flags[i] & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE)))
                         continue;
@@ -145,7 +152,8 @@ static uint32_t revive(struct pooled *p, uint32_t n) {
 
 static bool misses(const struct pooled *p) {
         for (uint32_t i = 0; i < p->n_entries; i++)
-                if (!p->blocks[i] && p->residency->wanted[i] >= WANTED && !(p->flags[i] & KVD_ENTRY_DROPPED))
+                if (!p->blocks[i] && p->residency->wanted[i] >= WANTED &&
+                    !(p->flags[i] & KVD_ENTRY_DROPPED))
                         return true;
         return false;
 }

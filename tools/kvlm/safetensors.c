@@ -27,8 +27,10 @@ static int parse_header(struct safetensors *s) {
         memcpy(&size, s->file.data, sizeof size);
         size = le64toh(size);
         if (size > s->file.size - sizeof size || size > MAX_HEADER)
-                return refuse(-EINVAL, FILE_NAME " is damaged: a header of %" PRIu64 " bytes in a file of %zu", size,
-                              s->file.size);
+                return refuse(-EINVAL,
+                              FILE_NAME " is damaged: a header of %" PRIu64
+                                        " bytes in a file of %zu",
+                              size, s->file.size);
         s->header = json_read((const char *)s->file.data + sizeof size, size);
         if (!json_is_object(s->header))
                 return refuse(-EINVAL, FILE_NAME " is damaged: its header is not a JSON object");
@@ -96,22 +98,30 @@ int safetensors_find(const struct safetensors *s, const char *name, uint32_t row
                 return refuse(-ENOENT, FILE_NAME " has no tensor %s: is this a Llama model?", name);
         if (read_type(json_object_get(header, "dtype"), &ret->type) < 0)
                 return refuse(-EINVAL, "tensor %s: its type is none of F32, F16, BF16", name);
-        if (read_numbers(json_object_get(header, "shape"), n_dims, shape) < 0 || shape[n_dims - 1] != columns ||
-            (rows && shape[0] != rows))
-                return refuse(-EINVAL, "tensor %s: its shape is not the one that config.json implies (%u x %u)", name,
-                              MAX(rows, 1), columns);
-        bytes = (uint64_t)MAX(rows, 1) * columns; /* below 2^64, and so is the next product: sizes are below 2^24 */
+        if (read_numbers(json_object_get(header, "shape"), n_dims, shape) < 0 ||
+            shape[n_dims - 1] != columns || (rows && shape[0] != rows))
+                return refuse(
+                        -EINVAL,
+                        "tensor %s: its shape is not the one that config.json implies (%u x %u)",
+                        name, MAX(rows, 1), columns);
+        /* below 2^64, and so is the next product: sizes are below 2^24 */
+        bytes = (uint64_t)MAX(rows, 1) * columns;
         bytes *= number_bytes(ret->type);
-        if (read_numbers(json_object_get(header, "data_offsets"), 2, offsets) < 0 || offsets[0] > offsets[1] ||
-            offsets[1] > s->data_size || offsets[1] - offsets[0] != bytes)
-                return refuse(-EINVAL, "tensor %s: its data is not inside " FILE_NAME " (is the file cut short?)", name);
+        if (read_numbers(json_object_get(header, "data_offsets"), 2, offsets) < 0 ||
+            offsets[0] > offsets[1] || offsets[1] > s->data_size ||
+            offsets[1] - offsets[0] != bytes)
+                return refuse(-EINVAL,
+                              "tensor %s: its data is not inside " FILE_NAME
+                              " (is the file cut short?)",
+                              name);
         ret->data = s->data + offsets[0];
         ret->rows = MAX(rows, 1);
         ret->columns = columns;
         return 0;
 }
 
-void tensor_read(const struct tensor *t, const struct kvd_ops *ops, uint32_t first, uint32_t n, float *to) {
+void tensor_read(const struct tensor *t, const struct kvd_ops *ops, uint32_t first, uint32_t n,
+                 float *to) {
         size_t row_bytes = t->columns * number_bytes(t->type), count = (size_t)n * t->columns;
         const uint8_t *from = t->data + first * row_bytes;
         uint16_t aligned[256];

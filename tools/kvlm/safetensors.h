@@ -3,9 +3,9 @@
 #define KVLM_SAFETENSORS_H
 
 /*
- * A safetensors file: 8 bytes of header length, little endian; a JSON header of {"name": {"dtype", "shape",
- * "data_offsets"}}; data. Nothing in it is believed: a tensor is found only with the shape that is asked for and
- * with its bytes inside the file.
+ * A safetensors file: 8 bytes of header length, little endian; a JSON header of {"name": {"dtype",
+ * "shape", "data_offsets"}}; data. Nothing in it is believed: a tensor is found only with the shape
+ * that is asked for and with its bytes inside the file.
  */
 
 #include <stdint.h>
@@ -30,10 +30,14 @@ struct tensor { /* a matrix, or a vector as one row */
 int safetensors_open(const char *directory, struct safetensors *ret);
 void safetensors_close(struct safetensors *);
 
-/* rows 0 asks for a vector. -ENOENT if there is none of that name, -EINVAL if it is not as asked. */
-int safetensors_find(const struct safetensors *, const char *name, uint32_t rows, uint32_t columns, struct tensor *ret);
+/*
+ * rows 0 asks for a vector. -ENOENT if there is none of that name, -EINVAL if it is not as asked.
+ */
+int safetensors_find(const struct safetensors *, const char *name, uint32_t rows, uint32_t columns,
+                     struct tensor *ret);
 
 /* Rows first to first + n as floats, one behind the other. */
-void tensor_read(const struct tensor *, const struct kvd_ops *, uint32_t first, uint32_t n, float *to);
+void tensor_read(const struct tensor *, const struct kvd_ops *, uint32_t first, uint32_t n,
+                 float *to);
 
 #endif

@@ -73,7 +73,10 @@ static int more_likely(const void *a, const void *b) {
         return x->id < y->id ? -1 : 1;
 }
 
-/* Sorted candidates and their weights, cut to top_k and top_p; returns how many are left and their total. */
+/*
+ * Sorted candidates and their weights, cut to top_k and top_p; returns how many are left and their
+ * total.
+ */
 static uint32_t shortlist(struct sampler *s, const float *logits, double *total) {
         uint32_t n = s->options.top_k ? MIN(s->options.top_k, s->vocab) : s->vocab;
         double all = 0.0, sum = 0.0;
@@ -84,7 +87,8 @@ static uint32_t shortlist(struct sampler *s, const float *logits, double *total)
         for (uint32_t i = 0; i < n; i++) {
                 struct candidate *c = s->candidates + i;
 
-                c->weight = exp((double)(c->logit - s->candidates[0].logit) / (double)s->options.temperature);
+                c->weight = exp((double)(c->logit - s->candidates[0].logit) /
+                                (double)s->options.temperature);
                 all += c->weight;
         }
         for (uint32_t i = 0; i < n; i++) {

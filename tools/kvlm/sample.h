@@ -6,7 +6,8 @@
 
 struct sampling {
         float temperature; /* 0: the most likely token */
-        float top_p;       /* least likely tokens beyond this share of the probability are cut off; 1: none */
+        /* least likely tokens beyond this share of the probability are cut off; 1: none */
+        float top_p;
         uint32_t top_k;    /* so many tokens at most; 0: all */
         uint64_t seed;
 };

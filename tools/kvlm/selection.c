@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which tokens a query wants, by the labels that the daemon's worker makes of keys. HShare: a token that is decoded
- * attends to the first, the newest and the selected tokens only; layers, heads and queries that resemble each other
- * use one selection, and who resembles whom the worker says, from what the prompt's last queries would have selected.
- * KVReviver: labels stay when a block leaves, so they tell which of the missing ones a query needs.
+ * Which tokens a query wants, by the labels that the daemon's worker makes of keys. HShare: a token
+ * that is decoded attends to the first, the newest and the selected tokens only; layers, heads and
+ * queries that resemble each other use one selection, and who resembles whom the worker says, from
+ * what the prompt's last queries would have selected. KVReviver: labels stay when a block leaves,
+ * so they tell which of the missing ones a query needs.
  *
- * Labels of a block lie in the daemon's memory for all layers and heads together; a query wants those of one head, of
- * all blocks: kept here once more, in that order, they are read at twice the speed.
+ * Labels of a block lie in the daemon's memory for all layers and heads together; a query wants
+ * those of one head, of all blocks: kept here once more, in that order, they are read at twice the
+ * speed.
  *
- * Places are counted in columns: column c is the slot p->used[c]. Tokens whose block has no labels yet are attended to
- * as the newest are.
+ * Places are counted in columns: column c is the slot p->used[c]. Tokens whose block has no labels
+ * yet are attended to as the newest are.
  */
 
 #include <errno.h>
@@ -59,7 +61,8 @@ struct selection {
         bool holes;           /* some entry before that has none yet */
         bool absent;          /* ... or has none at all */
         uint32_t *layers, *heads; /* whose selection is used: [layers], [layers][kv_heads] */
-        float *queries;       /* [layer][head][CALIBRATION][group * dim]: position p is at p % CALIBRATION */
+        /* [layer][head][CALIBRATION][group * dim]: position p is at p % CALIBRATION */
+        float *queries;
         struct choice *choices; /* [layer][head] */
         struct desk *desks;   /* [head] */
 };
@@ -68,7 +71,7 @@ static size_t index_of(const struct pooled *p, uint32_t layer, uint32_t head) {
         return (size_t)layer * p->setup.kv_heads + head;
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 void selection_free(struct pooled *p) {
         struct selection *s = p->selection;
@@ -149,9 +152,10 @@ int selection_new(struct pooled *p, bool hshare) {
         *s = (struct selection){.hshare = hshare, .dim = 2 * p->half, .slots = p->capacity, .ops = p->setup.ops->hshare,
                                 .every = 1};
         if (hshare) {
-                s->window = (struct kvd_window){(uint32_t)pooled_setting(p, "hshare.sinks"),
-                                                (uint32_t)MAX(pooled_setting(p, "hshare.recent"), 1),
-                                                (uint32_t)pooled_setting(p, "hshare.top")};
+                s->window = (struct kvd_window){
+                        (uint32_t)pooled_setting(p, "hshare.sinks"),
+                        (uint32_t)MAX(pooled_setting(p, "hshare.recent"), 1),
+                        (uint32_t)pooled_setting(p, "hshare.top")};
                 s->every = (uint32_t)lrint(1 / MAX(pooled_setting(p, "hshare.query_ratio"), 1e-6));
                 s->dense = (uint32_t)MIN(pooled_setting(p, "hshare.dense_layers"), p->setup.layers);
         }
@@ -161,7 +165,7 @@ int selection_new(struct pooled *p, bool hshare) {
         return 0;
 }
 
-/* ---- labels ------------------------------------------------------------------------------------------------------ */
+/* ---- labels ---------------------------------------------------------------------------------- */
 
 static uint8_t *labels_of(const struct pooled *p, uint32_t layer, uint32_t head) {
         const struct selection *s = p->selection;
@@ -175,11 +179,14 @@ static bool copy_labels(struct pooled *p, uint32_t block) {
         size_t bytes = (size_t)p->bt * s->shape.label_bytes;
 
         if (!s->labels)
-                s->labels = calloc(index_of(p, p->setup.layers, 0) * s->slots, s->shape.label_bytes);
+                s->labels = calloc(index_of(p, p->setup.layers, 0) * s->slots,
+                                   s->shape.label_bytes);
         for (uint32_t l = 0; s->labels && l < p->setup.layers; l++)
                 for (uint32_t h = 0; h < p->setup.kv_heads; h++)
-                        memcpy(labels_of(p, l, h) + block * bytes, s->rows[block] + l * (size_t)s->shape.layer_stride +
-                               h * (size_t)s->shape.head_stride, bytes);
+                        memcpy(labels_of(p, l, h) + block * bytes,
+                               s->rows[block] + l * (size_t)s->shape.layer_stride +
+                                       h * (size_t)s->shape.head_stride,
+                               bytes);
         return s->labels;
 }
 
@@ -222,15 +229,20 @@ static void label_queries(struct pooled *p, uint32_t layer, uint32_t head, const
         const uint16_t *channels = s->shape.channel + index_of(p, layer, head) * s->shape.channels;
 
         for (uint32_t g = 0; g < p->setup.group; g++)
-                s->ops->query(s->desks[head].query + g, q + (size_t)g * s->dim, channels, s->shape.channels);
+                s->ops->query(s->desks[head].query + g, q + (size_t)g * s->dim, channels,
+                              s->shape.channels);
 }
 
-/* Keys of a block that stands in for another one are those of another place: queries are rotated for them. */
+/*
+ * Keys of a block that stands in for another one are those of another place: queries are rotated
+ * for them.
+ */
 static void score_rotated(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
         const struct selection *s = p->selection;
         const uint8_t *labels = labels_of(p, layer, head);
         struct desk *d = s->desks + head;
-        const struct kvd_attention a = {.ops = p->setup.ops, .dim = s->dim, .rotations = p->rotations};
+        const struct kvd_attention a = {
+                .ops = p->setup.ops, .dim = s->dim, .rotations = p->rotations};
         uint32_t ready = 0;
 
         for (uint32_t i = 0; i < s->labelled; i++) {
@@ -241,8 +253,8 @@ static void score_rotated(struct pooled *p, uint32_t layer, uint32_t head, const
                         label_queries(p, layer, head, d->rotated);
                         ready = p->rotation[i];
                 }
-                s->ops->scores(d->scores + i * p->bt, s->slots, &labels, 0, s->slots, s->shape.channels, d->query,
-                               p->setup.group, i * p->bt, p->bt);
+                s->ops->scores(d->scores + i * p->bt, s->slots, &labels, 0, s->slots,
+                               s->shape.channels, d->query, p->setup.group, i * p->bt, p->bt);
         }
 }
 
@@ -264,13 +276,14 @@ static void score(struct pooled *p, uint32_t layer, uint32_t head, const float *
         uint32_t n = s->labelled * p->bt;
 
         label_queries(p, layer, head, q);
-        s->ops->scores(d->scores, s->slots, &labels, 0, s->slots, s->shape.channels, d->query, p->setup.group, 0, n);
+        s->ops->scores(d->scores, s->slots, &labels, 0, s->slots, s->shape.channels, d->query,
+                       p->setup.group, 0, n);
         if (p->rotated)
                 score_rotated(p, layer, head, q);
         if (p->gaps || s->absent)
                 forget_empty(p, d);
-        s->ops->aggregate(d->total, d->scores, s->slots, n, p->setup.group, 1 / sqrtf((float)s->dim),
-                          KVD_AGGREGATE_SUM);
+        s->ops->aggregate(d->total, d->scores, s->slots, n, p->setup.group,
+                          1 / sqrtf((float)s->dim), KVD_AGGREGATE_SUM);
 }
 
 /* Of one query head the scores are not weights yet. */
@@ -280,7 +293,8 @@ static void find_shares(struct pooled *p, struct desk *d) {
         float all = (float)p->setup.group;
 
         if (p->setup.group == 1) {
-                all = p->setup.ops->softmax(d->scores, s->labelled * p->bt, 1 / sqrtf((float)s->dim));
+                all = p->setup.ops->softmax(d->scores, s->labelled * p->bt,
+                                            1 / sqrtf((float)s->dim));
                 weights = d->scores;
         }
         for (uint32_t i = 0; i < p->n_entries; i++) {
@@ -290,7 +304,7 @@ static void find_shares(struct pooled *p, struct desk *d) {
         }
 }
 
-/* ---- selecting --------------------------------------------------------------------------------------------------- */
+/* ---- selecting ------------------------------------------------------------------------------- */
 
 /* The first column whose slot is not below. */
 static uint32_t column_of(const struct pooled *p, uint32_t slot) {
@@ -312,7 +326,8 @@ static uint32_t column_of(const struct pooled *p, uint32_t slot) {
 /* Columns that are selected from, when the token of column now - 1 asks. 0: it attends to all. */
 static uint32_t middle_of(const struct pooled *p, uint32_t now, uint32_t *from) {
         const struct selection *s = p->selection;
-        uint32_t n = kvd_window_middle(&s->window, now, from), labelled = column_of(p, s->labelled * p->bt);
+        uint32_t n = kvd_window_middle(&s->window, now, from),
+                 labelled = column_of(p, s->labelled * p->bt);
 
         return n == 0 || labelled <= *from ? 0 : MIN(n, labelled - *from);
 }
@@ -366,7 +381,9 @@ static void select_tokens(struct pooled *p, uint32_t layer, uint32_t head, const
         s->desks[head].selections++;
 }
 
-/* A choice that names slots which are not in use any more is made anew, whoever it is that is due. */
+/*
+ * A choice that names slots which are not in use any more is made anew, whoever it is that is due.
+ */
 static bool is_due(const struct pooled *p, uint32_t layer, uint32_t head) {
         const struct selection *s = p->selection;
         const struct choice *c = s->choices + index_of(p, layer, head);
@@ -377,22 +394,27 @@ static bool is_due(const struct pooled *p, uint32_t layer, uint32_t head) {
 }
 
 /* Queries of the prompt's last tokens are kept. */
-static void keep_queries(struct pooled *p, uint32_t layer, uint32_t head, const struct kvd_attention *a) {
+static void keep_queries(struct pooled *p, uint32_t layer, uint32_t head,
+                         const struct kvd_attention *a) {
         struct selection *s = p->selection;
         size_t width = (size_t)p->setup.group * s->dim;
         float *to = s->queries + index_of(p, layer, head) * CALIBRATION * width;
 
-        for (uint32_t i = a->n - MIN(a->n, CALIBRATION); i < a->n && p->n + i < pooled_dense(p); i++)
-                memcpy(to + (p->n + i) % CALIBRATION * width, a->q + i * a->ldq, width * sizeof *to);
+        for (uint32_t i = a->n - MIN(a->n, CALIBRATION); i < a->n && p->n + i < pooled_dense(p);
+             i++)
+                memcpy(to + (p->n + i) % CALIBRATION * width, a->q + i * a->ldq,
+                       width * sizeof *to);
 }
 
 /* Whose selection a head of a layer attends to. NULL: it attends to all. */
 static const struct choice *choice_of(const struct pooled *p, uint32_t layer, uint32_t head) {
         const struct selection *s = p->selection;
         uint32_t source = s->layers[layer];
-        const struct choice *c = s->choices + index_of(p, source, s->heads[index_of(p, source, head)]);
+        const struct choice *c = s->choices +
+                                 index_of(p, source, s->heads[index_of(p, source, head)]);
 
-        return s->hshare && layer >= s->dense && c->made && c->renumbered == p->renumbered ? c : NULL;
+        return s->hshare && layer >= s->dense && c->made && c->renumbered == p->renumbered ? c :
+                                                                                             NULL;
 }
 
 void pooled_look(struct pooled *p, uint32_t layer, uint32_t head, const struct kvd_attention *a) {
@@ -462,17 +484,19 @@ void selection_stats(const struct pooled *p, struct pooled_stats *stats) {
         }
 }
 
-/* ---- where decoding begins --------------------------------------------------------------------------------------- */
+/* ---- where decoding begins ------------------------------------------------------------------- */
 
 struct sets { /* a row of bits, a bit a slot, for each layer, head and query */
         uint32_t queries, words;
         uint64_t *bits;
 };
 
-static const float *query_at(const struct pooled *p, uint32_t layer, uint32_t head, uint32_t position) {
+static const float *query_at(const struct pooled *p, uint32_t layer, uint32_t head,
+                             uint32_t position) {
         const struct selection *s = p->selection;
 
-        return s->queries + (index_of(p, layer, head) * CALIBRATION + position % CALIBRATION) * p->setup.group * s->dim;
+        return s->queries + (index_of(p, layer, head) * CALIBRATION + position % CALIBRATION) *
+                                    p->setup.group * s->dim;
 }
 
 /* What the last queries would have selected, and with what they leave the prompt. */
@@ -494,7 +518,8 @@ static void look_back(struct pooled *p, const struct sets *sets) {
                                 if (sets->bits && l >= s->dense && n > 0)
                                         found = pick(p, h, from, n, list);
                                 for (uint32_t j = 0; j < found; j++)
-                                        sets->bits[row * sets->words + list[j] / 64] |= UINT64_C(1) << list[j] % 64;
+                                        sets->bits[row * sets->words + list[j] / 64] |=
+                                                UINT64_C(1) << list[j] % 64;
                         }
 }
 
@@ -513,7 +538,8 @@ static void take_sharing(struct pooled *p) {
 
 /* The worker reads the bits where they are: blocks of ours, for as long as it needs them. */
 static int ask_sharing(struct pooled *p, const struct sets *sets) {
-        uint64_t bytes = index_of(p, p->setup.layers, 0) * sets->queries * sets->words * sizeof(uint64_t);
+        uint64_t bytes = index_of(p, p->setup.layers, 0) * sets->queries * sets->words *
+                         sizeof(uint64_t);
         uint64_t block_bytes = cache_options(p->s->cache)->shape.block_bytes;
         uint32_t n = (uint32_t)DIV_UP(bytes, block_bytes);
         struct kvd_block *blocks = calloc(n, sizeof *blocks);
@@ -537,7 +563,8 @@ static bool shares(const struct pooled *p) {
         uint32_t from;
 
         return p->selection->hshare && middle_of(p, p->n_used, &from) > 0 &&
-               (pooled_setting(p, "hshare.layer_ratio") < 1 || pooled_setting(p, "hshare.head_ratio") < 1);
+               (pooled_setting(p, "hshare.layer_ratio") < 1 ||
+                pooled_setting(p, "hshare.head_ratio") < 1);
 }
 
 int selection_begin(struct pooled *p) {
@@ -551,7 +578,8 @@ int selection_begin(struct pooled *p) {
         if (s->labelled == 0)
                 return 0;
         if (shares(p)) {
-                bits = calloc(index_of(p, p->setup.layers, 0) * sets.queries * sets.words, sizeof *bits);
+                bits = calloc(index_of(p, p->setup.layers, 0) * sets.queries * sets.words,
+                              sizeof *bits);
                 if (!bits)
                         return refuse(-ENOMEM, "out of memory for a sharing configuration");
         }

@@ -60,7 +60,8 @@ void sequence_find(struct sequence *s) {
         ids = calloc(whole, sizeof *ids);
         if (!ids)
                 return;
-        found = kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole, &pin);
+        found = kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole,
+                           &pin);
         if (found > 0 && !cache_is_here(s->cache))
                 found = -ESTALE;
         if (found > s->n_computed && kvd_wait_on(s->cache->space, &pin, stream_of(s)) == 0)
@@ -106,23 +107,27 @@ int sequence_new(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, uin
         return 0;
 }
 
-int sequence_new_private(struct cache *c, const uint32_t *tokens, uint32_t n_tokens, struct sequence **ret) {
+int sequence_new_private(struct cache *c, const uint32_t *tokens, uint32_t n_tokens,
+                         struct sequence **ret) {
         return create(c, tokens, n_tokens, n_tokens, ret);
 }
 
 /* A device's table has blocks of one mapping; that of a new daemon is another. */
 static bool fits_table(const struct sequence *s, const uint8_t *block) {
-        uint64_t bytes = s->cache->options.shape.block_bytes, a = (uintptr_t)block, b = (uintptr_t)s->blocks[0];
+        uint64_t bytes = s->cache->options.shape.block_bytes, a = (uintptr_t)block,
+                 b = (uintptr_t)s->blocks[0];
         uint64_t apart = a > b ? a - b : b - a;
 
-        return !s->cache->options.device || s->n_blocks == 0 || (apart % bytes == 0 && apart / bytes < UINT32_MAX);
+        return !s->cache->options.device || s->n_blocks == 0 ||
+               (apart % bytes == 0 && apart / bytes < UINT32_MAX);
 }
 
 /* The pool's next blocks for the table, as many as it gives of n. */
 static uint32_t take_pool(struct sequence *s, uint32_t n) {
         int got = s->alone ? 0 : kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
 
-        for (uint32_t tries = 0; got == -ENOBUFS && s->on_full && s->on_full(s->on_full_data, tries); tries++)
+        for (uint32_t tries = 0;
+             got == -ENOBUFS && s->on_full && s->on_full(s->on_full_data, tries); tries++)
                 got = kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
         if (got > 0 && !(cache_is_here(s->cache) && fits_table(s, s->pool[s->n_blocks].data))) {
                 kvd_free(s->cache->space, (uint32_t)got, s->pool + s->n_blocks);
@@ -171,10 +176,15 @@ static int copy_block(struct sequence *s, uint32_t i) {
         const struct cache_options *o = &s->cache->options;
         uint8_t *to = cache_take(s, i);
 
-        return to ? device_copy(o->device, (uintptr_t)to, (uintptr_t)s->blocks[i], o->shape.block_bytes) : -ENOMEM;
+        return to ? device_copy(o->device, (uintptr_t)to, (uintptr_t)s->blocks[i],
+                                o->shape.block_bytes) :
+                    -ENOMEM;
 }
 
-/* The table's blocks, copied into private ones. What the pool had lent goes back when the stream has passed. */
+/*
+ * The table's blocks, copied into private ones. What the pool had lent goes back when the stream
+ * has passed.
+ */
 static int copy_out(struct sequence *s) {
         for (uint32_t i = 0; i < s->n_blocks; i++) {
                 int r = copy_block(s, i);
@@ -192,7 +202,9 @@ static int copy_out(struct sequence *s) {
         return 0;
 }
 
-/* On a device, before the first private block: the pool's, and it must be known that they are good. */
+/*
+ * On a device, before the first private block: the pool's, and it must be known that they are good.
+ */
 static int leave_pool(struct sequence *s) {
         int r;
 
@@ -235,11 +247,15 @@ int sequence_extend(struct sequence *s, uint32_t n_tokens) {
 }
 
 /* A sealed block has an address where it cannot be written; is it the one that we wrote? */
-static bool is_own(const struct kvd_space_memory *memory, const uint8_t *written, const uint8_t *sealed) {
+static bool is_own(const struct kvd_space_memory *memory, const uint8_t *written,
+                   const uint8_t *sealed) {
         return written - memory->base == sealed - memory->sealed;
 }
 
-/* Who came second gets the first one's block. False: it cannot be waited for, and the sequence begins anew. */
+/*
+ * Who came second gets the first one's block. False: it cannot be waited for, and the sequence
+ * begins anew.
+ */
 static bool chain(struct sequence *s, uint32_t n, const struct kvd_space_memory *memory) {
         bool others = false;
 
@@ -257,7 +273,10 @@ static bool chain(struct sequence *s, uint32_t n, const struct kvd_space_memory 
         return false;
 }
 
-/* Without an answer (data is NULL then) a block may be sealed or not, and evicted or not: it must not be read. */
+/*
+ * Without an answer (data is NULL then) a block may be sealed or not, and evicted or not: it must
+ * not be read.
+ */
 static void stop_publishing(struct sequence *s) {
         let_down(s);
         s->unpublished = true;
@@ -271,12 +290,14 @@ void sequence_publish(struct sequence *s, uint32_t n_computed) {
         int sealed;
 
         s->n_computed = n_computed;
-        while (first + n < MIN(n_computed, s->n_public) / block_tokens(s) && s->kinds[first + n] == BLOCK_FILLING)
+        while (first + n < MIN(n_computed, s->n_public) / block_tokens(s) &&
+               s->kinds[first + n] == BLOCK_FILLING)
                 n++;
         if (n == 0 || s->unpublished || kvd_space_memory(s->cache->space, &memory) < 0)
                 return;
-        sealed = kvd_seal_on(s->cache->space, &s->pin, n, s->pool + first, s->tokens + first * block_tokens(s),
-                             n * block_tokens(s), stream_of(s));
+        sealed = kvd_seal_on(s->cache->space, &s->pin, n, s->pool + first,
+                             s->tokens + first * block_tokens(s), n * block_tokens(s),
+                             stream_of(s));
         if (sealed > 0 && !chain(s, (uint32_t)sealed, &memory))
                 return;
         if (sealed < (int)n)

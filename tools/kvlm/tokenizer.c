@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pieces are kept in a trie whose edges lie in one hash table: (node, byte) leads to a node. Matching walks it as
- * far as the text goes along and remembers the last node at which a piece ended.
+ * Pieces are kept in a trie whose edges lie in one hash table: (node, byte) leads to a node.
+ * Matching walks it as far as the text goes along and remembers the last node at which a piece
+ * ended.
  */
 
 #include "tools/kvlm/tokenizer.h"
@@ -117,7 +118,8 @@ static int read_pieces(struct tokenizer *t) {
                 int r = 0;
 
                 if (size > MAX_PIECE)
-                        return refuse(-EINVAL, "vocab.txt: line %u is longer than %d bytes", id + 1, MAX_PIECE);
+                        return refuse(-EINVAL, "vocab.txt: line %u is longer than %d bytes", id + 1,
+                                      MAX_PIECE);
                 if (id < TOKEN_PIECE) {
                         r = check_reserved(id, line, size, t->pieces + id);
                         if (r < 0)
@@ -180,8 +182,8 @@ static int load(struct tokenizer *t, const char *directory) {
                 return r;
         t->n = count_lines(&t->file);
         if (t->n < TOKEN_PIECE || t->n == MAX_TOKENS)
-                return refuse(-EINVAL, "vocab.txt: %u lines, but a vocabulary has %d to %d", t->n, TOKEN_PIECE,
-                              MAX_TOKENS - 1);
+                return refuse(-EINVAL, "vocab.txt: %u lines, but a vocabulary has %d to %d", t->n,
+                              TOKEN_PIECE, MAX_TOKENS - 1);
         t->bytes = malloc(t->file.size);
         t->pieces = calloc(t->n, sizeof *t->pieces);
         if (!t->bytes || !t->pieces)
@@ -241,8 +243,8 @@ static uint32_t match(const struct tokenizer *t, const char *text, size_t size, 
         return id;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, bool prompt, uint32_t **ids,
-                     uint32_t *n) {
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t size, bool prompt,
+                     uint32_t **ids, uint32_t *n) {
         uint32_t *tokens = size < UINT32_MAX / 8 ? malloc((size + 1) * sizeof *tokens) : NULL;
 
         if (!tokens)

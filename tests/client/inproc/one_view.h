@@ -3,8 +3,9 @@
 #define KVD_TESTS_INPROC_ONE_VIEW_H
 
 /*
- * Lets ThreadSanitizer see what daemon and clients do to each other. It follows addresses, and a memfd that is mapped
- * twice has two; it knows what orders two threads, but not that a message does. So, in this table of system calls,
+ * Lets ThreadSanitizer see what daemon and clients do to each other. It follows addresses, and a
+ * memfd that is mapped twice has two; it knows what orders two threads, but not that a message
+ * does. So, in this table of system calls,
  *
  *      an index or pin page that is mapped already gets the same address again (munmap, which is linked with --wrap,
  *      unmaps it with the last);

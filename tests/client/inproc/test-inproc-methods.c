@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * All methods with the daemon in a thread and its clients in others, for ThreadSanitizer and AddressSanitizer: the
- * workers of the methods' soak, over a pool smaller than what they need; a shared pool, and one of arenas.
+ * All methods with the daemon in a thread and its clients in others, for ThreadSanitizer and
+ * AddressSanitizer: the workers of the methods' soak, over a pool smaller than what they need; a
+ * shared pool, and one of arenas.
  *
  *      test-inproc-methods [SECONDS] [SEED]
  */
@@ -20,7 +21,7 @@
 
 #define WORKERS 4u
 
-/* ---- the spaces ----------------------------------------------------------------------------------------------- */
+/* ---- the spaces ------------------------------------------------------------------------------ */
 
 static void set(kvd_space *space, const char *name, double value) {
         if (kvd_space_set(space, name, value) < 0)
@@ -32,7 +33,8 @@ static void switch_on(const char *socket) {
         kvd_space *space, *second;
         kvd *handle;
 
-        if (kvd_open(socket, &handle) < 0 || kvd_space_open(handle, "methods", &methods_geometry, NULL, &space) < 0 ||
+        if (kvd_open(socket, &handle) < 0 ||
+            kvd_space_open(handle, "methods", &methods_geometry, NULL, &space) < 0 ||
             kvd_space_open(handle, "whole", &methods_whole_geometry, &whole, &second) < 0)
                 die("%s", kvd_error());
         set(space, "memshare", 1);
@@ -49,7 +51,7 @@ static void switch_on(const char *socket) {
         kvd_close(handle);
 }
 
-/* ---- one run --------------------------------------------------------------------------------------------------- */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 static void *work(void *arg) {
         return (void *)(intptr_t)methods_worker_run(arg);
@@ -74,8 +76,8 @@ static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
         inproc_start_with_worker(&d, settings, getenv("KVD"));
         switch_on(d.in.socket);
         for (uint32_t i = 0; i < WORKERS; i++) {
-                options[i] = (struct methods_options){.socket = d.in.socket, .tally = &tally, .seed = seed + i,
-                                                      .threads = true};
+                options[i] = (struct methods_options){
+                        .socket = d.in.socket, .tally = &tally, .seed = seed + i, .threads = true};
                 pthread_create(&threads[i], NULL, work, &options[i]);
         }
         sleep(seconds);
@@ -89,10 +91,11 @@ static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
         usleep(200000);
         instance_expect_clean(&d.in);
         inproc_stop(&d);
-        printf("methods %s: %llu operations, %llu bytes checked, 0 wrong; shared %llu, approximate %llu, absent %llu\n",
-               settings[0], (unsigned long long)tally.operations, (unsigned long long)tally.bytes_checked,
-               (unsigned long long)tally.shared_seen, (unsigned long long)tally.approx_seen,
-               (unsigned long long)tally.absent_seen);
+        printf("methods %s: %llu operations, %llu bytes checked, 0 wrong; shared %llu, approximate "
+               "%llu, absent %llu\n",
+               settings[0], (unsigned long long)tally.operations,
+               (unsigned long long)tally.bytes_checked, (unsigned long long)tally.shared_seen,
+               (unsigned long long)tally.approx_seen, (unsigned long long)tally.absent_seen);
         fflush(stdout);
 }
 

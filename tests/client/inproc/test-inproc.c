@@ -26,7 +26,7 @@
 #define BT 4u
 #define MAX_BLOCKS 24u
 
-/* ---- workers ------------------------------------------------------------------------------------------------ */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 static void *worker_main(void *arg) {
         return (void *)(intptr_t)worker_run(arg);
@@ -42,8 +42,8 @@ static void run_workers(uint32_t seconds, uint64_t seed, const char *const *sett
         memset(&tally, 0, sizeof tally);
         inproc_start(&d, settings);
         for (uint32_t i = 0; i < WORKERS; i++) {
-                options[i] = (struct worker_options){.socket = d.in.socket, .tally = &tally, .seed = seed + i,
-                                                     .threads = true};
+                options[i] = (struct worker_options){
+                        .socket = d.in.socket, .tally = &tally, .seed = seed + i, .threads = true};
                 pthread_create(&threads[i], NULL, worker_main, &options[i]);
         }
         sleep(seconds);
@@ -51,15 +51,17 @@ static void run_workers(uint32_t seconds, uint64_t seed, const char *const *sett
         for (uint32_t i = 0; i < WORKERS; i++) {
                 pthread_join(threads[i], &failed);
                 if (failed || tally.bytes_wrong)
-                        die("a worker failed, %llu wrong bytes", (unsigned long long)tally.bytes_wrong);
+                        die("a worker failed, %llu wrong bytes",
+                            (unsigned long long)tally.bytes_wrong);
         }
         instance_expect_clean(&d.in);
         inproc_stop(&d);
-        printf("workers %s: %llu operations, %llu bytes checked, 0 wrong\n", settings ? settings[0] : "",
-               (unsigned long long)tally.operations, (unsigned long long)tally.bytes_checked);
+        printf("workers %s: %llu operations, %llu bytes checked, 0 wrong\n",
+               settings ? settings[0] : "", (unsigned long long)tally.operations,
+               (unsigned long long)tally.bytes_checked);
 }
 
-/* ---- shared handles ----------------------------------------------------------------------------------------- */
+/* ---- shared handles -------------------------------------------------------------------------- */
 
 struct sharer {
         struct kvd_space *space;
@@ -75,7 +77,8 @@ static void make_tokens(uint32_t chain, uint32_t *ret) {
 
 static void expect_right(const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens) {
         for (uint32_t i = 0; i < pin->n_blocks; i++)
-                if (oracle_wrong(kvd_pin_block(pin, ids[i]), pin->block_bytes, oracle_seed(1, tokens, (i + 1) * BT)))
+                if (oracle_wrong(kvd_pin_block(pin, ids[i]), pin->block_bytes,
+                                 oracle_seed(1, tokens, (i + 1) * BT)))
                         die("wrong bytes in block %u", ids[i]);
 }
 
@@ -112,7 +115,8 @@ static void *sharer_main(void *arg) {
         struct sharer *s = arg;
 
         while (!*s->stop) {
-                uint32_t tokens[MAX_BLOCKS * BT], ids[MAX_BLOCKS], n = 1 + random_below(&s->random, MAX_BLOCKS);
+                uint32_t tokens[MAX_BLOCKS * BT], ids[MAX_BLOCKS],
+                        n = 1 + random_below(&s->random, MAX_BLOCKS);
                 struct kvd_pin pin = {0};
 
                 make_tokens(random_below(&s->random, 40), tokens);
@@ -137,10 +141,12 @@ static void run_shared(uint32_t seconds, uint64_t seed) {
         struct inproc d;
 
         inproc_start(&d, NULL);
-        if (kvd_open(d.in.socket, &handle) < 0 || kvd_space_open(handle, "shared", &soak_geometry, &options, &space) < 0)
+        if (kvd_open(d.in.socket, &handle) < 0 ||
+            kvd_space_open(handle, "shared", &soak_geometry, &options, &space) < 0)
                 die("%s", kvd_error());
         for (uint32_t i = 0; i < SHARERS; i++) {
-                sharers[i] = (struct sharer){.space = space, .random = {seed * 31 + i}, .stop = &stop};
+                sharers[i] = (struct sharer){
+                        .space = space, .random = {seed * 31 + i}, .stop = &stop};
                 pthread_create(&threads[i], NULL, sharer_main, &sharers[i]);
         }
         sleep(seconds);

@@ -23,7 +23,7 @@ struct actor {
         uint32_t n_blocks;
 };
 
-/* ---- preparations ------------------------------------------------------------------------------------------- */
+/* ---- preparations ---------------------------------------------------------------------------- */
 
 static int opened(struct actor *a) {
         a->handle = open_spaces(a->socket, &a->causal, &a->whole);
@@ -35,7 +35,8 @@ static int connected(struct actor *a) {
 }
 
 static int run_lookup(struct actor *a) {
-        return (int)kvd_lookup(a->causal, 0, a->tokens, CHAIN_TOKENS, a->ids, CHAIN_BLOCKS, &a->pin);
+        return (int)kvd_lookup(a->causal, 0, a->tokens, CHAIN_TOKENS, a->ids, CHAIN_BLOCKS,
+                               &a->pin);
 }
 
 static int findable(struct actor *a) {
@@ -112,7 +113,9 @@ static int filled_duplicates(struct actor *a) {
 
 static int filled_mixed(struct actor *a) {
         opened(a);
-        return publish_elsewhere(a->socket, OPERATION_CHAIN + 1, CHAIN_TOKENS) < 0 ? -EIO : filled(a, 0, 20);
+        return publish_elsewhere(a->socket, OPERATION_CHAIN + 1, CHAIN_TOKENS) < 0 ?
+                       -EIO :
+                       filled(a, 0, 20);
 }
 
 static int leased(struct actor *a) {
@@ -134,7 +137,8 @@ static int crowded(struct actor *a) {
         int r = 0;
 
         opened(a);
-        for (uint32_t chain = 100; chain < 100 + 4 * CAUSAL_BLOCKS / CHAIN_BLOCKS && r >= 0; chain += 4)
+        for (uint32_t chain = 100; chain < 100 + 4 * CAUSAL_BLOCKS / CHAIN_BLOCKS && r >= 0;
+             chain += 4)
                 r = publish_elsewhere(a->socket, chain, CHAIN_TOKENS);
         return r;
 }
@@ -145,14 +149,16 @@ static int busy(struct actor *a) { /* something of everything */
         return r < 0 ? r : take(a, a->causal, OBSERVER_BLOCKS);
 }
 
-/* ---- operations --------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static int run_space_open(struct actor *a) {
-        return kvd_space_open(a->handle, CAUSAL_SPACE, &chain_geometry, &causal_options, &a->causal);
+        return kvd_space_open(a->handle, CAUSAL_SPACE, &chain_geometry, &causal_options,
+                              &a->causal);
 }
 
 static int run_lookup_whole(struct actor *a) {
-        return (int)kvd_lookup(a->whole, 0, a->whole_tokens, WHOLE_TOKENS, a->ids, CHAIN_BLOCKS, &a->pin);
+        return (int)kvd_lookup(a->whole, 0, a->whole_tokens, WHOLE_TOKENS, a->ids, CHAIN_BLOCKS,
+                               &a->pin);
 }
 
 static int run_match(struct actor *a) {
@@ -181,7 +187,8 @@ static int run_fill(struct actor *a) {
 }
 
 static int seal(struct actor *a, uint32_t n_tokens) {
-        return kvd_seal(a->causal, &a->pin, a->n_blocks, a->blocks, a->tokens + a->pin.n_tokens, n_tokens);
+        return kvd_seal(a->causal, &a->pin, a->n_blocks, a->blocks, a->tokens + a->pin.n_tokens,
+                        n_tokens);
 }
 
 static int run_seal(struct actor *a) {
@@ -205,7 +212,8 @@ static int run_lease(struct actor *a) {
         return kvd_lease(a->whole, a->whole_tokens, WHOLE_TOKENS, 0);
 }
 
-static int run_lease_refused(struct actor *a) { /* or granted, if we were so slow that the partner has ended */
+/* or granted, if we were so slow that the partner has ended */
+static int run_lease_refused(struct actor *a) {
         int r = run_lease(a);
 
         return r == -EBUSY ? 0 : r;
@@ -263,7 +271,7 @@ static int run_session(struct actor *a) {
         return run_close(a);
 }
 
-/* ---- what is held after it ---------------------------------------------------------------------------------- */
+/* ---- what is held after it ------------------------------------------------------------------- */
 
 static size_t wrong_found(struct actor *a) {
         return chain_wrong(&a->pin, a->ids, a->tokens, false);
@@ -273,27 +281,37 @@ static size_t wrong_found_whole(struct actor *a) {
         return chain_wrong(&a->pin, a->ids, a->whole_tokens, true);
 }
 
-static size_t wrong_filled(struct actor *a) { /* and sealed, perhaps: these or others' blocks of that content */
+/* and sealed, perhaps: these or others' blocks of that content */
+static size_t wrong_filled(struct actor *a) {
         uint32_t before = a->pin.n_blocks > a->n_blocks ? a->pin.n_blocks - a->n_blocks : 0;
 
-        return blocks_wrong(a->tokens, a->pin.n_tokens ? a->pin.n_tokens : CHAIN_TOKENS, false, before, a->n_blocks,
-                            a->blocks);
+        return blocks_wrong(a->tokens, a->pin.n_tokens ? a->pin.n_tokens : CHAIN_TOKENS, false,
+                            before, a->n_blocks, a->blocks);
 }
 
 static size_t wrong_filled_whole(struct actor *a) {
         return blocks_wrong(a->whole_tokens, WHOLE_TOKENS, true, 0, a->n_blocks, a->blocks);
 }
 
-/* ---- the list ----------------------------------------------------------------------------------------------- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 const struct operation operations[] = {
         {.name = "open", .run = connected},
         {.name = "space open", .prepare = connected, .run = run_space_open},
-        {.name = "lookup, hit, first time", .prepare = findable, .run = run_lookup, .wrong = wrong_found},
+        {.name = "lookup, hit, first time",
+         .prepare = findable,
+         .run = run_lookup,
+         .wrong = wrong_found},
         {.name = "lookup, hit", .prepare = warm, .run = run_lookup, .wrong = wrong_found},
-        {.name = "lookup, partial", .prepare = partly_there, .run = run_lookup, .wrong = wrong_found},
+        {.name = "lookup, partial",
+         .prepare = partly_there,
+         .run = run_lookup,
+         .wrong = wrong_found},
         {.name = "lookup, miss", .prepare = opened, .run = run_lookup, .wrong = wrong_found},
-        {.name = "lookup, bidirectional", .prepare = whole_there, .run = run_lookup_whole, .wrong = wrong_found_whole},
+        {.name = "lookup, bidirectional",
+         .prepare = whole_there,
+         .run = run_lookup_whole,
+         .wrong = wrong_found_whole},
         {.name = "match", .prepare = warm, .run = run_match},
         {.name = "use in place", .prepare = pinned, .run = run_use, .wrong = wrong_found},
         {.name = "unpin", .prepare = pinned, .run = run_unpin},
@@ -303,15 +321,33 @@ const struct operation operations[] = {
         {.name = "fill", .prepare = many_taken, .run = run_fill},
         {.name = "free", .prepare = many_taken, .run = run_free},
         {.name = "seal, new", .prepare = filled_new, .run = run_seal, .wrong = wrong_filled},
-        {.name = "seal, behind a pin", .prepare = filled_behind_pin, .run = run_seal, .wrong = wrong_filled},
-        {.name = "seal, all duplicates", .prepare = filled_duplicates, .run = run_seal, .wrong = wrong_filled},
+        {.name = "seal, behind a pin",
+         .prepare = filled_behind_pin,
+         .run = run_seal,
+         .wrong = wrong_filled},
+        {.name = "seal, all duplicates",
+         .prepare = filled_duplicates,
+         .run = run_seal,
+         .wrong = wrong_filled},
         {.name = "seal, mixed", .prepare = filled_mixed, .run = run_seal, .wrong = wrong_filled},
         {.name = "seal, tail", .prepare = filled_new, .run = run_seal_tail},
-        {.name = "seal, bidirectional", .prepare = filled_whole, .run = run_seal_whole, .wrong = wrong_filled_whole},
+        {.name = "seal, bidirectional",
+         .prepare = filled_whole,
+         .run = run_seal_whole,
+         .wrong = wrong_filled_whole},
         {.name = "lease", .prepare = opened, .run = run_lease},
-        {.name = "lease, refused", .prepare = opened, .run = run_lease_refused, .partner = gives_up},
-        {.name = "lease, wait, given up", .prepare = opened, .run = run_lease_wait, .partner = gives_up},
-        {.name = "lease, wait, finished", .prepare = opened, .run = run_lease_wait, .partner = finishes},
+        {.name = "lease, refused",
+         .prepare = opened,
+         .run = run_lease_refused,
+         .partner = gives_up},
+        {.name = "lease, wait, given up",
+         .prepare = opened,
+         .run = run_lease_wait,
+         .partner = gives_up},
+        {.name = "lease, wait, finished",
+         .prepare = opened,
+         .run = run_lease_wait,
+         .partner = finishes},
         {.name = "lease, end", .prepare = leased, .run = run_lease_end},
         {.name = "space close", .prepare = busy, .run = run_space_close},
         {.name = "close", .prepare = connected, .run = run_close},
@@ -320,7 +356,7 @@ const struct operation operations[] = {
         {.name = NULL},
 };
 
-/* ---- the process -------------------------------------------------------------------------------------------- */
+/* ---- the process ----------------------------------------------------------------------------- */
 
 static void take_turn(int fd) {
         char byte = 't';
@@ -337,7 +373,8 @@ static void prepare(const struct operation *op, struct actor *a, int turn) {
         take_turn(turn);
 }
 
-_Noreturn static void act(const struct operation *op, struct actor *a, struct stage *stage, uint64_t nth, int signal) {
+_Noreturn static void act(const struct operation *op, struct actor *a, struct stage *stage,
+                          uint64_t nth, int signal) {
         uint64_t points;
         int r;
 
@@ -358,8 +395,8 @@ _Noreturn static void act(const struct operation *op, struct actor *a, struct st
         abort();
 }
 
-pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth, int signal,
-                  int turn, uint64_t shake) {
+pid_t actor_start(const struct operation *op, const char *socket, struct stage *stage, uint64_t nth,
+                  int signal, int turn, uint64_t shake) {
         struct actor a = {.socket = socket};
         pid_t pid = fork();
 

@@ -9,8 +9,12 @@
 #define BLOCK_BYTES 256u
 #define VOCAB 5000u
 
-const struct kvd_geometry chain_geometry = {
-        .layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = VOCAB};
+const struct kvd_geometry chain_geometry = {.layers = 1,
+                                            .kv_heads = 1,
+                                            .head_dim = 8,
+                                            .block_tokens = BT,
+                                            .dtype = KVD_F32,
+                                            .vocab = VOCAB};
 
 void chain_tokens(uint32_t chain, uint32_t n, uint32_t *ret) {
         for (uint32_t i = 0; i < n; i++) {
@@ -23,16 +27,19 @@ void chain_tokens(uint32_t chain, uint32_t n, uint32_t *ret) {
 static uint64_t seed_of(const uint32_t *tokens, uint32_t n_tokens, bool whole, uint32_t block) {
         uint32_t end = MIN((block + 1) * BT, n_tokens);
 
-        return whole ? oracle_seed(oracle_seed(7, tokens, n_tokens) + block, tokens, end) : oracle_seed(3, tokens, end);
+        return whole ? oracle_seed(oracle_seed(7, tokens, n_tokens) + block, tokens, end) :
+                       oracle_seed(3, tokens, end);
 }
 
 void chain_fill(const uint32_t *tokens, uint32_t n_tokens, bool whole, uint32_t first, uint32_t n,
                 struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++)
-                oracle_fill(blocks[i].data, BLOCK_BYTES, seed_of(tokens, n_tokens, whole, first + i));
+                oracle_fill(blocks[i].data, BLOCK_BYTES,
+                            seed_of(tokens, n_tokens, whole, first + i));
 }
 
-size_t chain_wrong(const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens, bool whole) {
+size_t chain_wrong(const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens,
+                   bool whole) {
         size_t wrong = 0;
 
         for (uint32_t i = 0; i < pin->n_blocks; i++)
@@ -41,12 +48,13 @@ size_t chain_wrong(const struct kvd_pin *pin, const uint32_t *ids, const uint32_
         return wrong;
 }
 
-size_t blocks_wrong(const uint32_t *tokens, uint32_t n_tokens, bool whole, uint32_t first, uint32_t n,
-                    const struct kvd_block *blocks) {
+size_t blocks_wrong(const uint32_t *tokens, uint32_t n_tokens, bool whole, uint32_t first,
+                    uint32_t n, const struct kvd_block *blocks) {
         size_t wrong = 0;
 
         for (uint32_t i = 0; i < n; i++)
-                wrong += oracle_wrong(blocks[i].data, BLOCK_BYTES, seed_of(tokens, n_tokens, whole, first + i));
+                wrong += oracle_wrong(blocks[i].data, BLOCK_BYTES,
+                                      seed_of(tokens, n_tokens, whole, first + i));
         return wrong;
 }
 
@@ -65,7 +73,8 @@ int take_blocks(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         return 0;
 }
 
-int chain_publish(struct kvd_space *space, struct kvd_pin *pin, const uint32_t *tokens, uint32_t n_tokens, bool whole) {
+int chain_publish(struct kvd_space *space, struct kvd_pin *pin, const uint32_t *tokens,
+                  uint32_t n_tokens, bool whole) {
         uint32_t n = DIV_UP(n_tokens, BT) - pin->n_blocks, from = pin->n_tokens;
         struct kvd_block blocks[CHAIN_BLOCKS + 1];
         int r;

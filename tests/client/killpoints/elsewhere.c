@@ -10,7 +10,8 @@
 const struct kvd_space_options causal_options = {.max_blocks = CAUSAL_BLOCKS};
 
 struct kvd *open_spaces(const char *socket, struct kvd_space **causal, struct kvd_space **whole) {
-        static const struct kvd_space_options prefixes = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 256};
+        static const struct kvd_space_options prefixes = {.kind = KVD_BIDIRECTIONAL,
+                                                          .max_blocks = 256};
         struct kvd *handle;
 
         if (kvd_open(socket, &handle) < 0 ||
@@ -37,7 +38,7 @@ int publish_elsewhere(const char *socket, uint32_t chain, uint32_t n_tokens) {
         return r;
 }
 
-/* ---- partners ----------------------------------------------------------------------------------------------- */
+/* ---- partners -------------------------------------------------------------------------------- */
 
 #define HELD_FOR_US 1500 /* after the operation has begun */
 

@@ -11,14 +11,22 @@ extern const struct kvd_space_options causal_options;
 
 struct kvd *open_spaces(const char *socket, struct kvd_space **causal, struct kvd_space **whole);
 
-/* Publishes a chain's first tokens, or those of WHOLE_CHAIN, and leaves. Number of blocks, or a negative errno. */
+/*
+ * Publishes a chain's first tokens, or those of WHOLE_CHAIN, and leaves. Number of blocks, or a
+ * negative errno.
+ */
 int publish_elsewhere(const char *socket, uint32_t chain, uint32_t n_tokens);
 
-/* Holds the lease of WHOLE_CHAIN until a while after the operation has begun; publishes it, or not. */
+/*
+ * Holds the lease of WHOLE_CHAIN until a while after the operation has begun; publishes it, or not.
+ */
 void finishes(const char *socket, struct stage *stage, int ready);
 void gives_up(const char *socket, struct stage *stage, int ready);
 
-/* Writes over blocks that are free, publishes relatives of what operations look up, and ends the process. */
+/*
+ * Writes over blocks that are free, publishes relatives of what operations look up, and ends the
+ * process.
+ */
 _Noreturn void rewrite_all(const char *socket);
 
 #endif

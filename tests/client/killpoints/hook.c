@@ -19,7 +19,8 @@
 #define BETWEEN_PAUSES 200u /* points, at most: about once in a lookup */
 
 static bool on;
-static uint64_t seen, signal_at, pause_at; /* points so far; those at which something happens, 0: none */
+/* points so far; those at which something happens, 0: none */
+static uint64_t seen, signal_at, pause_at;
 static int the_signal;
 static struct random dice;
 
@@ -28,7 +29,7 @@ static struct range {
 } ranges[MAX_RANGES];
 static uint32_t n_ranges;
 
-/* ---- where shared memory is --------------------------------------------------------------------------------- */
+/* ---- where shared memory is ------------------------------------------------------------------ */
 
 int hook_is_shared(const volatile void *at) {
         uintptr_t a = (uintptr_t)at;
@@ -56,7 +57,7 @@ static void remember(const void *at, size_t n) {
         ranges[n_ranges++] = (struct range){(uintptr_t)at, (uintptr_t)at + n};
 }
 
-/* ---- what happens at a point -------------------------------------------------------------------------------- */
+/* ---- what happens at a point ----------------------------------------------------------------- */
 
 void hook_signal(int signal) {
         syscall(SYS_kill, syscall(SYS_getpid), signal);
@@ -93,7 +94,7 @@ void hook_access(const volatile void *at) {
                 hook_point();
 }
 
-/* ---- what is to happen -------------------------------------------------------------------------------------- */
+/* ---- what is to happen ----------------------------------------------------------------------- */
 
 void hook_signal_at(uint64_t nth, int signal) {
         signal_at = nth;
@@ -116,7 +117,7 @@ uint64_t hook_stop(void) {
         return seen;
 }
 
-/* ---- the table of system calls ------------------------------------------------------------------------------ */
+/* ---- the table of system calls --------------------------------------------------------------- */
 
 #define HOOKED_CALL(type, name, parameters, arguments) \
         static type hooked_##name parameters { \

@@ -3,13 +3,14 @@
 #define KVD_TESTS_KILLPOINTS_HOOK_H
 
 /*
- * The places in libkvd that another process can tell apart: each access to shared memory (index, pin page, pool) and
- * each system call. Dying anywhere between two of them is dying at the second one, so "killed at any instruction" is a
- * finite list, and it can be walked.
+ * The places in libkvd that another process can tell apart: each access to shared memory (index,
+ * pin page, pool) and each system call. Dying anywhere between two of them is dying at the second
+ * one, so "killed at any instruction" is a finite list, and it can be walked.
  *
- * The library's sources are compiled with -fsanitize=thread, so that the compiler announces each access, but linked
- * with the functions in tsan.c instead of a sanitizer's runtime. What libc would do in shared memory (memcpy, memcmp)
- * goes through libc.c, in pieces, and the table of system calls (ipc/base/sys.h) through hook.c. One thread only.
+ * The library's sources are compiled with -fsanitize=thread, so that the compiler announces each
+ * access, but linked with the functions in tsan.c instead of a sanitizer's runtime. What libc would
+ * do in shared memory (memcpy, memcmp) goes through libc.c, in pieces, and the table of system
+ * calls (ipc/base/sys.h) through hook.c. One thread only.
  */
 
 #include <stddef.h>

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kill -9 at any instruction. Each operation of libkvd is run once to count its points (hook.h), and then dies at each
- * of them in turn. After every death the daemon must have taken everything back within 100 ms, its invariants must
- * hold, no block may be lost, and a client that goes on reading must not have seen a wrong byte.
+ * kill -9 at any instruction. Each operation of libkvd is run once to count its points (hook.h),
+ * and then dies at each of them in turn. After every death the daemon must have taken everything
+ * back within 100 ms, its invariants must hold, no block may be lost, and a client that goes on
+ * reading must not have seen a wrong byte.
  *
  *      killpoints [--seconds N] [--limit N | --all] [--seed N] [--operation NAME] [--churn | --stop] [--arena]
  *                 [--epoll] [--mutant]
  *
- * An operation of more than --limit points dies at the first and last tenth of that many, and at others by the seed.
- * --seconds repeats all that, with other seeds, until the time is up. --churn evicts everything all the while, and
- * lets the operations pause at random points, so that they die in the middle of losing what they work on.
- * --stop stops them at each point instead, long enough to evict all that nobody holds, write over it, and publish
- * chains of the same beginning in its place: they go on, and what they hold in the end must be right.
- * --mutant: this binary is linked with a library that was broken on purpose, and passes if a wrong byte was read.
+ * An operation of more than --limit points dies at the first and last tenth of that many, and at
+ * others by the seed. --seconds repeats all that, with other seeds, until the time is up. --churn
+ * evicts everything all the while, and lets the operations pause at random points, so that they die
+ * in the middle of losing what they work on. --stop stops them at each point instead, long enough
+ * to evict all that nobody holds, write over it, and publish chains of the same beginning in its
+ * place: they go on, and what they hold in the end must be right. --mutant: this binary is linked
+ * with a library that was broken on purpose, and passes if a wrong byte was read.
  */
 
 #include <errno.h>
@@ -56,10 +58,11 @@ struct test {
         uint32_t n_ns;
 };
 
-/* ---- processes ---------------------------------------------------------------------------------------------- */
+/* ---- processes ------------------------------------------------------------------------------- */
 
 static const char *const *daemon_settings(const struct test *t) {
-        static const char *s[10] = {"daemon.pool=4M", "daemon.segment=64K", "daemon.pages=small", "daemon.log=error"};
+        static const char *s[10] = {"daemon.pool=4M", "daemon.segment=64K", "daemon.pages=small",
+                                    "daemon.log=error"};
         static char users[64];
         uint32_t n = 4;
 
@@ -91,12 +94,17 @@ static void go_on(const struct test *t, pid_t stopped) {
         kill(stopped, SIGCONT);
 }
 
-/* Until it is dead; with --churn, what it works on is evicted meanwhile. Returns when it was last seen alive. */
-static uint64_t expect_killed(const struct test *t, const struct operation *op, uint64_t nth, pid_t pid) {
+/*
+ * Until it is dead; with --churn, what it works on is evicted meanwhile. Returns when it was last
+ * seen alive.
+ */
+static uint64_t expect_killed(const struct test *t, const struct operation *op, uint64_t nth,
+                              pid_t pid) {
         uint64_t alive = now_ns(), now;
         int status = 0, r;
 
-        while (now = now_ns(), (r = waitpid(pid, &status, WNOHANG | WUNTRACED)) == 0 || WIFSTOPPED(status)) {
+        while (now = now_ns(),
+               (r = waitpid(pid, &status, WNOHANG | WUNTRACED)) == 0 || WIFSTOPPED(status)) {
                 alive = now;
                 if (r)
                         go_on(t, pid);
@@ -106,7 +114,8 @@ static uint64_t expect_killed(const struct test *t, const struct operation *op, 
                         usleep(20);
         }
         if (r != pid || !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
-                die("%s, point %llu: ended with status %#x", op->name, (unsigned long long)nth, status);
+                die("%s, point %llu: ended with status %#x", op->name, (unsigned long long)nth,
+                    status);
         return alive;
 }
 
@@ -144,8 +153,9 @@ static void wait_settled(const struct test *t) {
 }
 
 /*
- * With io_uring, the kernel closes the socket of a killed daemon some time after it is gone: 10 ms, on a loaded machine
- * up to a second, and that is all a daemon that starts waits for it. Here nothing is to be learnt from that.
+ * With io_uring, the kernel closes the socket of a killed daemon some time after it is gone: 10 ms,
+ * on a loaded machine up to a second, and that is all a daemon that starts waits for it. Here
+ * nothing is to be learnt from that.
  */
 static void wait_closed(const char *path) {
         struct kvd_address address;
@@ -170,7 +180,7 @@ static void renew_daemon(struct test *t) {
         wait_settled(t);
 }
 
-/* ---- one death ---------------------------------------------------------------------------------------------- */
+/* ---- one death ------------------------------------------------------------------------------- */
 
 static pid_t start(const struct test *t, const struct operation *op, uint64_t nth, int turn) {
         return actor_start(op, t->daemon.socket, t->stage, nth, t->stop ? SIGSTOP : SIGKILL, turn,
@@ -218,7 +228,7 @@ static uint64_t die_once(struct test *t, const struct operation *op, uint64_t nt
         return ns;
 }
 
-/* ---- one operation ------------------------------------------------------------------------------------------ */
+/* ---- one operation --------------------------------------------------------------------------- */
 
 static int by_value(const void *a, const void *b) {
         uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -228,8 +238,10 @@ static int by_value(const void *a, const void *b) {
 
 static void report(struct test *t, const struct operation *op, uint64_t points) {
         qsort(t->ns, t->n_ns, sizeof *t->ns, by_value);
-        printf("%-26s %6llu points %6u kills   taken back in %6.2f ms at most, %5.2f ms in the middle\n", op->name,
-               (unsigned long long)points, t->n_ns, (double)t->ns[t->n_ns - 1] / 1e6, (double)t->ns[t->n_ns / 2] / 1e6);
+        printf("%-26s %6llu points %6u kills   taken back in %6.2f ms at most, %5.2f ms in the "
+               "middle\n",
+               op->name, (unsigned long long)points, t->n_ns, (double)t->ns[t->n_ns - 1] / 1e6,
+               (double)t->ns[t->n_ns / 2] / 1e6);
         fflush(stdout);
 }
 
@@ -265,10 +277,11 @@ static void round_of_all(struct test *t) {
                         die_everywhere(t, op);
 }
 
-/* ---- main --------------------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
 static void begin(struct test *t) {
-        t->stage = mmap(NULL, sizeof *t->stage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        t->stage = mmap(NULL, sizeof *t->stage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                        -1, 0);
         t->stage->daemon = 1;
         instance_start(&t->daemon, daemon_settings(t));
         t->observer = observer_start(t->daemon.socket, t->stage);
@@ -284,9 +297,11 @@ static void end(struct test *t, uint32_t fds) {
         t->stage->stop = true;
         if (waitpid(t->observer, &status, 0) != t->observer || status != 0)
                 die("the observer ended with status %#x", status);
-        printf("{\"kills\": %llu, \"fewer_points\": %llu, \"looks\": %llu, \"bytes_checked\": %llu, "
-               "\"wrong_bytes\": %llu, \"seed\": %llu}\n", (unsigned long long)t->kills,
-               (unsigned long long)s->survived, (unsigned long long)s->looks, (unsigned long long)s->bytes_checked,
+        printf("{\"kills\": %llu, \"fewer_points\": %llu, \"looks\": %llu, \"bytes_checked\": "
+               "%llu, "
+               "\"wrong_bytes\": %llu, \"seed\": %llu}\n",
+               (unsigned long long)t->kills, (unsigned long long)s->survived,
+               (unsigned long long)s->looks, (unsigned long long)s->bytes_checked,
                (unsigned long long)s->bytes_wrong, (unsigned long long)t->seed);
         if (t->mutant && !s->bytes_wrong)
                 die("the mutant was not caught");

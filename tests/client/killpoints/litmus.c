@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Recycled blocks must not fool a reader. A writer publishes two chains in turn, in a space so small that both use the
- * same blocks, and evicts each at once: as fast as the daemon answers, the blocks under the same ids hold other content
- * of a higher generation. The chains have the same tokens in their second block, so that only the link to the first
- * one tells these apart. A reader on another processor looks both up and checks every byte. With --runs the chains are
- * of two runs each, and it is the second run that is the same.
+ * Recycled blocks must not fool a reader. A writer publishes two chains in turn, in a space so
+ * small that both use the same blocks, and evicts each at once: as fast as the daemon answers, the
+ * blocks under the same ids hold other content of a higher generation. The chains have the same
+ * tokens in their second block, so that only the link to the first one tells these apart. A reader
+ * on another processor looks both up and checks every byte. With --runs the chains are of two runs
+ * each, and it is the second run that is the same.
  *
  *      litmus [--seconds N] [--seed N] [--runs] [--shake] [--mutant]
  *
- * --shake lets the reader's library pause at random points (hook.h). --mutant: this binary is linked with a library
- * that was broken on purpose, and passes if a wrong byte is seen before the time is up.
+ * --shake lets the reader's library pause at random points (hook.h). --mutant: this binary is
+ * linked with a library that was broken on purpose, and passes if a wrong byte is seen before the
+ * time is up.
  */
 
 #include <errno.h>
@@ -61,7 +63,8 @@ static void on_processor(int n) {
 }
 
 static struct kvd_space *open_space(const struct litmus *l) {
-        struct kvd_space_options options = {.max_blocks = MAX(2 * l->n_blocks, 16)}; /* half may be filled */
+        /* half may be filled */
+        struct kvd_space_options options = {.max_blocks = MAX(2 * l->n_blocks, 16)};
         struct kvd_space *space;
         struct kvd *handle;
 
@@ -77,7 +80,7 @@ static void chain_of(uint32_t which, uint32_t *ret) {
                 ret[i] = i < BT ? 10 + which : 100 + i;
 }
 
-/* ---- the writer --------------------------------------------------------------------------------------------- */
+/* ---- the writer ------------------------------------------------------------------------------ */
 
 static void evict_all(struct conn *conn) {
         struct kvd_msg_evict request = {.space = kvd_slice_of("litmus")};
@@ -105,7 +108,7 @@ static void write_rounds(struct litmus *l) {
         }
 }
 
-/* ---- the reader --------------------------------------------------------------------------------------------- */
+/* ---- the reader ------------------------------------------------------------------------------ */
 
 /* Uses what it found for a while, as an engine does: up to some ten microseconds. */
 static void dwell(struct random *random) {
@@ -113,7 +116,8 @@ static void dwell(struct random *random) {
                 __asm__ volatile("");
 }
 
-static void look(struct litmus *l, struct kvd_space *space, const uint32_t *tokens, struct random *random) {
+static void look(struct litmus *l, struct kvd_space *space, const uint32_t *tokens,
+                 struct random *random) {
         struct kvd_pin pin = {0};
         uint32_t ids[CHAIN_BLOCKS];
 
@@ -145,7 +149,7 @@ static void read_rounds(struct litmus *l) {
         l->tally->retries = counters.retries;
 }
 
-/* ---- the test ----------------------------------------------------------------------------------------------- */
+/* ---- the test -------------------------------------------------------------------------------- */
 
 static pid_t start(struct litmus *l, void (*run)(struct litmus *), int processor) {
         pid_t pid = fork();
@@ -179,10 +183,12 @@ static void run(struct litmus *l) {
 static int verdict(const struct litmus *l) {
         const struct tally *t = l->tally;
 
-        printf("{\"lookups\": %llu, \"hits\": %llu, \"rewritten\": %llu, \"retries\": %llu, \"wrong_bytes\": %llu, "
-               "\"seed\": %llu}\n", (unsigned long long)t->lookups, (unsigned long long)t->hits,
-               (unsigned long long)t->rewritten, (unsigned long long)t->retries, (unsigned long long)t->wrong,
-               (unsigned long long)l->seed);
+        printf("{\"lookups\": %llu, \"hits\": %llu, \"rewritten\": %llu, \"retries\": %llu, "
+               "\"wrong_bytes\": %llu, "
+               "\"seed\": %llu}\n",
+               (unsigned long long)t->lookups, (unsigned long long)t->hits,
+               (unsigned long long)t->rewritten, (unsigned long long)t->retries,
+               (unsigned long long)t->wrong, (unsigned long long)l->seed);
         if (!t->hits || !t->rewritten)
                 die("FAILED: reader and writer did not meet");
         if (!l->mutant && t->wrong)
@@ -218,7 +224,8 @@ int main(int argc, char **argv) {
         parse(&l, argc, argv);
         l.n_tokens = l.n_blocks * BT;
         hook_install();
-        l.tally = mmap(NULL, sizeof *l.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        l.tally = mmap(NULL, sizeof *l.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                       -1, 0);
         instance_start(&l.daemon, SETTINGS("daemon.pool=4M", "daemon.segment=256K",
                                            "daemon.pages=small", "daemon.log=error"));
         run(&l);

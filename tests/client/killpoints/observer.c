@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The client that must not notice that others die: it holds a chain, finds theirs, and checks every byte of both. */
+/*
+ * The client that must not notice that others die: it holds a chain, finds theirs, and checks every
+ * byte of both.
+ */
 
 #include <errno.h>
 #include <signal.h>
@@ -20,13 +23,13 @@ struct observer {
         uint32_t daemon; /* under which it was sealed */
 };
 
-static void check(struct observer *o, const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens,
-                  bool whole) {
+static void check(struct observer *o, const struct kvd_pin *pin, const uint32_t *ids,
+                  const uint32_t *tokens, bool whole) {
         o->stage->bytes_wrong += chain_wrong(pin, ids, tokens, whole);
         o->stage->bytes_checked += pin->n_blocks * pin->block_bytes;
 }
 
-/* ---- what it holds ------------------------------------------------------------------------------------------ */
+/* ---- what it holds --------------------------------------------------------------------------- */
 
 static int hold_again(struct observer *o) {
         int r;
@@ -36,7 +39,8 @@ static int hold_again(struct observer *o) {
         if (r < 0)
                 return r;
         kvd_unpin(o->causal, &o->held); /* for the ids */
-        r = (int)kvd_lookup(o->causal, 0, o->held_tokens, OBSERVER_BLOCKS * BT, o->held_ids, OBSERVER_BLOCKS, &o->held);
+        r = (int)kvd_lookup(o->causal, 0, o->held_tokens, OBSERVER_BLOCKS * BT, o->held_ids,
+                            OBSERVER_BLOCKS, &o->held);
         return r == (int)(OBSERVER_BLOCKS * BT) ? 0 : -EAGAIN;
 }
 
@@ -59,7 +63,7 @@ static void settle(struct observer *o) {
         o->stage->settled = daemon;
 }
 
-/* ---- what others do ----------------------------------------------------------------------------------------- */
+/* ---- what others do -------------------------------------------------------------------------- */
 
 static void look(struct observer *o, struct kvd_space *space, uint32_t chain, uint32_t n_tokens) {
         uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];

@@ -59,10 +59,12 @@ static _Noreturn void complain(struct conn *conn) {
 
         for (uint32_t i = 0; i < 2; i++) {
                 space_facts(conn, i, &info);
-                fprintf(stderr, "%.*s: %llu filling, %llu limbo, %llu sealed, %llu leases, %u clients\n",
-                        (int)info.name.size, (const char *)info.name.data, (unsigned long long)info.filling,
-                        (unsigned long long)info.limbo, (unsigned long long)info.sealed,
-                        (unsigned long long)info.leases, info.clients);
+                fprintf(stderr,
+                        "%.*s: %llu filling, %llu limbo, %llu sealed, %llu leases, %u clients\n",
+                        (int)info.name.size, (const char *)info.name.data,
+                        (unsigned long long)info.filling, (unsigned long long)info.limbo,
+                        (unsigned long long)info.sealed, (unsigned long long)info.leases,
+                        info.clients);
         }
         die("a dead process still holds something after %d looks", RECLAIM_LOOKS);
 }

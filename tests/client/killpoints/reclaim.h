@@ -10,14 +10,15 @@ struct conn;
 struct instance;
 
 /*
- * A look is a few requests that the daemon answers: where nothing else runs, 400 of them are a tenth of a second. On a
- * busy machine they take longer, as everything does.
+ * A look is a few requests that the daemon answers: where nothing else runs, 400 of them are a
+ * tenth of a second. On a busy machine they take longer, as everything does.
  */
 #define RECLAIM_LOOKS 400
 
 /*
- * Waits until all blocks but the observer's can be evicted and nothing is filled, in limbo or leased, and until the
- * observer is the only client. Returns the nanoseconds since then. Ends the test if that is not so after RECLAIM_LOOKS.
+ * Waits until all blocks but the observer's can be evicted and nothing is filled, in limbo or
+ * leased, and until the observer is the only client. Returns the nanoseconds since then. Ends the
+ * test if that is not so after RECLAIM_LOOKS.
  */
 uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Rare interleavings, often: clients that pause at random points inside libkvd, a space too small for what they want,
- * and an evictor without mercy. All chains have the same tokens behind their first block, so that whole runs differ in
- * nothing but their link; every byte that anybody finds is checked.
+ * Rare interleavings, often: clients that pause at random points inside libkvd, a space too small
+ * for what they want, and an evictor without mercy. All chains have the same tokens behind their
+ * first block, so that whole runs differ in nothing but their link; every byte that anybody finds
+ * is checked.
  *
  *      shake [--seconds N] [--clients N] [--seed N]
  *
@@ -33,7 +34,8 @@
 #define SPACE_BLOCKS 96u /* less than half of what all chains need */
 
 struct tally { /* shared by all processes */
-        _Atomic uint64_t lookups, hits, retries, sealed, refused, evicted, bytes_checked, bytes_wrong;
+        _Atomic uint64_t lookups, hits, retries, sealed, refused, evicted, bytes_checked,
+                bytes_wrong;
         _Atomic bool stop;
 };
 
@@ -60,15 +62,16 @@ static void variant_tokens(uint32_t variant, uint32_t *ret) {
                 ret[i] = i < BT ? 10 + variant : 100 + i;
 }
 
-/* ---- clients ------------------------------------------------------------------------------------------------ */
+/* ---- clients --------------------------------------------------------------------------------- */
 
-static void check(struct tally *t, const struct kvd_pin *pin, const uint32_t *ids, const uint32_t *tokens) {
+static void check(struct tally *t, const struct kvd_pin *pin, const uint32_t *ids,
+                  const uint32_t *tokens) {
         t->bytes_checked += pin->n_blocks * pin->block_bytes;
         t->bytes_wrong += chain_wrong(pin, ids, tokens, false);
 }
 
-static void publish(struct tally *t, struct kvd_space *space, struct kvd_pin *pin, const uint32_t *tokens,
-                    uint32_t n_tokens) {
+static void publish(struct tally *t, struct kvd_space *space, struct kvd_pin *pin,
+                    const uint32_t *tokens, uint32_t n_tokens) {
         int r = chain_publish(space, pin, tokens, n_tokens, false);
 
         if (r >= 0)
@@ -110,7 +113,7 @@ static void be_client(struct shaking *s, uint32_t number) {
         s->tally->retries += counters.retries;
 }
 
-/* ---- the evictor -------------------------------------------------------------------------------------------- */
+/* ---- the evictor ----------------------------------------------------------------------------- */
 
 static void be_evictor(struct shaking *s, uint32_t number) {
         struct random random = {s->seed * MAX_CLIENTS + number};
@@ -129,7 +132,7 @@ static void be_evictor(struct shaking *s, uint32_t number) {
         }
 }
 
-/* ---- the test ----------------------------------------------------------------------------------------------- */
+/* ---- the test -------------------------------------------------------------------------------- */
 
 static pid_t start(struct shaking *s, void (*be)(struct shaking *, uint32_t), uint32_t number) {
         pid_t pid = fork();
@@ -167,11 +170,15 @@ static void expect_nothing_left(const struct shaking *s) {
 static int verdict(const struct shaking *s) {
         const struct tally *t = s->tally;
 
-        printf("{\"lookups\": %llu, \"hits\": %llu, \"retries\": %llu, \"sealed\": %llu, \"refused\": %llu, "
-               "\"evicted\": %llu, \"bytes_checked\": %llu, \"wrong_bytes\": %llu, \"seed\": %llu}\n",
-               (unsigned long long)t->lookups, (unsigned long long)t->hits, (unsigned long long)t->retries,
-               (unsigned long long)t->sealed, (unsigned long long)t->refused, (unsigned long long)t->evicted,
-               (unsigned long long)t->bytes_checked, (unsigned long long)t->bytes_wrong, (unsigned long long)s->seed);
+        printf("{\"lookups\": %llu, \"hits\": %llu, \"retries\": %llu, \"sealed\": %llu, "
+               "\"refused\": %llu, "
+               "\"evicted\": %llu, \"bytes_checked\": %llu, \"wrong_bytes\": %llu, \"seed\": "
+               "%llu}\n",
+               (unsigned long long)t->lookups, (unsigned long long)t->hits,
+               (unsigned long long)t->retries, (unsigned long long)t->sealed,
+               (unsigned long long)t->refused, (unsigned long long)t->evicted,
+               (unsigned long long)t->bytes_checked, (unsigned long long)t->bytes_wrong,
+               (unsigned long long)s->seed);
         if (t->bytes_wrong)
                 die("FAILED: wrong bytes");
         if (!t->retries || !t->hits || !t->evicted)
@@ -200,7 +207,8 @@ int main(int argc, char **argv) {
 
         parse(&s, argc, argv);
         hook_install();
-        s.tally = mmap(NULL, sizeof *s.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        s.tally = mmap(NULL, sizeof *s.tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                       -1, 0);
         instance_start(&s.daemon, SETTINGS("daemon.pool=4M", "daemon.segment=64K",
                                            "daemon.pages=small", "daemon.log=error"));
         run(&s);

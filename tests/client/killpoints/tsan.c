@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The functions that compilers call from code compiled with -fsanitize=thread, as gcc 12 and clang 14 name them. Each
- * announces the access to hook.c and then does it, in the order that was asked for: a store that production makes
- * relaxed stays relaxed, so that its machine code orders no more than the real one.
+ * The functions that compilers call from code compiled with -fsanitize=thread, as gcc 12 and clang
+ * 14 name them. Each announces the access to hook.c and then does it, in the order that was asked
+ * for: a store that production makes relaxed stays relaxed, so that its machine code orders no more
+ * than the real one.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -24,13 +25,14 @@ FUNCTION(void, __tsan_func_entry, (void *caller)) {
 FUNCTION(void, __tsan_func_exit, (void)) {
 }
 
-/* ---- plain accesses: the compiler does them after the call ---------------------------------------------------- */
+/* ---- plain accesses: the compiler does them after the call ----------------------------------- */
 
 #define PLAIN(name) \
         FUNCTION(void, __tsan_##name, (void *at)) { \
                 hook_access(at); \
         }
-#define PLAIN_SIZES(kind) PLAIN(kind##1) PLAIN(kind##2) PLAIN(kind##4) PLAIN(kind##8) PLAIN(kind##16)
+#define PLAIN_SIZES(kind) \
+        PLAIN(kind##1) PLAIN(kind##2) PLAIN(kind##4) PLAIN(kind##8) PLAIN(kind##16)
 
 PLAIN_SIZES(read)
 PLAIN_SIZES(write)
@@ -77,7 +79,7 @@ FUNCTION(void *, __tsan_memset, (void *to, int byte, unsigned long n)) {
         return memset(to, byte, n);
 }
 
-/* ---- atomics -------------------------------------------------------------------------------------------------- */
+/* ---- atomics --------------------------------------------------------------------------------- */
 
 #define LOAD(bits, word) \
         FUNCTION(word, __tsan_atomic##bits##_load, (const volatile void *at, int order)) { \
@@ -113,8 +115,8 @@ FUNCTION(void *, __tsan_memset, (void *to, int byte, unsigned long n)) {
                  (volatile void *at, void *expected, word v, int order, int failed)) { \
                 (void)order, (void)failed; \
                 hook_access(at); \
-                return __atomic_compare_exchange_n((volatile word *)at, (word *)expected, v, weak, __ATOMIC_SEQ_CST, \
-                                                   __ATOMIC_SEQ_CST); \
+                return __atomic_compare_exchange_n((volatile word *)at, (word *)expected, v, weak, \
+                                                   __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
         }
 
 #define COMPARE_VALUE(bits, word) \
@@ -122,8 +124,8 @@ FUNCTION(void *, __tsan_memset, (void *to, int byte, unsigned long n)) {
                  (volatile void *at, word expected, word v, int order, int failed)) { \
                 (void)order, (void)failed; \
                 hook_access(at); \
-                __atomic_compare_exchange_n((volatile word *)at, &expected, v, false, __ATOMIC_SEQ_CST, \
-                                            __ATOMIC_SEQ_CST); \
+                __atomic_compare_exchange_n((volatile word *)at, &expected, v, false, \
+                                            __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
                 return expected; \
         }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemon, while the n-th call into the system fails from its start on. It runs in a process of its own, so that
- * its clients' system is well; a session goes through everything, every request ends in time, the process of the
- * session goes, and then, with the system well again, the daemon must hold nothing of it, be sound, and serve.
+ * The daemon, while the n-th call into the system fails from its start on. It runs in a process of
+ * its own, so that its clients' system is well; a session goes through everything, every request
+ * ends in time, the process of the session goes, and then, with the system well again, the daemon
+ * must hold nothing of it, be sound, and serve.
  */
 
 #include <signal.h>
@@ -15,7 +16,7 @@
 #include "tests/lib/session.h"
 #include "tests/lib/daemon_process.h"
 
-/* ---- clients, in processes of their own ---------------------------------------------------------------------- */
+/* ---- clients, in processes of their own ------------------------------------------------------ */
 
 static void session(struct fault_state *s, void *arg) {
         session_run(arg);
@@ -25,7 +26,7 @@ static void service(struct fault_state *s, void *arg) {
         session_expect_service(arg);
 }
 
-/* ---- one run ------------------------------------------------------------------------------------------------ */
+/* ---- one run --------------------------------------------------------------------------------- */
 
 /* Deleted spaces are taken apart when there is nothing else to do. */
 static bool pool_is_empty(const struct instance *in) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * When everything has been used once, 10,000 operations of every kind make neither the daemon nor the library ask the
- * system for memory, and the daemon's thread never calls malloc (which is replaced below, so that libraries count).
+ * When everything has been used once, 10,000 operations of every kind make neither the daemon nor
+ * the library ask the system for memory, and the daemon's thread never calls malloc (which is
+ * replaced below, so that libraries count).
  */
 
 #include <pthread.h>
@@ -52,10 +53,14 @@ __attribute__((visibility("default"))) void *realloc(void *p, size_t n) {
 }
 #endif
 
-/* ---- operations --------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
-static const struct kvd_geometry geometry = {
-        .layers = 1, .kv_heads = 2, .head_dim = 64, .block_tokens = BT, .dtype = KVD_F32, .vocab = 100000};
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 2,
+                                             .head_dim = 64,
+                                             .block_tokens = BT,
+                                             .dtype = KVD_F32,
+                                             .vocab = 100000};
 
 struct user {
         struct kvd_space *space, *whole;
@@ -69,7 +74,8 @@ static void make_tokens(uint32_t chain, uint32_t *ret) {
 }
 
 static void look_up_and_extend(struct user *u) {
-        uint32_t tokens[MAX_BLOCKS * BT], ids[MAX_BLOCKS], want = 1 + random_below(&u->random, MAX_BLOCKS), n;
+        uint32_t tokens[MAX_BLOCKS * BT], ids[MAX_BLOCKS],
+                want = 1 + random_below(&u->random, MAX_BLOCKS), n;
         struct kvd_block blocks[MAX_BLOCKS];
         struct kvd_pin pin = {0};
         int r;
@@ -125,7 +131,7 @@ static void operation(struct user *u) {
                 look_up_and_extend(u);
 }
 
-/* ---- main --------------------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
 static void open_all(struct user *u, struct kvd **handle) {
         struct kvd_space_options whole = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 64};
@@ -138,15 +144,19 @@ static void open_all(struct user *u, struct kvd **handle) {
 }
 
 static void expect_none(const struct fault_state *s) {
-        static const char *const names[] = {"calloc", "mmap", "memfd_create", "ftruncate", "fallocate", "open"};
-        static const enum fault_call calls[] = {FAULT_calloc, FAULT_mmap, FAULT_memfd_create, FAULT_ftruncate,
-                                                FAULT_fallocate, FAULT_open};
+        static const char *const names[] = {"calloc",    "mmap",      "memfd_create",
+                                            "ftruncate", "fallocate", "open"};
+        static const enum fault_call calls[] = {FAULT_calloc,       FAULT_mmap,
+                                                FAULT_memfd_create, FAULT_ftruncate,
+                                                FAULT_fallocate,    FAULT_open};
 
         for (uint32_t i = 0; i < sizeof calls / sizeof *calls; i++)
                 if (s->calls[calls[i]])
-                        die("%llu calls of %s in steady state", (unsigned long long)s->calls[calls[i]], names[i]);
+                        die("%llu calls of %s in steady state",
+                            (unsigned long long)s->calls[calls[i]], names[i]);
         if (daemon_mallocs)
-                die("the daemon called malloc %llu times in steady state", (unsigned long long)daemon_mallocs);
+                die("the daemon called malloc %llu times in steady state",
+                    (unsigned long long)daemon_mallocs);
 }
 
 int main(void) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemon, while a call into the system fails as it starts its worker, tells it of memory, and serves sequences. A
- * client lets blocks leave and come back; it may be refused, and wait for nothing that does not come; exact blocks are
- * exact. With the system well again, the worker comes back and does what is asked, and nothing is left over.
+ * The daemon, while a call into the system fails as it starts its worker, tells it of memory, and
+ * serves sequences. A client lets blocks leave and come back; it may be refused, and wait for
+ * nothing that does not come; exact blocks are exact. With the system well again, the worker comes
+ * back and does what is asked, and nothing is left over.
  *
  *      test-worker-faults         $KVD is the worker's program
  */
@@ -26,15 +27,20 @@
 #define BLOCK_BYTES 16384u
 #define WORKER_FDS 3u /* its socket, its pidfd, and memory for jobs */
 
-static const struct kvd_geometry geometry = {
-        .layers = 1, .kv_heads = 4, .head_dim = 128, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000};
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 4,
+                                             .head_dim = 128,
+                                             .block_tokens = BT,
+                                             .dtype = KVD_F32,
+                                             .vocab = 1000};
 
 /* Others do not fail here in any other way than in test-daemon-faults. */
 static bool is_of_interest(enum fault_call call) {
-        static const enum fault_call calls[] = {FAULT_calloc, FAULT_mmap, FAULT_memfd_create, FAULT_ftruncate,
-                                                FAULT_fallocate, FAULT_fchmod, FAULT_add_seals, FAULT_open,
-                                                FAULT_getrandom, FAULT_socketpair, FAULT_pidfd_open, FAULT_spawn,
-                                                FAULT_sendmsg, FAULT_recvmsg, FAULT_epoll_ctl};
+        static const enum fault_call calls[] = {
+                FAULT_calloc,    FAULT_mmap,       FAULT_memfd_create, FAULT_ftruncate,
+                FAULT_fallocate, FAULT_fchmod,     FAULT_add_seals,    FAULT_open,
+                FAULT_getrandom, FAULT_socketpair, FAULT_pidfd_open,   FAULT_spawn,
+                FAULT_sendmsg,   FAULT_recvmsg,    FAULT_epoll_ctl};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(calls); i++)
                 if (calls[i] == call)
@@ -42,7 +48,7 @@ static bool is_of_interest(enum fault_call call) {
         return false;
 }
 
-/* ---- a client ---------------------------------------------------------------------------------------------------- */
+/* ---- a client -------------------------------------------------------------------------------- */
 
 struct user {
         kvd *kvd;
@@ -68,7 +74,8 @@ static void set(const char *socket, const char *key, const char *value) {
 
 static bool user_open(struct user *u, const char *socket) {
         *u = (struct user){0};
-        if (kvd_open(socket, &u->kvd) < 0 || kvd_space_open(u->kvd, "one", &geometry, NULL, &u->space) < 0)
+        if (kvd_open(socket, &u->kvd) < 0 ||
+            kvd_space_open(u->kvd, "one", &geometry, NULL, &u->space) < 0)
                 return false;
         set(socket, "kvreviver", "on");
         set(socket, "hshare", "on");
@@ -140,8 +147,8 @@ static void work(struct user *u) {
         for (uint32_t how = KVD_COOL_SPILL; how <= KVD_COOL_VAGUE; how++) {
                 kvd_sequence_cool(u->sequence, BLOCKS, slots, how);
                 wait_resident(u, 0, 40);
-                kvd_sequence_revive(u->sequence, BLOCKS, slots, how == KVD_COOL_SPILL ? KVD_REVIVE_EXACT :
-                                                                                       KVD_REVIVE_BOTH);
+                kvd_sequence_revive(u->sequence, BLOCKS, slots,
+                                    how == KVD_COOL_SPILL ? KVD_REVIVE_EXACT : KVD_REVIVE_BOTH);
                 wait_resident(u, BLOCKS, 40);
         }
 }
@@ -178,7 +185,7 @@ static void session(struct fault_state *s, void *socket) {
         user_close(&u);
 }
 
-/* ---- afterwards -------------------------------------------------------------------------------------------------- */
+/* ---- afterwards ------------------------------------------------------------------------------ */
 
 static void delete_space(const char *socket) {
         struct kvd_msg_space_delete m = {.space = kvd_slice_of("one"), .force = 1};

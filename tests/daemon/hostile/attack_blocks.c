@@ -12,13 +12,14 @@
 #include "tests/daemon/hostile/hostile.h"
 #include "tests/daemon/hostile/raw.h"
 
-static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t n, const uint32_t *tokens) {
+static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t n,
+                                   const uint32_t *tokens) {
         return (struct kvd_msg){.number = KVD_MSG_seal, .serial = 6,
                                 .seal = {.space = space, .blocks = {refs, n * 8},
                                          .tokens = {tokens, n * VICTIM_BT * 4}}};
 }
 
-/* ---- of others ---------------------------------------------------------------------------------------------- */
+/* ---- of others ------------------------------------------------------------------------------- */
 
 static void handles_of_others(const struct hostile *h) {
         struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 1, .allocate.count = 1};
@@ -35,7 +36,10 @@ static void handles_of_others(const struct hostile *h) {
         raw_expect_refusal(mine, &m, EBADF);
 }
 
-/* Every block of the victim's space, in every generation that it may have: none of them is ours to release or seal. */
+/*
+ * Every block of the victim's space, in every generation that it may have: none of them is ours to
+ * release or seal.
+ */
 static void blocks_of_others(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
         uint32_t space = raw_open_space(fd, "victim"), tokens[VICTIM_BT] = {1, 2, 3, 4};
@@ -61,7 +65,8 @@ static void blocks_of_others(const struct hostile *h) {
 static void own_blocks_misused(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket), other = raw_attach(h->daemon.socket);
         uint32_t space = raw_open_space(fd, "misused"), second = raw_open_space(fd, "misused2");
-        uint32_t other_space = raw_open_space(other, "misused"), tokens[2 * VICTIM_BT] = {1, 2, 3, 4, 1, 2, 3, 4};
+        uint32_t other_space = raw_open_space(other, "misused"),
+                 tokens[2 * VICTIM_BT] = {1, 2, 3, 4, 1, 2, 3, 4};
         kvd_ref refs[2], twice[2], wrong;
         struct kvd_msg m, reply;
 
@@ -81,7 +86,8 @@ static void own_blocks_misused(const struct hostile *h) {
                 die("a block was released twice, or not at all");
         m = seal_message(space, refs, 2, tokens);
         raw_expect_refusal(fd, &m, ESTALE);
-        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .serial = 1}, &reply, NULL) != 1)
+        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .serial = 1}, &reply,
+                     NULL) != 1)
                 die("the connection has ended");
 }
 
@@ -96,7 +102,8 @@ static struct kvd_msg_seal salted(struct kvd_msg_seal seal, const kvd_ref *block
 
 static void wrong_parents(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
-        uint32_t space = raw_open_space(fd, "parent"), second = raw_open_space(fd, "parent2"), tokens[] = {1, 2, 3, 4};
+        uint32_t space = raw_open_space(fd, "parent"), second = raw_open_space(fd, "parent2"),
+                 tokens[] = {1, 2, 3, 4};
         kvd_ref refs[2], in_second;
         struct kvd_msg m, reply;
 
@@ -106,13 +113,17 @@ static void wrong_parents(const struct hostile *h) {
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_seal_reply)
                 die("seal");
         m = seal_message(space, refs, 1, tokens);
-        for (uint32_t i = 0; i < 40; i++) { /* blocks of another space, of the future, of nowhere; ourselves */
+        /* blocks of another space, of the future, of nowhere; ourselves */
+        for (uint32_t i = 0; i < 40; i++) {
                 m.seal.parent = i == 0 ? in_second : i == 1 ? refs[0] : i == 2 ? refs[1] :
                                 i < 20 ? kvd_ref_make(i, i) : kvd_ref_make(UINT32_MAX - i, 1);
                 raw_expect_refusal(fd, &m, ESTALE);
         }
-        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_seal, .serial = 1, .seal = salted(m.seal, refs)}, &reply,
-                     NULL) != 1 || reply.number != KVD_MSG_seal_reply)
+        if (raw_call(fd,
+                     &(struct kvd_msg){
+                             .number = KVD_MSG_seal, .serial = 1, .seal = salted(m.seal, refs)},
+                     &reply, NULL) != 1 ||
+            reply.number != KVD_MSG_seal_reply)
                 die("seal under a salt");
         m = seal_message(space, refs + 1, 1, tokens);
         m.seal.parent = refs[0];
@@ -122,7 +133,7 @@ static void wrong_parents(const struct hostile *h) {
         }
 }
 
-/* ---- what cannot be ----------------------------------------------------------------------------------------- */
+/* ---- what cannot be -------------------------------------------------------------------------- */
 
 static void odd_counts(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
@@ -163,9 +174,11 @@ struct change {
 
 static void other_geometry(const struct hostile *h) {
         static const struct change changes[] = {
-                CHANGE(layers, 2), CHANGE(kv_heads, 3), CHANGE(head_dim, 64), CHANGE(block_tokens, 8), CHANGE(dtype, 2),
-                CHANGE(order, 2), CHANGE(rope, 2), CHANGE(rope, 3), CHANGE(state_width, 5), CHANGE(vocab, 49999),
-                CHANGE(kind, 2), CHANGE(keys, 2), CHANGE(policy, 2), CHANGE(dtype, 4)};
+                CHANGE(layers, 2),       CHANGE(kv_heads, 3), CHANGE(head_dim, 64),
+                CHANGE(block_tokens, 8), CHANGE(dtype, 2),    CHANGE(order, 2),
+                CHANGE(rope, 2),         CHANGE(rope, 3),     CHANGE(state_width, 5),
+                CHANGE(vocab, 49999),    CHANGE(kind, 2),     CHANGE(keys, 2),
+                CHANGE(policy, 2),       CHANGE(dtype, 4)};
         int fd = raw_attach(h->daemon.socket);
         struct kvd_msg m;
 
@@ -194,15 +207,23 @@ static void other_geometry(const struct hostile *h) {
 }
 
 static void impossible_opaque(int fd) {
-        static const struct kvd_msg_space good = {.create = 1, .block_bytes = 4096, .block_tokens = 8};
+        static const struct kvd_msg_space good = {
+                .create = 1, .block_bytes = 4096, .block_tokens = 8};
         static const struct {
                 uint64_t bytes;
                 uint32_t layers;
                 struct kvd_slice layout;
-        } bad[] = {{4097, 0, {"x", 1}}, {32, 0, {"x", 1}}, {UINT64_MAX - 63, 0, {"x", 1}},
+        } bad[] = {{4097, 0, {"x", 1}},
+                   {32, 0, {"x", 1}},
+                   {UINT64_MAX - 63, 0, {"x", 1}},
                    {UINT64_C(1) << 35, 0, {"x", 1}},
-                   {4096, 0, {"", 0}}, {4096, 0, {"a b", 3}}, {4096, 0, {"\xff", 1}}, {4096, 1, {"x", 1}},
-                   {4096, 0, {"012345678901234567890123456789/", 31}}, {4096, 0, {"\0x", 2}}, {0, 0, {"x", 1}}};
+                   {4096, 0, {"", 0}},
+                   {4096, 0, {"a b", 3}},
+                   {4096, 0, {"\xff", 1}},
+                   {4096, 1, {"x", 1}},
+                   {4096, 0, {"012345678901234567890123456789/", 31}},
+                   {4096, 0, {"\0x", 2}},
+                   {0, 0, {"x", 1}}};
         struct kvd_msg m = {.number = KVD_MSG_space, .serial = 1, .space = good};
 
         m.space.name = kvd_slice_of("impossible");
@@ -215,9 +236,9 @@ static void impossible_opaque(int fd) {
 }
 
 static void impossible_geometry(const struct hostile *h) {
-        static const struct change changes[] = {
-                CHANGE(layers, 0), CHANGE(kv_heads, 0), CHANGE(head_dim, 0), CHANGE(dtype, 0), CHANGE(vocab, 0),
-                CHANGE(layer_groups, 65535)};
+        static const struct change changes[] = {CHANGE(layers, 0),   CHANGE(kv_heads, 0),
+                                                CHANGE(head_dim, 0), CHANGE(dtype, 0),
+                                                CHANGE(vocab, 0),    CHANGE(layer_groups, 65535)};
         int fd = raw_attach(h->daemon.socket);
         struct kvd_msg m, reply;
 
@@ -234,7 +255,8 @@ static void impossible_geometry(const struct hostile *h) {
         m.space.name = kvd_slice_of("a/b");
         raw_expect_refusal(fd, &m, EINVAL);
         impossible_opaque(fd);
-        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .serial = 1}, &reply, NULL) != 1)
+        if (raw_call(fd, &(struct kvd_msg){.number = KVD_MSG_daemon_info, .serial = 1}, &reply,
+                     NULL) != 1)
                 die("the connection has ended");
 }
 

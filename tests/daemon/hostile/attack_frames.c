@@ -13,7 +13,7 @@
 #include "tests/daemon/hostile/raw.h"
 #include "tests/lib/oracle.h"
 
-/* ---- bombs -------------------------------------------------------------------------------------------------- */
+/* ---- bombs ----------------------------------------------------------------------------------- */
 
 static void send_and_see(const struct hostile *h, bool attached, const void *frame, size_t n) {
         int fd = attached ? raw_attach(h->daemon.socket) : raw_connect(h->daemon.socket);
@@ -28,11 +28,16 @@ static void bombs(const struct hostile *h) {
         static const struct {
                 uint8_t bytes[16];
                 size_t n;
-        } rows[] = {{{0xdd, 0x1f, 0, 0, 0}, 5},             {{0xdf, 0xff, 0xff, 0xff, 0xff}, 5},
-                    {{0xdd, 0xff, 0xff, 0xff, 0xff}, 5},    {{0xc6, 0xff, 0xff, 0xff, 0xff}, 5},
-                    {{0xdb, 0x7f, 0xff, 0xff, 0xff}, 5},    {{0xc9, 0xff, 0xff, 0xff, 0xff, 1}, 6},
-                    {{0x93, 1, 1, 0xdf, 0, 1, 0, 0}, 8},    {{0x93, 1, 1, 0x81, 0xdd, 0xff, 0xff, 0xff, 0xff}, 9},
-                    {{0xc1}, 1},                            {{0x93, 0xcf, 0xff, 0xff, 0xff, 0xff, 0xff}, 7}};
+        } rows[] = {{{0xdd, 0x1f, 0, 0, 0}, 5},
+                    {{0xdf, 0xff, 0xff, 0xff, 0xff}, 5},
+                    {{0xdd, 0xff, 0xff, 0xff, 0xff}, 5},
+                    {{0xc6, 0xff, 0xff, 0xff, 0xff}, 5},
+                    {{0xdb, 0x7f, 0xff, 0xff, 0xff}, 5},
+                    {{0xc9, 0xff, 0xff, 0xff, 0xff, 1}, 6},
+                    {{0x93, 1, 1, 0xdf, 0, 1, 0, 0}, 8},
+                    {{0x93, 1, 1, 0x81, 0xdd, 0xff, 0xff, 0xff, 0xff}, 9},
+                    {{0xc1}, 1},
+                    {{0x93, 0xcf, 0xff, 0xff, 0xff, 0xff, 0xff}, 7}};
         static uint8_t deep[KVD_FRAME_MAX];
 
         memset(deep, 0x91, sizeof deep); /* arrays of one array */
@@ -45,7 +50,7 @@ static void bombs(const struct hostile *h) {
         }
 }
 
-/* ---- valid frames, spoilt ----------------------------------------------------------------------------------- */
+/* ---- valid frames, spoilt -------------------------------------------------------------------- */
 
 static uint32_t open_decoy(int fd) {
         struct kvd_msg request = victim_space_message(), reply;
@@ -74,18 +79,33 @@ static size_t sample(uint32_t number, uint32_t space, uint8_t *frame) {
         case KVD_MSG_detach: m.detach.space = space; break;
         case KVD_MSG_segments: m.segments = (struct kvd_msg_segments){space, 1}; break;
         case KVD_MSG_allocate: m.allocate = (struct kvd_msg_allocate){space, 2}; break;
-        case KVD_MSG_release: m.release = (struct kvd_msg_release){space, {refs, sizeof refs}}; break;
-        case KVD_MSG_seal: m.seal = (struct kvd_msg_seal){.space = space, .parent = refs[0], .blocks = {refs, 16},
-                                                          .tokens = {tokens, sizeof tokens}}; break;
+        case KVD_MSG_release:
+                m.release = (struct kvd_msg_release){space, {refs, sizeof refs}};
+                break;
+        case KVD_MSG_seal:
+                m.seal = (struct kvd_msg_seal){.space = space,
+                                               .parent = refs[0],
+                                               .blocks = {refs, 16},
+                                               .tokens = {tokens, sizeof tokens}};
+                break;
         case KVD_MSG_lease: m.lease = (struct kvd_msg_lease){space, 1, {key, 16}, 9}; break;
         case KVD_MSG_evict: m.evict = (struct kvd_msg_evict){.space = decoy, .blocks = 3}; break;
-        case KVD_MSG_space_set: m.space_set = (struct kvd_msg_space_set){.space = decoy, .key = kvd_slice_of("policy"),
-                                                                        .value = kvd_slice_of("lru")}; break;
-        case KVD_MSG_space_delete: m.space_delete = (struct kvd_msg_space_delete){.space = decoy}; break;
+        case KVD_MSG_space_set:
+                m.space_set = (struct kvd_msg_space_set){.space = decoy,
+                                                         .key = kvd_slice_of("policy"),
+                                                         .value = kvd_slice_of("lru")};
+                break;
+        case KVD_MSG_space_delete:
+                m.space_delete = (struct kvd_msg_space_delete){.space = decoy};
+                break;
         case KVD_MSG_space_info: m.space_info.cursor = 1; break;
         case KVD_MSG_client_info: m.client_info.cursor = 1; break;
-        case KVD_MSG_block_map: m.block_map = (struct kvd_msg_block_map){.space = decoy, .first = 3}; break;
-        case KVD_MSG_chain_info: m.chain_info = (struct kvd_msg_chain_info){.space = decoy, .cursor = 1}; break;
+        case KVD_MSG_block_map:
+                m.block_map = (struct kvd_msg_block_map){.space = decoy, .first = 3};
+                break;
+        case KVD_MSG_chain_info:
+                m.chain_info = (struct kvd_msg_chain_info){.space = decoy, .cursor = 1};
+                break;
         case KVD_MSG_check: m.check = (struct kvd_msg_check){.space = decoy, .cursor = 1}; break;
         default: break;
         }
@@ -123,13 +143,15 @@ static void mutate_each_byte(const struct hostile *h, uint32_t number, uint32_t 
         n = sample(number, a.space, frame);
         for (size_t i = 0; i < n; i++) {
                 memcpy(spoilt, frame, n);
-                spoilt[i] ^= (uint8_t)(seed % 2 ? 1u << random_below(&random, 8) : 1 + random_below(&random, 255));
+                spoilt[i] ^= (uint8_t)(seed % 2 ? 1u << random_below(&random, 8) :
+                                                  1 + random_below(&random, 255));
                 try_frame(&a, spoilt, n);
         }
 }
 
 /* In processes of their own: what a lost connection held is kept until its process ends. */
-static void in_a_process(const struct hostile *h, void (*run)(const struct hostile *, uint32_t, uint32_t), uint32_t a,
+static void in_a_process(const struct hostile *h,
+                         void (*run)(const struct hostile *, uint32_t, uint32_t), uint32_t a,
                          uint32_t b) {
         pid_t pid = fork();
         int status;
@@ -187,12 +209,13 @@ static void not_requests(const struct hostile *h) {
 
                 if (number >= 1 && number <= N_SAMPLES)
                         continue;
-                if (raw_exchange(fd, frame, sizeof frame, &reply) != 1 || reply.number != KVD_MSG_error)
+                if (raw_exchange(fd, frame, sizeof frame, &reply) != 1 ||
+                    reply.number != KVD_MSG_error)
                         die("message %u was not refused", number);
         }
 }
 
-/* ---- descriptors -------------------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
 static void many_descriptors(const struct hostile *h) {
         union {

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What lies in shared memory: a client's own page full of garbage, and attempts to write what is not its own. */
+/*
+ * What lies in shared memory: a client's own page full of garbage, and attempts to write what is
+ * not its own.
+ */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +33,8 @@ static void map_victim_space(const struct hostile *h, struct mapped *m) {
         struct kvd_msg request = victim_space_message(), reply;
 
         m->fd = raw_attach(h->daemon.socket);
-        if (raw_call(m->fd, &request, &reply, &m->fds) != 1 || reply.number != KVD_MSG_space_reply || m->fds.n != 2)
+        if (raw_call(m->fd, &request, &reply, &m->fds) != 1 ||
+            reply.number != KVD_MSG_space_reply || m->fds.n != 2)
                 die("the victim's space cannot be opened");
         m->handle = reply.space_reply.space;
         m->index_bytes = reply.space_reply.index_bytes;
@@ -46,7 +50,7 @@ static void refused(bool ok, const char *what) {
                 die("%s was not refused", what);
 }
 
-/* ---- the pin page ------------------------------------------------------------------------------------------- */
+/* ---- the pin page ---------------------------------------------------------------------------- */
 
 #define GARBAGE_MS 300
 
@@ -58,7 +62,10 @@ static void fill_with_ones(const struct hostile *h) {
         usleep(GARBAGE_MS * 1000);
 }
 
-/* Random words all over the page, while the daemon evicts: pins come and go, times and counters are nonsense. */
+/*
+ * Random words all over the page, while the daemon evicts: pins come and go, times and counters are
+ * nonsense.
+ */
 static void fill_with_noise(const struct hostile *h) {
         struct random random = {77};
         struct mapped m;
@@ -68,7 +75,8 @@ static void fill_with_noise(const struct hostile *h) {
         words = (uint32_t *)(void *)m.pins;
         for (uint32_t i = 0; i < 20000000; i++)
                 __atomic_store_n(&words[random_below(&random, (uint32_t)(m.pin_bytes / 4))],
-                                 random_below(&random, 3) ? 0 : random_below(&random, UINT32_MAX), __ATOMIC_RELAXED);
+                                 random_below(&random, 3) ? 0 : random_below(&random, UINT32_MAX),
+                                 __ATOMIC_RELAXED);
 }
 
 static void noise_in_touch_and_counters(const struct hostile *h) {
@@ -80,9 +88,10 @@ static void noise_in_touch_and_counters(const struct hostile *h) {
         from = kvd_touch_off(m.index->capacity);
         for (int round = 0; round < 300; round++) {
                 for (uint64_t i = from; i < m.pin_bytes; i += 4)
-                        __atomic_store_n((uint32_t *)(void *)(m.pins + i), random_below(&random, UINT32_MAX),
-                                         __ATOMIC_RELAXED);
-                memset(m.pins, (int)random_below(&random, 256), KVD_PINS_OFF); /* header and counters */
+                        __atomic_store_n((uint32_t *)(void *)(m.pins + i),
+                                         random_below(&random, UINT32_MAX), __ATOMIC_RELAXED);
+                /* header and counters */
+                memset(m.pins, (int)random_below(&random, 256), KVD_PINS_OFF);
                 usleep(1000);
         }
 }
@@ -96,18 +105,21 @@ static void resize_pins(const struct hostile *h) {
         refused(ftruncate(fd, 0) == 0, "shrinking the pin page");
         refused(ftruncate(fd, (off_t)m.pin_bytes - 4096) == 0, "shrinking the pin page a little");
         refused(ftruncate(fd, (off_t)m.pin_bytes * 2) == 0, "growing the pin page");
-        refused(fallocate(fd, 0, (off_t)m.pin_bytes, 4096) == 0, "growing the pin page by fallocate");
+        refused(fallocate(fd, 0, (off_t)m.pin_bytes, 4096) == 0,
+                "growing the pin page by fallocate");
         refused(fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, 4096) == 0, "collapsing the pin page");
         refused(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == 0, "sealing the pin page");
-        for (int i = 0; i < 300; i++) { /* holes are a client's own business: they read as no pin at all */
+        /* holes are a client's own business: they read as no pin at all */
+        for (int i = 0; i < 300; i++) {
                 memset(m.pins + KVD_PINS_OFF, 1, m.pin_bytes - KVD_PINS_OFF);
-                if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)m.pin_bytes) < 0)
+                if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                              (off_t)m.pin_bytes) < 0)
                         die("punching a hole: %s", strerror(errno));
                 usleep(500);
         }
 }
 
-/* ---- the index ---------------------------------------------------------------------------------------------- */
+/* ---- the index ------------------------------------------------------------------------------- */
 
 static void try_write(int fd, uint64_t bytes, const char *how) {
         refused(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED, how);
@@ -126,14 +138,16 @@ static void write_index(const struct hostile *h) {
 
         map_victim_space(h, &m);
         try_write(m.fds.fd[0], m.index_bytes, "writing the index");
-        refused(mprotect((void *)m.index, m.index_bytes, PROT_READ | PROT_WRITE) == 0, "mprotect of the index");
+        refused(mprotect((void *)m.index, m.index_bytes, PROT_READ | PROT_WRITE) == 0,
+                "mprotect of the index");
         snprintf(path, sizeof path, "/proc/self/fd/%d", m.fds.fd[0]);
         fd = open(path, O_RDWR); /* the same user may; the seal holds all the same */
         if (fd >= 0)
                 try_write(fd, m.index_bytes, "writing the index through a second descriptor");
         fd = open("/proc/self/mem", O_RDWR);
         if (fd >= 0)
-                refused(pwrite(fd, "x", 1, (off_t)(uintptr_t)m.index) == 1, "writing the index through /proc/self/mem");
+                refused(pwrite(fd, "x", 1, (off_t)(uintptr_t)m.index) == 1,
+                        "writing the index through /proc/self/mem");
 }
 
 static void resize_segments(const struct hostile *h) {
@@ -144,7 +158,8 @@ static void resize_segments(const struct hostile *h) {
 
         map_victim_space(h, &m);
         request.segments.space = m.handle;
-        if (raw_call(m.fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_segments_reply || !fds.n)
+        if (raw_call(m.fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_segments_reply ||
+            !fds.n)
                 die("no segments");
         for (uint32_t i = 0; i < fds.n; i++) {
                 if (fstat(fds.fd[i], &st) < 0)
@@ -154,7 +169,8 @@ static void resize_segments(const struct hostile *h) {
                 refused(fcntl(fds.fd[i], F_ADD_SEALS, F_SEAL_WRITE) == 0, "sealing a segment");
         }
         request.segments.first = 8191;
-        if (raw_call(m.fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_segments_reply || fds.n)
+        if (raw_call(m.fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_segments_reply ||
+            fds.n)
                 die("segments that do not exist");
 }
 

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Sequences, and what the methods do with them: each message with what is not the sender's, or cannot be. */
+/*
+ * Sequences, and what the methods do with them: each message with what is not the sender's, or
+ * cannot be.
+ */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,17 +20,20 @@
 #include "tests/lib/oracle.h"
 
 #define BT VICTIM_BT
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) \
+        ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 static void refused(const struct asker *a, struct kvd_msg request, int error) {
         raw_expect_refusal(a->fd, &request, error);
 }
 
-static struct kvd_msg slots_message(const struct asker *a, uint32_t number, uint32_t sequence, uint32_t how,
-                                    const uint32_t *slots, uint32_t n) {
+static struct kvd_msg slots_message(const struct asker *a, uint32_t number, uint32_t sequence,
+                                    uint32_t how, const uint32_t *slots, uint32_t n) {
         if (number == KVD_MSG_cool)
-                return MSG(cool, .space = a->space, .sequence = sequence, .how = how, .slots = {slots, n * 4});
-        return MSG(revive, .space = a->space, .sequence = sequence, .how = how, .slots = {slots, n * 4});
+                return MSG(cool, .space = a->space, .sequence = sequence, .how = how,
+                           .slots = {slots, n * 4});
+        return MSG(revive, .space = a->space, .sequence = sequence, .how = how,
+                   .slots = {slots, n * 4});
 }
 
 static const uint32_t some_tokens[4 * BT] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3};
@@ -40,7 +46,8 @@ void methods_warm_up(const struct hostile *h) {
                 slots[i] = i;
         methods_append(&a, number, 40);
         methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = 0, .tokens = 40));
-        methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = 40, .tokens = 40));
+        methods_ask(&a,
+                    MSG(share, .space = a.space, .sequence = number, .first = 40, .tokens = 40));
         methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_VAGUE, slots, 16));
         while (methods_sync(&a, number, 1, 200) == 0)
                 ;
@@ -49,7 +56,7 @@ void methods_warm_up(const struct hostile *h) {
         close(a.fd);
 }
 
-/* ---- of others ------------------------------------------------------------------------------------------------ */
+/* ---- of others ------------------------------------------------------------------------------- */
 
 /* Every message that names a sequence. */
 static void none_of_that_number(const struct asker *a, uint32_t sequence) {
@@ -57,23 +64,28 @@ static void none_of_that_number(const struct asker *a, uint32_t sequence) {
         kvd_ref block;
 
         refused(a, MSG(table, .space = a->space, .op = 2, .sequence = sequence), ENOENT);
-        refused(a, MSG(share, .space = a->space, .sequence = sequence, .first = 0, .tokens = 1), ENOENT);
+        refused(a, MSG(share, .space = a->space, .sequence = sequence, .first = 0, .tokens = 1),
+                ENOENT);
         refused(a, MSG(sync, .space = a->space, .sequence = sequence), ENOENT);
         refused(a, slots_message(a, KVD_MSG_cool, sequence, KVD_COOL_DROP, &slot, 1), ENOENT);
         refused(a, slots_message(a, KVD_MSG_revive, sequence, KVD_REVIVE_BOTH, &slot, 1), ENOENT);
-        refused(a, MSG(compact, .space = a->space, .sequence = sequence, .entries = 1, .keep = 1), ENOENT);
+        refused(a, MSG(compact, .space = a->space, .sequence = sequence, .entries = 1, .keep = 1),
+                ENOENT);
         refused(a, MSG(critical, .space = a->space, .sequence = sequence, .op = 2), ENOENT);
         if (raw_allocate(a->fd, a->space, 1, &block) != 1)
                 die("no block");
         refused(a, methods_append_message(a, sequence, &block, 1, some_tokens), ENOENT);
-        refused(a, MSG(critical, .space = a->space, .sequence = sequence, .op = 1, .blocks = {&block, 8}, .queries = 1,
-                       .words = 1, .selected = 1), ENOENT);
+        refused(a,
+                MSG(critical, .space = a->space, .sequence = sequence, .op = 1,
+                    .blocks = {&block, 8}, .queries = 1, .words = 1, .selected = 1),
+                ENOENT);
         if (raw_release(a->fd, a->space, &block, 1) != 1)
                 die("a block that was refused is lost");
 }
 
 static void sequences_of_others(const struct hostile *h) {
-        struct asker a = methods_open(h->daemon.socket, "mine"), b = methods_open(h->daemon.socket, "mine");
+        struct asker a = methods_open(h->daemon.socket, "mine"),
+                     b = methods_open(h->daemon.socket, "mine");
         struct asker c = {.fd = a.fd, .name = "second"};
         uint32_t number = methods_sequence(&a, 8);
         struct random random = {3};
@@ -83,8 +95,10 @@ static void sequences_of_others(const struct hostile *h) {
         none_of_that_number(&b, number); /* another client's */
         none_of_that_number(&c, number); /* another space's */
         for (uint32_t i = 0; i < 64; i++)
-                none_of_that_number(&a, i < 8 ? number + (i + 1) * KVD_MAX_SEQUENCES : i < 16 ? i - 8 :
-                                        i < 24 ? UINT32_MAX - i : random_below(&random, UINT32_MAX));
+                none_of_that_number(&a, i < 8  ? number + (i + 1) * KVD_MAX_SEQUENCES :
+                                        i < 16 ? i - 8 :
+                                        i < 24 ? UINT32_MAX - i :
+                                                 random_below(&random, UINT32_MAX));
         methods_ask(&a, MSG(table, .space = a.space, .op = 2, .sequence = number));
         none_of_that_number(&a, number); /* closed */
         if (methods_sequence(&a, 8) == number)
@@ -94,7 +108,7 @@ static void sequences_of_others(const struct hostile *h) {
         refused(&b, MSG(table, .space = b.space, .op = 1, .max_blocks = 1), EBADF);
 }
 
-/* ---- tables --------------------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 static void tables_that_cannot_be(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "tables");
@@ -111,7 +125,8 @@ static void tables_that_cannot_be(const struct hostile *h) {
                 while (n > round * 300) {
                         uint32_t i = n-- - 1;
 
-                        methods_ask(&a, MSG(table, .space = a.space, .op = 2, .sequence = numbers[i]));
+                        methods_ask(&a,
+                                    MSG(table, .space = a.space, .op = 2, .sequence = numbers[i]));
                 }
         }
         printf("  1,024 tables of 2,000 entries: memory of the daemon %u to %llu KiB\n", rss,
@@ -119,23 +134,29 @@ static void tables_that_cannot_be(const struct hostile *h) {
 }
 
 static void appends(const struct hostile *h) {
-        struct asker a = methods_open(h->daemon.socket, "appends"), b = methods_open(h->daemon.socket, "appends");
+        struct asker a = methods_open(h->daemon.socket, "appends"),
+                     b = methods_open(h->daemon.socket, "appends");
         struct asker c = {.fd = a.fd, .name = "appends2"};
         uint32_t number = methods_sequence(&a, 4), tokens[8 * BT] = {0};
         kvd_ref refs[8], of_b, of_c, bad[4];
         struct kvd_msg m;
 
         c.space = raw_open_space(c.fd, c.name);
-        if (raw_allocate(a.fd, a.space, 6, refs) != 6 || raw_allocate(b.fd, b.space, 1, &of_b) != 1 ||
+        if (raw_allocate(a.fd, a.space, 6, refs) != 6 ||
+            raw_allocate(b.fd, b.space, 1, &of_b) != 1 ||
             raw_allocate(c.fd, c.space, 1, &of_c) != 1)
                 die("no blocks");
         memcpy(bad, refs, sizeof bad);
         if (of_c == refs[4] || of_c == refs[5]) /* numbers of two spaces may be the same */
                 of_c = refs[0];
         for (uint32_t i = 0; i < 5; i++) {
-                const kvd_ref wrong[] = {of_b, of_c, refs[0], refs[2] + (UINT64_C(1) << 32), UINT64_MAX};
+                const kvd_ref wrong[] = {of_b, of_c, refs[0], refs[2] + (UINT64_C(1) << 32),
+                                         UINT64_MAX};
 
-                bad[2] = wrong[i]; /* another client's, another space's (perhaps), twice, another generation, nowhere */
+                /*
+                 * another client's, another space's (perhaps), twice, another generation, nowhere
+                 */
+                bad[2] = wrong[i];
                 if (bad[2] != refs[2])
                         refused(&a, methods_append_message(&a, number, bad, 4, tokens), ESTALE);
         }
@@ -162,12 +183,15 @@ static void appends(const struct hostile *h) {
         m.append.own = 0;
         refused(&a, m, ESTALE); /* borrowed, but not sealed */
         methods_ask(&a, methods_append_message(&a, number, refs, 2, tokens));
-        refused(&a, methods_append_message(&a, number, refs, 1, tokens), ESTALE); /* private by now */
+        /* private by now */
+        refused(&a, methods_append_message(&a, number, refs, 1, tokens), ESTALE);
         m.append.blocks.size = 8;
         m.append.tokens.size = BT * 4;
         refused(&a, m, ESTALE); /* and not to be borrowed */
-        m = (struct kvd_msg){.number = KVD_MSG_seal, .serial = 1,
-                             .seal = {.space = a.space, .blocks = {refs, 8}, .tokens = {tokens, BT * 4}}};
+        m = (struct kvd_msg){
+                .number = KVD_MSG_seal,
+                .serial = 1,
+                .seal = {.space = a.space, .blocks = {refs, 8}, .tokens = {tokens, BT * 4}}};
         refused(&a, m, ESTALE); /* nor to be published */
         m.seal.parent = refs[0];
         m.seal.blocks.data = refs + 4;
@@ -182,7 +206,8 @@ static void appends(const struct hostile *h) {
 /* Blocks of the prefix cache that nobody pins, which the daemon then takes away. */
 static void borrowed_without_a_pin(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "borrowed");
-        uint32_t number = methods_sequence(&a, 16), tokens[4 * BT] = {9, 8, 7, 6, 5, 4}, slots[4] = {0, 1, 2, 3};
+        uint32_t number = methods_sequence(&a, 16), tokens[4 * BT] = {9, 8, 7, 6, 5, 4},
+                 slots[4] = {0, 1, 2, 3};
         struct kvd_msg m, reply;
         kvd_ref refs[4];
 
@@ -204,24 +229,35 @@ static void borrowed_without_a_pin(const struct hostile *h) {
         do
                 reply = methods_ask(&a, MSG(evict, .space = kvd_slice_of(a.name)));
         while (reply.evict_reply.more);
-        if (methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_DROP, slots, 4)).cool_reply.cooling)
+        if (methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_DROP, slots, 4))
+                    .cool_reply.cooling)
                 die("what is borrowed was cooled");
-        if (methods_ask(&a, slots_message(&a, KVD_MSG_revive, number, KVD_REVIVE_BOTH, slots, 4)).revive_reply.exact)
+        if (methods_ask(&a, slots_message(&a, KVD_MSG_revive, number, KVD_REVIVE_BOTH, slots, 4))
+                    .revive_reply.exact)
                 die("what is borrowed is revived");
         for (uint32_t i = 0; i < 8; i++)
                 methods_append(&a, number, 1); /* in the very blocks that the table still names */
-        methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = 0, .tokens = 4 * BT));
-        methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = 4 * BT, .tokens = 8 * BT));
+        methods_ask(&a,
+                    MSG(share, .space = a.space, .sequence = number, .first = 0, .tokens = 4 * BT));
+        methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = 4 * BT,
+                            .tokens = 8 * BT));
         methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_SPILL, slots, 4));
         methods_sync(&a, number, 1, 50);
         methods_ask(&a, MSG(table, .space = a.space, .op = 2, .sequence = number));
 }
 
-/* ---- steps, answers, wishes ------------------------------------------------------------------------------------- */
+/* ---- steps, answers, wishes ------------------------------------------------------------------ */
 
 static void steps_outside(const struct hostile *h) {
-        static const uint32_t steps[][2] = {{0, 0}, {0, 33}, {32, 1}, {33, 0}, {33, 1}, {1, UINT32_MAX},
-                                            {UINT32_MAX, 1}, {UINT32_MAX, UINT32_MAX}, {31, UINT32_MAX - 30}};
+        static const uint32_t steps[][2] = {{0, 0},
+                                            {0, 33},
+                                            {32, 1},
+                                            {33, 0},
+                                            {33, 1},
+                                            {1, UINT32_MAX},
+                                            {UINT32_MAX, 1},
+                                            {UINT32_MAX, UINT32_MAX},
+                                            {31, UINT32_MAX - 30}};
         struct asker a = methods_open(h->daemon.socket, "steps");
         uint32_t number = methods_sequence(&a, 16);
 
@@ -229,7 +265,8 @@ static void steps_outside(const struct hostile *h) {
         for (uint32_t i = 0; i < ARRAY_SIZE(steps); i++)
                 refused(&a, MSG(share, .space = a.space, .sequence = number, .first = steps[i][0],
                                 .tokens = steps[i][1]), EINVAL);
-        for (uint32_t i = 0; i < 200; i++) /* over one another; more of them than the table has entries */
+        /* over one another; more of them than the table has entries */
+        for (uint32_t i = 0; i < 200; i++)
                 methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = i % 32,
                                     .tokens = 1 + i % (32 - i % 32)));
         methods_sync(&a, number, 1, 20);
@@ -238,7 +275,8 @@ static void steps_outside(const struct hostile *h) {
 static void answers_to_nothing(const struct hostile *h) {
         static const uint32_t taken[KVD_SYNC_CHANGES + 1] = {1, 0, 77, UINT32_MAX, 1, 1, 2};
         struct asker a = methods_open(h->daemon.socket, "answers");
-        uint32_t number = methods_sequence(&a, 64), slots[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        uint32_t number = methods_sequence(&a, 64),
+                 slots[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         struct kvd_msg m = MSG(sync, .space = a.space, .sequence = number);
 
         methods_append(&a, number, 16);
@@ -258,7 +296,8 @@ static void answers_to_nothing(const struct hostile *h) {
                 m.sync.taken.size = bytes;
                 refused(&a, m, EINVAL);
         }
-        m.sync.taken.size = 7 * 4; /* half an answer: three are taken, and what is neither yes nor no is no */
+        /* half an answer: three are taken, and what is neither yes nor no is no */
+        m.sync.taken.size = 7 * 4;
         if (methods_ask(&a, m).sync_reply.changes.size != 9 * sizeof(struct kvd_change))
                 die("what was not answered is not proposed again");
         m.sync.taken.size = 10 * 4;
@@ -285,14 +324,18 @@ static void wishes(const struct hostile *h) {
                 refused(&a, slots_message(&a, message, number, 1, out, 2), EINVAL);
                 refused(&a, slots_message(&a, message, number, 0, slots, 1), EINVAL);
         }
-        n = methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_SPILL, same, 8192)).cool_reply.cooling;
+        n = methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_SPILL, same, 8192))
+                    .cool_reply.cooling;
         if (n != 1)
                 die("one entry named 8,192 times is %u that cool", n);
         for (uint32_t i = 0; i < 3000; i++) {
                 uint32_t message = random_below(&random, 2) ? KVD_MSG_cool : KVD_MSG_revive;
-                uint32_t how = 1 + random_below(&random, message == KVD_MSG_cool && i % 100 ? 2 : 3);
-                struct kvd_msg m = slots_message(&a, message, number, how, slots + random_below(&random, 8),
-                                                 1 + random_below(&random, 8)), reply;
+                uint32_t how = 1 +
+                               random_below(&random, message == KVD_MSG_cool && i % 100 ? 2 : 3);
+                struct kvd_msg m = slots_message(&a, message, number, how,
+                                                 slots + random_below(&random, 8),
+                                                 1 + random_below(&random, 8)),
+                               reply;
 
                 if (raw_call(a.fd, &m, &reply, NULL) != 1)
                         die("the connection has ended");
@@ -302,19 +345,21 @@ static void wishes(const struct hostile *h) {
         methods_sync(&a, number, 1, 50);
 }
 
-/* ---- selections, samples, tables of depths -------------------------------------------------------------------- */
+/* ---- selections, samples, tables of depths --------------------------------------------------- */
 
 static void selections(const struct hostile *h) {
-        struct asker a = methods_open(h->daemon.socket, "selections"), b = methods_open(h->daemon.socket, "selections");
+        struct asker a = methods_open(h->daemon.socket, "selections"),
+                     b = methods_open(h->daemon.socket, "selections");
         uint32_t number = methods_sequence(&a, 64);
         kvd_ref refs[16], foreign, twice[2];
         struct kvd_msg m;
 
-        if (raw_allocate(a.fd, a.space, 16, refs) != 16 || raw_allocate(b.fd, b.space, 1, &foreign) != 1)
+        if (raw_allocate(a.fd, a.space, 16, refs) != 16 ||
+            raw_allocate(b.fd, b.space, 1, &foreign) != 1)
                 die("no blocks");
         twice[0] = twice[1] = refs[0];
-        m = MSG(critical, .space = a.space, .sequence = number, .op = 1, .blocks = {refs, 8}, .queries = 4096,
-                .words = 65536, .selected = 1);
+        m = MSG(critical, .space = a.space, .sequence = number, .op = 1, .blocks = {refs, 8},
+                .queries = 4096, .words = 65536, .selected = 1);
         refused(&a, m, EINVAL); /* more bits than blocks have */
         m.critical.blocks.size = 128;
         refused(&a, m, EINVAL);
@@ -337,7 +382,8 @@ static void selections(const struct hostile *h) {
         m.critical.op = 2;
         refused(&a, m, ENODATA);
         m.critical.op = 1;
-        for (uint32_t i = 0; i < 300; i++) { /* freed, filled anew or made private while a worker reads it */
+        /* freed, filled anew or made private while a worker reads it */
+        for (uint32_t i = 0; i < 300; i++) {
                 struct kvd_msg reply;
                 kvd_ref block;
 
@@ -358,8 +404,8 @@ static void selections(const struct hostile *h) {
                 struct kvd_msg reply, ask = m;
 
                 ask.critical.op = 2;
-                if (raw_call(a.fd, &ask, &reply, NULL) == 1 && reply.number == KVD_MSG_critical_reply &&
-                    reply.critical_reply.ready)
+                if (raw_call(a.fd, &ask, &reply, NULL) == 1 &&
+                    reply.number == KVD_MSG_critical_reply && reply.critical_reply.ready)
                         return;
                 if (reply.number == KVD_MSG_error)
                         raw_call(a.fd, &m, &reply, NULL);
@@ -369,13 +415,15 @@ static void selections(const struct hostile *h) {
 }
 
 static void samples(const struct hostile *h) {
-        struct asker a = methods_open(h->daemon.socket, "samples"), b = methods_open(h->daemon.socket, "samples");
+        struct asker a = methods_open(h->daemon.socket, "samples"),
+                     b = methods_open(h->daemon.socket, "samples");
         kvd_ref refs[8], foreign[2], twice[2];
         uint64_t ticket;
         struct kvd_msg m, reply;
         uint32_t waiting = 0;
 
-        if (raw_allocate(a.fd, a.space, 8, refs) != 8 || raw_allocate(b.fd, b.space, 2, foreign) != 2)
+        if (raw_allocate(a.fd, a.space, 8, refs) != 8 ||
+            raw_allocate(b.fd, b.space, 2, foreign) != 2)
                 die("no blocks");
         twice[0] = twice[1] = refs[0];
         m = MSG(sample, .space = a.space, .r = 50, .tokens = BT, .blocks = {refs, 8});
@@ -395,7 +443,8 @@ static void samples(const struct hostile *h) {
         refused(&a, m, EINVAL);
         m.sample.tokens = BT;
         ticket = methods_ask(&a, m).sample_reply.ticket;
-        for (uint32_t i = 0; i < 2000; i++) { /* until the queue is full, and the blocks go meanwhile */
+        /* until the queue is full, and the blocks go meanwhile */
+        for (uint32_t i = 0; i < 2000; i++) {
                 if (raw_call(a.fd, &m, &reply, NULL) != 1)
                         die("the connection has ended");
                 waiting += reply.number == KVD_MSG_sample_reply;
@@ -449,16 +498,26 @@ static void tables_of_depths(const struct hostile *h) {
 }
 
 static void settings(const struct hostile *h) {
-        static const char *const keys[] = {"", ".", "memshare.", "kvreviver.budget ", "keydiff.budget\n", "model",
-                                           "memshare.tau_step.x", "hshare.channels", "kvreviver.rows"};
-        static const char *const values[] = {"nan", "-nan", "inf", "-1", "1e999", "0x", "", " ", "9", "1 2", "on off"};
+        static const char *const keys[] = {"",
+                                           ".",
+                                           "memshare.",
+                                           "kvreviver.budget ",
+                                           "keydiff.budget\n",
+                                           "model",
+                                           "memshare.tau_step.x",
+                                           "hshare.channels",
+                                           "kvreviver.rows"};
+        static const char *const values[] = {"nan", "-nan", "inf", "-1",  "1e999", "0x",
+                                             "",    " ",    "9",   "1 2", "on off"};
         struct asker a = methods_open(h->daemon.socket, "settings");
         struct kvd_msg m, reply;
 
         for (uint32_t i = 0; i < ARRAY_SIZE(keys); i++)
                 for (uint32_t k = 0; k < ARRAY_SIZE(values); k++)
-                        refused(&a, MSG(space_set, .space = kvd_slice_of(a.name), .key = kvd_slice_of(keys[i]),
-                                        .value = kvd_slice_of(values[k])), EINVAL);
+                        refused(&a,
+                                MSG(space_set, .space = kvd_slice_of(a.name),
+                                    .key = kvd_slice_of(keys[i]), .value = kvd_slice_of(values[k])),
+                                EINVAL);
         m = MSG(space_set, .space = kvd_slice_of("nowhere"), .key = kvd_slice_of("memshare"),
                 .value = kvd_slice_of("on"));
         refused(&a, m, ENOENT);

@@ -15,7 +15,7 @@
 #include "tests/daemon/hostile/hostile.h"
 #include "tests/daemon/hostile/raw.h"
 
-/* ---- floods ------------------------------------------------------------------------------------------------- */
+/* ---- floods ---------------------------------------------------------------------------------- */
 
 #define FLOOD 600u
 
@@ -25,15 +25,22 @@ static void half_open(const struct hostile *h) {
         for (uint32_t i = 0; i < FLOOD; i++)
                 fds[i] = raw_connect(h->daemon.socket);
         if (instance_fds(&h->daemon) > h->fds + 2 * 66)
-                die("%u descriptors for connections that did not attach", instance_fds(&h->daemon) - h->fds);
+                die("%u descriptors for connections that did not attach",
+                    instance_fds(&h->daemon) - h->fds);
         sleep(1);
         for (uint32_t i = 0; i < FLOOD; i++)
                 close(fds[i]);
 }
 
-/* All the connections that one user may have, and more; others are told so, and those that go make room. */
+/*
+ * All the connections that one user may have, and more; others are told so, and those that go make
+ * room.
+ */
 static void many_attached(const struct hostile *h) {
-        struct kvd_msg hello = {.number = KVD_MSG_attach, .serial = 1, .attach.protocol = KVD_PROTOCOL}, reply;
+        struct kvd_msg hello = {.number = KVD_MSG_attach,
+                                .serial = 1,
+                                .attach.protocol = KVD_PROTOCOL},
+                       reply;
         uint32_t attached = 0, refused = 0;
         int fds[FLOOD];
 
@@ -56,7 +63,7 @@ static void connect_and_go(const struct hostile *h) {
                 close(i % 2 ? raw_connect(h->daemon.socket) : raw_attach(h->daemon.socket));
 }
 
-/* ---- not listening ------------------------------------------------------------------------------------------ */
+/* ---- not listening --------------------------------------------------------------------------- */
 
 /* Requests until the socket takes no more; replies are never read. */
 static uint32_t fill_socket(int fd, const struct kvd_msg *request) {
@@ -77,7 +84,9 @@ static uint32_t fill_socket(int fd, const struct kvd_msg *request) {
 }
 
 static void never_reads(const struct hostile *h) {
-        struct kvd_msg map = {.number = KVD_MSG_block_map, .serial = 3, .block_map.space = kvd_slice_of("victim")};
+        struct kvd_msg map = {.number = KVD_MSG_block_map,
+                              .serial = 3,
+                              .block_map.space = kvd_slice_of("victim")};
         struct kvd_msg open = victim_space_message(), reply;
         int fds[8];
 
@@ -91,7 +100,7 @@ static void never_reads(const struct hostile *h) {
                         die("the connection of a client that was slow has ended");
 }
 
-/* ---- leaving ------------------------------------------------------------------------------------------------ */
+/* ---- leaving --------------------------------------------------------------------------------- */
 
 static uint32_t open_victim_space(int fd) {
         struct kvd_msg request = victim_space_message(), reply;
@@ -103,7 +112,10 @@ static uint32_t open_victim_space(int fd) {
         return reply.space_reply.space;
 }
 
-/* Each asks for blocks and is gone before the answer. As one process: so they wait for its end, and then are free. */
+/*
+ * Each asks for blocks and is gone before the answer. As one process: so they wait for its end, and
+ * then are free.
+ */
 static void leaves_in_mid_request(const struct hostile *h) {
         static uint8_t frame[256];
         struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 9};
@@ -120,11 +132,12 @@ static void leaves_in_mid_request(const struct hostile *h) {
         }
 }
 
-/* ---- stopped ------------------------------------------------------------------------------------------------ */
+/* ---- stopped --------------------------------------------------------------------------------- */
 
 /* Pins a chain, tells so, and checks it when it is woken. */
 static _Noreturn void hold_and_check(const struct hostile *h, int ready) {
-        uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS], chain = 700 + (uint32_t)getpid() % 1000 % 20;
+        uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS],
+                chain = 700 + (uint32_t)getpid() % 1000 % 20;
         struct kvd_block blocks[4];
         struct kvd_pin pin = {0};
         struct kvd_space *space;
@@ -138,7 +151,8 @@ static _Noreturn void hold_and_check(const struct hostile *h, int ready) {
         n = kvd_alloc(space, 4, blocks);
         for (int i = 0; i < n; i++)
                 victim_block_fill(blocks[i].data, chain, (uint32_t)i);
-        if (n <= 0 || kvd_seal(space, &pin, (uint32_t)n, blocks, tokens, (uint32_t)n * VICTIM_BT) != n)
+        if (n <= 0 ||
+            kvd_seal(space, &pin, (uint32_t)n, blocks, tokens, (uint32_t)n * VICTIM_BT) != n)
                 die("stopped client: %s", kvd_error());
         for (int i = 0; i < n; i++)
                 ids[i] = blocks[i].id;
@@ -175,7 +189,8 @@ static void stopped_clients(const struct hostile *h) {
                 pids[i] = fork();
                 if (pids[i] == 0)
                         hold_and_check(h, ready[1]);
-                if (read(ready[0], &byte, 1) != 1 || waitpid(pids[i], &status, WUNTRACED) != pids[i])
+                if (read(ready[0], &byte, 1) != 1 ||
+                    waitpid(pids[i], &status, WUNTRACED) != pids[i])
                         die("a client did not stop");
         }
         for (int i = 0; i < 20; i++) {

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Everything at once: random requests of all methods, settings that change beneath them, clients that do not answer. */
+/*
+ * Everything at once: random requests of all methods, settings that change beneath them, clients
+ * that do not answer.
+ */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,9 +22,10 @@
 #include "tests/lib/oracle.h"
 
 #define BT VICTIM_BT
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) \
+        ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
-/* ---- a storm of requests ---------------------------------------------------------------------------------- */
+/* ---- a storm of requests --------------------------------------------------------------------- */
 
 /* Four at once, three of them in one space. SEED in the environment makes them others. */
 static void storms(const struct hostile *h) {
@@ -30,7 +34,8 @@ static void storms(const struct hostile *h) {
 
         for (uint64_t i = 0; i < 4; i++)
                 if (fork() == 0) {
-                        methods_storm(h->daemon.socket, i < 3 ? "storm" : "storm2", seed + i, 12000);
+                        methods_storm(h->daemon.socket, i < 3 ? "storm" : "storm2", seed + i,
+                                      12000);
                         fflush(stdout);
                         _exit(0);
                 }
@@ -39,7 +44,7 @@ static void storms(const struct hostile *h) {
                         die("a storm ended with %#x", status);
 }
 
-/* ---- many small sketches ---------------------------------------------------------------------------------------- */
+/* ---- many small sketches --------------------------------------------------------------------- */
 
 /* One for every block: they are the daemon's descriptors, which are for everybody. */
 static void a_sketch_for_every_block(const struct hostile *h) {
@@ -62,7 +67,7 @@ static void a_sketch_for_every_block(const struct hostile *h) {
         printf("  descriptors of the daemon: %u, at most %u\n", before, most);
 }
 
-/* ---- clients that do not listen --------------------------------------------------------------------------------- */
+/* ---- clients that do not listen -------------------------------------------------------------- */
 
 static void press(const struct asker *a) {
         methods_set(a, "pressure.high", "0.01");
@@ -74,7 +79,8 @@ static void press(const struct asker *a) {
 
 /* Relief proposes, nobody answers: what was proposed stays, and the sequence is as it was. */
 static void never_answers(const struct hostile *h) {
-        struct asker a = methods_open(h->daemon.socket, "deaf"), b = methods_open(h->daemon.socket, "deaf");
+        struct asker a = methods_open(h->daemon.socket, "deaf"),
+                     b = methods_open(h->daemon.socket, "deaf");
         uint32_t q = methods_sequence(&a, 200), other;
 
         press(&a);
@@ -105,16 +111,17 @@ static void stopped_with_changes(const struct hostile *h) {
                         uint32_t q = methods_sequence(&a, 64), slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
                         methods_append(&a, q, 16);
-                        methods_ask(&a, MSG(cool, .space = a.space, .sequence = q, .how = KVD_COOL_VAGUE,
-                                            .slots = {slots, sizeof slots}));
-                        methods_ask(&a, MSG(cool, .space = a.space, .sequence = q, .how = KVD_COOL_DROP,
-                                            .slots = {slots, sizeof slots}));
+                        methods_ask(&a, MSG(cool, .space = a.space, .sequence = q,
+                                            .how = KVD_COOL_VAGUE, .slots = {slots, sizeof slots}));
+                        methods_ask(&a, MSG(cool, .space = a.space, .sequence = q,
+                                            .how = KVD_COOL_DROP, .slots = {slots, sizeof slots}));
                         if (write(ready[1], "r", 1) != 1)
                                 die("pipe");
                         raise(SIGSTOP);
                         _exit(0);
                 }
-                if (read(ready[0], &byte, 1) != 1 || waitpid(pids[i], &status, WUNTRACED) != pids[i])
+                if (read(ready[0], &byte, 1) != 1 ||
+                    waitpid(pids[i], &status, WUNTRACED) != pids[i])
                         die("a client did not stop");
         }
         usleep(200000);
@@ -150,20 +157,23 @@ static void noise_about_use(const struct hostile *h) {
         for (uint32_t i = 0; i < 30; i++) {
                 methods_append(&a, q, 5);
                 for (uint32_t k = 0; k < 20000; k++)
-                        __atomic_store_n(&words[use + random_below(&random, (uint32_t)(bytes / 4 - use))],
-                                         random_below(&random, UINT32_MAX), __ATOMIC_RELAXED);
+                        __atomic_store_n(
+                                &words[use + random_below(&random, (uint32_t)(bytes / 4 - use))],
+                                random_below(&random, UINT32_MAX), __ATOMIC_RELAXED);
                 methods_sync(&a, q, random_below(&random, 2), 2);
         }
 }
 
-/* ---- memory that is only read ----------------------------------------------------------------------------------- */
+/* ---- memory that is only read ---------------------------------------------------------------- */
 
 static void refused(bool done, const char *what) {
         if (done)
                 die("%s was not refused", what);
 }
 
-/* By a user who is not the daemon's: the daemon's own may do as he likes with its processes anyway. */
+/*
+ * By a user who is not the daemon's: the daemon's own may do as he likes with its processes anyway.
+ */
 static void write_summaries(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "summaries");
         struct kvd_msg request = MSG(summaries, .space = a.space), reply;
@@ -171,18 +181,22 @@ static void write_summaries(const struct hostile *h) {
         char path[64];
         uint64_t bytes;
 
-        if (raw_call(a.fd, &request, &reply, &fds) != 1 || reply.number != KVD_MSG_summaries_reply || fds.n != 1)
+        if (raw_call(a.fd, &request, &reply, &fds) != 1 ||
+            reply.number != KVD_MSG_summaries_reply || fds.n != 1)
                 die("no summaries");
         bytes = reply.summaries_reply.bytes;
-        refused(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds.fd[0], 0) != MAP_FAILED, "mapping to write");
+        refused(mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds.fd[0], 0) != MAP_FAILED,
+                "mapping to write");
         refused(pwrite(fds.fd[0], "x", 1, 0) == 1, "writing the summaries");
         refused(ftruncate(fds.fd[0], 0) == 0, "shrinking the summaries");
-        refused(fallocate(fds.fd[0], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0, "punching a hole");
+        refused(fallocate(fds.fd[0], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0,
+                "punching a hole");
         if (mmap(NULL, bytes, PROT_READ, MAP_SHARED, fds.fd[0], 0) == MAP_FAILED)
                 die("the summaries cannot be read");
         request.summaries.space = 1234;
         raw_expect_refusal(a.fd, &request, EBADF);
-        if (getuid() == 0 && (setresgid(65534, 65534, 65534) < 0 || setresuid(65534, 65534, 65534) < 0))
+        if (getuid() == 0 &&
+            (setresgid(65534, 65534, 65534) < 0 || setresuid(65534, 65534, 65534) < 0))
                 die("cannot become nobody");
         if (getuid() != 65534)
                 return;

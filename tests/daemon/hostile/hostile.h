@@ -22,10 +22,14 @@ struct attack_row {
         uint32_t bad_connections; /* the daemon may keep 64 KiB for each */
 };
 
-extern const struct attack_row frame_attacks[], session_attacks[], block_attacks[], memory_attacks[];
+extern const struct attack_row frame_attacks[], session_attacks[], block_attacks[],
+        memory_attacks[];
 extern const struct attack_row method_attacks[], storm_attacks[];
 
-/* A worker is started, and does a job of every kind that this takes: what it costs is there before it is counted. */
+/*
+ * A worker is started, and does a job of every kind that this takes: what it costs is there before
+ * it is counted.
+ */
 void methods_warm_up(const struct hostile *h);
 
 #endif

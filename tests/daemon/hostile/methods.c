@@ -9,7 +9,8 @@
 #include "ipc/base/util.h"
 
 #define BT VICTIM_BT
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) \
+        ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 struct kvd_msg methods_ask(const struct asker *a, struct kvd_msg request) {
         struct kvd_msg reply;
@@ -18,7 +19,8 @@ struct kvd_msg methods_ask(const struct asker *a, struct kvd_msg request) {
         if (raw_call(a->fd, &request, &reply, NULL) != 1)
                 die("message %u ended the connection", request.number);
         if (reply.number == KVD_MSG_error)
-                die("message %u: %s", request.number, kvd_slice_copy(reply.error.text, text, sizeof text));
+                die("message %u: %s", request.number,
+                    kvd_slice_copy(reply.error.text, text, sizeof text));
         return reply;
 }
 
@@ -39,13 +41,14 @@ struct asker methods_open(const char *socket, const char *name) {
 }
 
 uint32_t methods_sequence(const struct asker *a, uint32_t max_blocks) {
-        return methods_ask(a, MSG(table, .space = a->space, .op = 1, .max_blocks = max_blocks)).table_reply.sequence;
+        return methods_ask(a, MSG(table, .space = a->space, .op = 1, .max_blocks = max_blocks))
+                .table_reply.sequence;
 }
 
-struct kvd_msg methods_append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs, uint32_t n,
-                                     const uint32_t *tokens) {
-        return MSG(append, .space = a->space, .sequence = sequence, .own = 1, .blocks = {refs, n * 8},
-                   .tokens = {tokens, n * BT * 4});
+struct kvd_msg methods_append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs,
+                                      uint32_t n, const uint32_t *tokens) {
+        return MSG(append, .space = a->space, .sequence = sequence, .own = 1,
+                   .blocks = {refs, n * 8}, .tokens = {tokens, n * BT * 4});
 }
 
 uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n) {
@@ -65,8 +68,10 @@ uint32_t methods_sync(const struct asker *a, uint32_t sequence, uint32_t answer,
         for (uint32_t i = 0; i < KVD_SYNC_CHANGES; i++)
                 taken[i] = answer;
         for (uint32_t quiet = 0; quiet < ms;) {
-                n = methods_ask(a, MSG(sync, .space = a->space, .sequence = sequence, .taken = {taken, n * 4}))
-                            .sync_reply.changes.size / (uint32_t)sizeof(struct kvd_change);
+                n = methods_ask(a, MSG(sync, .space = a->space, .sequence = sequence,
+                                       .taken = {taken, n * 4}))
+                            .sync_reply.changes.size /
+                    (uint32_t)sizeof(struct kvd_change);
                 all += n;
                 quiet = n ? 0 : quiet + 1;
                 usleep(n ? 0 : 1000);

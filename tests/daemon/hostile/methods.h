@@ -2,7 +2,10 @@
 #ifndef KVD_TESTS_HOSTILE_METHODS_H
 #define KVD_TESTS_HOSTILE_METHODS_H
 
-/* An attacker with sequences: frames of its own, in a space with every method on. Refusals end the test. */
+/*
+ * An attacker with sequences: frames of its own, in a space with every method on. Refusals end the
+ * test.
+ */
 
 #include "tests/daemon/hostile/hostile.h"
 #include "tests/daemon/hostile/raw.h"
@@ -18,11 +21,16 @@ void methods_set(const struct asker *a, const char *key, const char *value);
 struct kvd_msg methods_ask(const struct asker *a, struct kvd_msg request);
 
 uint32_t methods_sequence(const struct asker *a, uint32_t max_blocks);
-struct kvd_msg methods_append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs, uint32_t n,
+struct kvd_msg methods_append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs,
+                                      uint32_t n,
                                       const uint32_t *tokens); /* own blocks, all full */
-uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n); /* up to 64; how many there were */
+/* up to 64; how many there were */
+uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n);
 
-/* Random requests of all kinds, settings included, on sequences in a space of that name; walks the invariants. */
+/*
+ * Random requests of all kinds, settings included, on sequences in a space of that name; walks the
+ * invariants.
+ */
 void methods_storm(const char *socket, const char *space, uint64_t seed, uint32_t requests);
 
 /* Answers every proposal so until there was none for that long. Returns how many. */

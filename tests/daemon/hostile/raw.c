@@ -16,8 +16,8 @@ const char *raw_expect_refusal(int fd, const struct kvd_msg *request, int error)
                 die("message %u was accepted", request->number);
         kvd_slice_copy(reply.error.text, text, sizeof text);
         if ((int)reply.error.code != error)
-                die("message %u: '%s' instead of '%s': %s", request->number, strerror((int)reply.error.code),
-                    strerror(error), text);
+                die("message %u: '%s' instead of '%s': %s", request->number,
+                    strerror((int)reply.error.code), strerror(error), text);
         return text;
 }
 
@@ -42,7 +42,10 @@ uint32_t raw_allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
 }
 
 uint32_t raw_release(int fd, uint32_t space, const kvd_ref *refs, uint32_t n) {
-        struct kvd_msg m = {.number = KVD_MSG_release, .serial = 5, .release = {space, {refs, n * 8}}}, reply;
+        struct kvd_msg m = {.number = KVD_MSG_release,
+                            .serial = 5,
+                            .release = {space, {refs, n * 8}}},
+                       reply;
 
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_release_reply)
                 die("a release was refused");

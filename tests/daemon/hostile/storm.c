@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Random requests: plausible ones mostly, about sequences that are there or were once, under settings that change. */
+/*
+ * Random requests: plausible ones mostly, about sequences that are there or were once, under
+ * settings that change.
+ */
 
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +15,8 @@
 #include "tests/lib/oracle.h"
 
 #define BT VICTIM_BT
-#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
+#define MSG(name_, ...) \
+        ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 #define SEQUENCES 6u
 #define REFS 64u
@@ -65,7 +69,8 @@ static struct kvd_msg append_fresh(struct storm *s, uint32_t sequence) {
         static kvd_ref refs[4];
         uint32_t n = fresh_blocks(s, 1 + below(s, 4), refs);
 
-        return MSG(append, .space = s->a.space, .sequence = sequence, .own = 1, .blocks = {refs, n * 8},
+        return MSG(append, .space = s->a.space, .sequence = sequence, .own = 1,
+                   .blocks = {refs, n * 8},
                    .tokens = some_numbers(s, tokens, n * BT - (n && below(s, 6) == 0), 3));
 }
 
@@ -84,7 +89,8 @@ static struct kvd_msg growth(struct storm *s, uint32_t space, uint32_t sequence)
 }
 
 static struct kvd_msg wish(struct storm *s, uint32_t i) {
-        uint32_t space = s->a.space, sequence = s->sequences[i], n = s->n_entries[i] + 1, k = 1 + below(s, 16);
+        uint32_t space = s->a.space, sequence = s->sequences[i], n = s->n_entries[i] + 1,
+                 k = 1 + below(s, 16);
         static uint32_t numbers[16];
         static kvd_ref refs[4];
 
@@ -96,7 +102,8 @@ static struct kvd_msg wish(struct storm *s, uint32_t i) {
                            .tokens = 1 + number(s, 4 * BT));
         case 5:
         case 6:
-                return MSG(cool, .space = space, .sequence = sequence, .how = 1 + below(s, 20) * 11 / 100,
+                return MSG(cool, .space = space, .sequence = sequence,
+                           .how = 1 + below(s, 20) * 11 / 100,
                            .slots = some_numbers(s, numbers, k, n));
         case 7:
         case 8:
@@ -104,40 +111,73 @@ static struct kvd_msg wish(struct storm *s, uint32_t i) {
                            .slots = some_numbers(s, numbers, k, n));
         case 9:
                 return MSG(critical, .space = space, .sequence = sequence, .op = 1 + below(s, 2),
-                           .blocks = some_refs(s, refs, 2), .queries = 1 + below(s, 4), .words = 1 + below(s, 4),
-                           .selected = 1 + below(s, 4));
+                           .blocks = some_refs(s, refs, 2), .queries = 1 + below(s, 4),
+                           .words = 1 + below(s, 4), .selected = 1 + below(s, 4));
         case 10:
                 return MSG(compact, .space = space, .sequence = sequence, .first = number(s, n),
                            .entries = number(s, n + 1), .keep = number(s, n * BT));
         case 11:
                 if (below(s, 2))
-                        return MSG(profile, .space = kvd_slice_of(s->a.name), .op = 1 + below(s, 3));
+                        return MSG(profile, .space = kvd_slice_of(s->a.name),
+                                   .op = 1 + below(s, 3));
                 return MSG(sample, .space = space, .r = below(s, 101), .tokens = 1 + number(s, 9),
                            .blocks = some_refs(s, refs, 4));
         default:
                 if (below(s, 2))
                         return MSG(release, .space = space, .blocks = some_refs(s, refs, 3));
-                return MSG(seal, .space = space, .blocks = some_refs(s, refs, 1), .parent = below(s, 2) ? refs[0] : 0,
+                return MSG(seal, .space = space, .blocks = some_refs(s, refs, 1),
+                           .parent = below(s, 2) ? refs[0] : 0,
                            .tokens = some_numbers(s, numbers, BT, 3));
         }
 }
 
 static void one_setting(struct storm *s) {
-        static const char *const settings[][2] = {
-                {"kvreviver", "off"}, {"kvreviver", "on"}, {"kvreviver.spill", "off"}, {"kvreviver.spill", "on"},
-                {"kvreviver.drop", "on"}, {"kvreviver.epoch", "1"}, {"kvreviver.epoch", "2048"},
-                {"kvreviver.rows", "1"}, {"kvreviver.rows", "8"}, {"kvreviver.vague", "0"}, {"kvreviver.vague", "1"},
-                {"kvreviver.budget", "0"}, {"kvreviver.budget", "0.3"}, {"kvreviver.key_mode", "unsigned"},
-                {"kvreviver.hash", "uniform"}, {"kvreviver.delete", "estimate"}, {"kvreviver.max_load", "0"},
-                {"kvreviver.max_load", "1e9"}, {"memshare", "off"}, {"memshare", "on"}, {"memshare.cross_seq", "on"},
-                {"memshare.tau_block", "1e9"}, {"memshare.profile", "paper"}, {"memshare.profile", "serve"},
-                {"pressure.high", "0.01"}, {"pressure.low", "0"}, {"pressure.high", "0.9"}, {"policy", "priority"},
-                {"policy", "lru"}, {"hshare", "off"}, {"hshare", "on"}, {"keydiff.sink_blocks", "65536"},
-                {"keydiff.sink_blocks", "0"}, {"bicache.sim", "flat"}, {"bicache.b_mode", "mean_b_floor"},
-                {"model.rope_theta", "1e12"}, {"model.rope_dims", "7"}, {"kvreviver.profile", "paper"},
-                {"kvreviver.profile", "serve"}, {"keydiff", "on"},
-                {"keydiff", "on"}, {"keydiff", "off"}, {"memshare.calibrate", "0.01"}, {"memshare.calibrate", "0"},
-                {"max_blocks", "40"}, {"max_blocks", "400"}};
+        static const char *const settings[][2] = {{"kvreviver", "off"},
+                                                  {"kvreviver", "on"},
+                                                  {"kvreviver.spill", "off"},
+                                                  {"kvreviver.spill", "on"},
+                                                  {"kvreviver.drop", "on"},
+                                                  {"kvreviver.epoch", "1"},
+                                                  {"kvreviver.epoch", "2048"},
+                                                  {"kvreviver.rows", "1"},
+                                                  {"kvreviver.rows", "8"},
+                                                  {"kvreviver.vague", "0"},
+                                                  {"kvreviver.vague", "1"},
+                                                  {"kvreviver.budget", "0"},
+                                                  {"kvreviver.budget", "0.3"},
+                                                  {"kvreviver.key_mode", "unsigned"},
+                                                  {"kvreviver.hash", "uniform"},
+                                                  {"kvreviver.delete", "estimate"},
+                                                  {"kvreviver.max_load", "0"},
+                                                  {"kvreviver.max_load", "1e9"},
+                                                  {"memshare", "off"},
+                                                  {"memshare", "on"},
+                                                  {"memshare.cross_seq", "on"},
+                                                  {"memshare.tau_block", "1e9"},
+                                                  {"memshare.profile", "paper"},
+                                                  {"memshare.profile", "serve"},
+                                                  {"pressure.high", "0.01"},
+                                                  {"pressure.low", "0"},
+                                                  {"pressure.high", "0.9"},
+                                                  {"policy", "priority"},
+                                                  {"policy", "lru"},
+                                                  {"hshare", "off"},
+                                                  {"hshare", "on"},
+                                                  {"keydiff.sink_blocks", "65536"},
+                                                  {"keydiff.sink_blocks", "0"},
+                                                  {"bicache.sim", "flat"},
+                                                  {"bicache.b_mode", "mean_b_floor"},
+                                                  {"model.rope_theta", "1e12"},
+                                                  {"model.rope_dims", "7"},
+                                                  {"kvreviver.profile", "paper"},
+                                                  {"kvreviver.profile", "serve"},
+                                                  {"keydiff", "on"},
+                                                  {"keydiff", "on"},
+                                                  {"keydiff", "off"},
+                                                  {"memshare.calibrate", "0.01"},
+                                                  {"memshare.calibrate", "0"},
+                                                  {"max_blocks", "40"},
+                                                  {"max_blocks", "400"}};
         uint32_t i = below(s, ARRAY_SIZE(settings));
 
         methods_set(&s->a, settings[i][0], settings[i][1]);
@@ -145,21 +185,27 @@ static void one_setting(struct storm *s) {
 
 /* Like one who listens, mostly: otherwise sequences would never change. */
 static void answer(struct storm *s, uint32_t i) {
-        uint32_t taken[KVD_SYNC_CHANGES], n = below(s, 10) ? s->n_changes[i] : below(s, KVD_SYNC_CHANGES);
+        uint32_t taken[KVD_SYNC_CHANGES],
+                n = below(s, 10) ? s->n_changes[i] : below(s, KVD_SYNC_CHANGES);
         struct kvd_msg m, reply;
 
-        m = MSG(sync, .space = s->a.space, .sequence = s->sequences[i], .taken = some_numbers(s, taken, n, 2));
+        m = MSG(sync, .space = s->a.space, .sequence = s->sequences[i],
+                .taken = some_numbers(s, taken, n, 2));
         if (below(s, 4))
                 for (uint32_t k = 0; k < n; k++)
                         taken[k] = 1;
         if (raw_call(s->a.fd, &m, &reply, NULL) != 1)
                 die("the connection has ended");
         s->n_changes[i] = reply.number == KVD_MSG_sync_reply ?
-                                  reply.sync_reply.changes.size / (uint32_t)sizeof(struct kvd_change) : 0;
+                                  reply.sync_reply.changes.size /
+                                          (uint32_t)sizeof(struct kvd_change) :
+                                  0;
 }
 
 static void begin_anew(struct storm *s, uint32_t i, uint32_t sequence) {
-        struct kvd_msg close = MSG(table, .space = s->a.space, .op = 2, .sequence = s->sequences[i]), reply;
+        struct kvd_msg close = MSG(table, .space = s->a.space, .op = 2,
+                                   .sequence = s->sequences[i]),
+                       reply;
 
         raw_call(s->a.fd, &close, &reply, NULL);
         s->sequences[i] = sequence;
@@ -214,5 +260,6 @@ void methods_storm(const char *socket, const char *space, uint64_t seed, uint32_
                 if (below(&s, 2000) == 0)
                         check_now(&s);
         }
-        printf("  seed %llu: %u requests were answered, %u refused\n", (unsigned long long)seed, s.answered, s.refused);
+        printf("  seed %llu: %u requests were answered, %u refused\n", (unsigned long long)seed,
+               s.answered, s.refused);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One attack after another on a real daemon, while a well-behaved client works all the time. After each: the daemon
- * lives, the victim had no wrong byte and no error and was never kept waiting for long, every invariant holds, and the
- * daemon's descriptors and memory are what they were.
+ * One attack after another on a real daemon, while a well-behaved client works all the time. After
+ * each: the daemon lives, the victim had no wrong byte and no error and was never kept waiting for
+ * long, every invariant holds, and the daemon's descriptors and memory are what they were.
  *
  *      test-attacks [NAME]     only attacks whose name contains this
  */
@@ -24,9 +24,10 @@
 #define ATTACK_SECONDS 30u
 #define STALL_NS UINT64_C(2000000000)
 #define KIB_PER_BAD 64u
-#define KIB_SLACK 1536u /* set aside for clients and frames at the start, and not touched before the first attack */
+/* set aside for clients and frames at the start, and not touched before the first attack */
+#define KIB_SLACK 1536u
 
-/* ---- afterwards --------------------------------------------------------------------------------------------- */
+/* ---- afterwards ------------------------------------------------------------------------------ */
 
 static bool is_other(const struct kvd_msg_space_info_reply *info) {
         return !kvd_slice_is(info->name, "victim");
@@ -38,13 +39,15 @@ static void delete_others(struct hostile *h) {
         uint32_t cursor = 0;
         char name[64];
 
-        while (conn_call(h->conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){cursor}, &info) == 0) {
+        while (conn_call(h->conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){cursor},
+                         &info) == 0) {
                 cursor = info.next;
                 if (!is_other(&info))
                         continue;
                 kvd_slice_copy(info.name, name, sizeof name);
                 conn_call(h->conn, KVD_MSG_space_delete,
-                          &(struct kvd_msg_space_delete){.space = kvd_slice_of(name), .force = 1}, NULL);
+                          &(struct kvd_msg_space_delete){.space = kvd_slice_of(name), .force = 1},
+                          NULL);
                 cursor = 0;
         }
 }
@@ -74,7 +77,7 @@ static void expect_happy_victim(const struct hostile *h, const struct attack_row
                     (unsigned long long)f->bytes_wrong, (unsigned long long)f->errors);
 }
 
-/* ---- one attack --------------------------------------------------------------------------------------------- */
+/* ---- one attack ------------------------------------------------------------------------------ */
 
 static void run_attack(const struct hostile *h, const struct attack_row *a) {
         pid_t pid = fork();
@@ -104,11 +107,12 @@ static void attack_once(struct hostile *h, const struct attack_row *a) {
         expect_same_daemon(h, a);
         expect_happy_victim(h, a);
         printf("%-46s victim: %5llu operations, %4llu ms of work for one at most\n", a->name,
-               (unsigned long long)(f->operations - before), (unsigned long long)f->most_work_ns / 1000000);
+               (unsigned long long)(f->operations - before),
+               (unsigned long long)f->most_work_ns / 1000000);
         fflush(stdout);
         if (f->most_work_ns > STALL_NS && !SANITIZED)
-                die("%s: the daemon worked for %llu ms while the victim waited for one answer", a->name,
-                    (unsigned long long)f->most_work_ns / 1000000);
+                die("%s: the daemon worked for %llu ms while the victim waited for one answer",
+                    a->name, (unsigned long long)f->most_work_ns / 1000000);
 }
 
 static void attack_all(struct hostile *h, const struct attack_row *a, const char *only) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Two domains, two users. Paired: the same tokens that hit in their own domain miss in the other one, so that "nothing
- * is ever found" does not pass. And told apart: what one domain is told by the daemon is word for word the same
- * whether or not there is another one that works, fills the cache and stays attached.
+ * Two domains, two users. Paired: the same tokens that hit in their own domain miss in the other
+ * one, so that "nothing is ever found" does not pass. And told apart: what one domain is told by
+ * the daemon is word for word the same whether or not there is another one that works, fills the
+ * cache and stays attached.
  *
  * Needs root, to become others.
  */
@@ -30,18 +31,22 @@
 #define BLOCKS 20u
 #define TRANSCRIPT 32768u
 
-static const struct kvd_geometry geometry = {
-        .layers = 1, .kv_heads = 1, .head_dim = 128, .block_tokens = BT, .dtype = KVD_F32, .vocab = 1000};
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = 128,
+                                             .block_tokens = BT,
+                                             .dtype = KVD_F32,
+                                             .vocab = 1000};
 
-/* ---- becoming somebody -------------------------------------------------------------------------------------- */
+/* ---- becoming somebody ----------------------------------------------------------------------- */
 
 static void become(uid_t user) {
         if (setresgid(user, user, user) < 0 || setresuid(user, user, user) < 0)
                 die("cannot become user %u: %s", user, strerror(errno));
 }
 
-static void as_user(uid_t user, void (*run)(const char *socket, char *transcript), const char *socket,
-                    char *transcript) {
+static void as_user(uid_t user, void (*run)(const char *socket, char *transcript),
+                    const char *socket, char *transcript) {
         pid_t pid = fork();
         int status;
 
@@ -56,7 +61,7 @@ static void as_user(uid_t user, void (*run)(const char *socket, char *transcript
                 die("a process of user %u ended with status %#x", user, status);
 }
 
-/* ---- what users do ------------------------------------------------------------------------------------------ */
+/* ---- what users do --------------------------------------------------------------------------- */
 
 static void make_tokens(uint32_t *ret) {
         for (uint32_t i = 0; i < BLOCKS * BT; i++)
@@ -67,7 +72,8 @@ static struct kvd_space *open_space(const char *socket) {
         struct kvd_space *space;
         struct kvd *handle;
 
-        if (kvd_open(socket, &handle) < 0 || kvd_space_open(handle, "llama", &geometry, NULL, &space) < 0)
+        if (kvd_open(socket, &handle) < 0 ||
+            kvd_space_open(handle, "llama", &geometry, NULL, &space) < 0)
                 die("%s", kvd_error());
         return space;
 }
@@ -127,7 +133,7 @@ static void expect_miss(const char *socket, char *transcript) {
                 die("a process of another domain finds what was published");
 }
 
-/* ---- what one is told --------------------------------------------------------------------------------------- */
+/* ---- what one is told ------------------------------------------------------------------------ */
 
 static __attribute__((format(printf, 2, 3))) void note(char *transcript, const char *format, ...) {
         size_t n = strlen(transcript);
@@ -143,11 +149,14 @@ static void note_spaces(struct conn *conn, char *t) {
         char name[64], domain[64];
 
         while (conn_call(conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){s.next}, &s) == 0)
-                note(t, "space %s of %s: next %u total %llu free %llu filling %llu sealed %llu clients %u segments %u "
-                     "capacity %llu max %llu sequences %llu private %llu\n", kvd_slice_copy(s.name, name, 64),
-                     kvd_slice_copy(s.domain, domain, 64), s.next, (unsigned long long)s.total,
-                     (unsigned long long)s.free, (unsigned long long)s.filling, (unsigned long long)s.sealed,
-                     s.clients, s.segments, (unsigned long long)s.capacity, (unsigned long long)s.max_blocks,
+                note(t,
+                     "space %s of %s: next %u total %llu free %llu filling %llu sealed %llu "
+                     "clients %u segments %u "
+                     "capacity %llu max %llu sequences %llu private %llu\n",
+                     kvd_slice_copy(s.name, name, 64), kvd_slice_copy(s.domain, domain, 64), s.next,
+                     (unsigned long long)s.total, (unsigned long long)s.free,
+                     (unsigned long long)s.filling, (unsigned long long)s.sealed, s.clients,
+                     s.segments, (unsigned long long)s.capacity, (unsigned long long)s.max_blocks,
                      (unsigned long long)s.sequences, (unsigned long long)s.private);
         note(t, "%s\n", kvd_error());
 }
@@ -157,8 +166,10 @@ static void note_clients(struct conn *conn, char *t) {
         char name[64], domain[64];
 
         while (conn_call(conn, KVD_MSG_client_info, &(struct kvd_msg_client_info){c.next}, &c) == 0)
-                note(t, "client %u %s of %s user %u: next %u spaces %u filling %llu requests %llu\n", c.client,
-                     kvd_slice_copy(c.name, name, 64), kvd_slice_copy(c.domain, domain, 64), c.uid, c.next, c.spaces,
+                note(t,
+                     "client %u %s of %s user %u: next %u spaces %u filling %llu requests %llu\n",
+                     c.client, kvd_slice_copy(c.name, name, 64),
+                     kvd_slice_copy(c.domain, domain, 64), c.uid, c.next, c.spaces,
                      (unsigned long long)c.filling, (unsigned long long)c.requests);
         note(t, "%s\n", kvd_error());
 }
@@ -168,48 +179,64 @@ static void note_daemon(struct conn *conn, char *t) {
 
         if (conn_call(conn, KVD_MSG_daemon_info, NULL, &d) < 0)
                 die("%s", kvd_error());
-        note(t, "worker %u starts %llu jobs %llu waiting %llu\n", d.worker, (unsigned long long)d.worker_starts,
-             (unsigned long long)d.jobs, (unsigned long long)d.jobs_waiting);
-        note(t, "daemon: pool %llu used %llu spaces %u clients %u requests %llu errors %llu bad %llu turn %llu\n",
+        note(t, "worker %u starts %llu jobs %llu waiting %llu\n", d.worker,
+             (unsigned long long)d.worker_starts, (unsigned long long)d.jobs,
+             (unsigned long long)d.jobs_waiting);
+        note(t,
+             "daemon: pool %llu used %llu spaces %u clients %u requests %llu errors %llu bad %llu "
+             "turn %llu\n",
              (unsigned long long)d.pool_bytes, (unsigned long long)d.pool_used, d.spaces, d.clients,
-             (unsigned long long)d.requests, (unsigned long long)d.request_errors, (unsigned long long)d.bad_frames,
-             (unsigned long long)d.turn_max_us);
+             (unsigned long long)d.requests, (unsigned long long)d.request_errors,
+             (unsigned long long)d.bad_frames, (unsigned long long)d.turn_max_us);
 }
 
-/* Whatever names the other's domain or space is answered in the same words whether they exist or not. */
+/*
+ * Whatever names the other's domain or space is answered in the same words whether they exist or
+ * not.
+ */
 static void note_refusals(struct conn *conn, char *t) {
-        struct kvd_slice a = kvd_slice_of("a"), llama = kvd_slice_of("llama"), own = kvd_slice_of("");
+        struct kvd_slice a = kvd_slice_of("a"), llama = kvd_slice_of("llama"),
+                         own = kvd_slice_of("");
         union {
                 struct kvd_msg m;
                 uint8_t room[4096];
         } reply;
 
         for (int i = 0; i < 2; i++, own = a) {
-                conn_call(conn, KVD_MSG_evict, &(struct kvd_msg_evict){.space = llama, .domain = own}, &reply);
+                conn_call(conn, KVD_MSG_evict,
+                          &(struct kvd_msg_evict){.space = llama, .domain = own}, &reply);
                 note(t, "evict: %s\n", kvd_error());
-                conn_call(conn, KVD_MSG_check, &(struct kvd_msg_check){.space = llama, .domain = own}, &reply);
+                conn_call(conn, KVD_MSG_check,
+                          &(struct kvd_msg_check){.space = llama, .domain = own}, &reply);
                 note(t, "check: %s\n", kvd_error());
-                conn_call(conn, KVD_MSG_block_map, &(struct kvd_msg_block_map){.space = llama, .domain = own}, &reply);
+                conn_call(conn, KVD_MSG_block_map,
+                          &(struct kvd_msg_block_map){.space = llama, .domain = own}, &reply);
                 note(t, "block_map: %s\n", kvd_error());
-                conn_call(conn, KVD_MSG_chain_info, &(struct kvd_msg_chain_info){.space = llama, .domain = own},
-                          &reply);
+                conn_call(conn, KVD_MSG_chain_info,
+                          &(struct kvd_msg_chain_info){.space = llama, .domain = own}, &reply);
                 note(t, "chain_info: %s\n", kvd_error());
-                conn_call(conn, KVD_MSG_space_delete, &(struct kvd_msg_space_delete){llama, own, 1}, &reply);
+                conn_call(conn, KVD_MSG_space_delete, &(struct kvd_msg_space_delete){llama, own, 1},
+                          &reply);
                 note(t, "space_delete: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_space_set,
-                          &(struct kvd_msg_space_set){llama, own, kvd_slice_of("policy"), kvd_slice_of("fifo")},
+                          &(struct kvd_msg_space_set){llama, own, kvd_slice_of("policy"),
+                                                      kvd_slice_of("fifo")},
                           &reply);
                 note(t, "space_set: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_space_set,
-                          &(struct kvd_msg_space_set){llama, own, kvd_slice_of("memshare"), kvd_slice_of("on")},
+                          &(struct kvd_msg_space_set){llama, own, kvd_slice_of("memshare"),
+                                                      kvd_slice_of("on")},
                           &reply);
                 note(t, "a method's setting: %s\n", kvd_error());
                 for (uint32_t op = 1; op <= 4; op++) {
-                        conn_call(conn, KVD_MSG_profile,
-                                  &(struct kvd_msg_profile){.space = llama, .domain = own, .op = op}, &reply);
+                        conn_call(
+                                conn, KVD_MSG_profile,
+                                &(struct kvd_msg_profile){.space = llama, .domain = own, .op = op},
+                                &reply);
                         note(t, "profile %u: %s\n", op, kvd_error());
                 }
-                conn_call(conn, KVD_MSG_space, &(struct kvd_msg_space){.name = llama, .domain = own}, &reply);
+                conn_call(conn, KVD_MSG_space,
+                          &(struct kvd_msg_space){.name = llama, .domain = own}, &reply);
                 note(t, "space: %s\n", kvd_error());
         }
 }
@@ -227,16 +254,18 @@ static void look_around(const char *socket, char *t) {
         space = open_space(socket);
         publish(space);
         note(t, "found %u\n", find(space));
-        usleep(200000); /* the daemon prepares memory ahead of need, but when it does is a matter of time */
+        /* the daemon prepares memory ahead of need, but when it does is a matter of time */
+        usleep(200000);
         note_daemon(conn, t);
         note_spaces(conn, t);
         note_clients(conn, t);
         note_refusals(conn, t);
 }
 
-/* ---- main --------------------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
-static const char *const settings[] = {"daemon.socket_mode=0666", "domain a.users=65534", "domain b.users=65533", NULL};
+static const char *const settings[] = {"daemon.socket_mode=0666", "domain a.users=65534",
+                                       "domain b.users=65533", NULL};
 
 static void start(struct inproc *d) {
         inproc_start(d, settings);
@@ -253,7 +282,8 @@ static void hold_sequences(struct kvd_space *space) {
                 struct kvd_sequence *sequence;
                 struct kvd_block blocks[4];
 
-                if (kvd_sequence_open(space, 8, &sequence) < 0 || kvd_alloc(space, 4, blocks) != 4 ||
+                if (kvd_sequence_open(space, 8, &sequence) < 0 ||
+                    kvd_alloc(space, 4, blocks) != 4 ||
                     kvd_sequence_append(sequence, 4, blocks, tokens, 4 * BT) != 4 ||
                     kvd_sequence_cool(sequence, 4, slots, KVD_COOL_DROP) != 4)
                         die("%s", kvd_error());
@@ -298,7 +328,8 @@ static void tell_apart(char *alone, char *beside) {
 }
 
 int main(void) {
-        char *transcripts = mmap(NULL, 2 * TRANSCRIPT, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        char *transcripts = mmap(NULL, 2 * TRANSCRIPT, PROT_READ | PROT_WRITE,
+                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         struct inproc d;
 
         if (getuid() != 0)

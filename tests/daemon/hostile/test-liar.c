@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A worker that lies in the right form: its answers have the size and the number that they should have, and anything
- * in them. Matches of blocks that are none, sources that have sources, scores that are no numbers, copies that were
- * never made; now and then an answer to a job of long ago. Storms of requests give it work. What clients read is then
- * anything, of course; but the daemon's tables stay sound, and everything is given back.
+ * A worker that lies in the right form: its answers have the size and the number that they should
+ * have, and anything in them. Matches of blocks that are none, sources that have sources, scores
+ * that are no numbers, copies that were never made; now and then an answer to a job of long ago.
+ * Storms of requests give it work. What clients read is then anything, of course; but the daemon's
+ * tables stay sound, and everything is given back.
  */
 
 #include <math.h>
@@ -25,7 +26,7 @@
 #include "tests/lib/sanitized.h"
 #include "tests/lib/oracle.h"
 
-/* ---- the worker ------------------------------------------------------------------------------------------------- */
+/* ---- the worker ------------------------------------------------------------------------------ */
 
 static const uint32_t result_bytes[] = {
         [KVD_JOB_SCORE] = 4,  [KVD_JOB_COMPARE] = 16, [KVD_JOB_SPILL] = 16, [KVD_JOB_REVIVE] = 4,
@@ -63,7 +64,8 @@ static void lie(struct random *random, const struct kvd_job *job, uint8_t *resul
         for (uint32_t i = 0; job->kind == KVD_JOB_CONFIG && i < n; i++)
                 result[i] = (uint8_t)random_below(random, random_below(random, 2) ? 2 : 256);
         for (uint32_t i = 0; job->kind == KVD_JOB_COMPARE && i < job->n_results; i++) {
-                struct kvd_match m = {random_below(random, job->n_items), random_below(random, job->n_items), 0.01f, 1};
+                struct kvd_match m = {random_below(random, job->n_items),
+                                      random_below(random, job->n_items), 0.01f, 1};
 
                 if (random_below(random, 3))
                         memcpy(result + i * sizeof m, &m, sizeof m);
@@ -88,9 +90,11 @@ static int liar_main(int socket) {
                 if (request.number == KVD_MSG_work_space && job == MAP_FAILED)
                         job = mmap(NULL, KVD_JOB_BYTES, PROT_READ, MAP_SHARED, fds.fd[2], 0);
                 kvd_fds_close(&fds);
-                reply = (struct kvd_msg){.number = request.number + KVD_REPLY, .serial = request.serial};
+                reply = (struct kvd_msg){.number = request.number + KVD_REPLY,
+                                         .serial = request.serial};
                 if (request.number == KVD_MSG_work) {
-                        uint32_t size = job->n_results * result_bytes[job->kind % ARRAY_SIZE(result_bytes)];
+                        uint32_t size = job->n_results *
+                                        result_bytes[job->kind % ARRAY_SIZE(result_bytes)];
 
                         lie(&random, job, result);
                         reply.work_reply.id = request.work.id;
@@ -107,7 +111,7 @@ static int liar_main(int socket) {
         return 0;
 }
 
-/* ---- its victims ------------------------------------------------------------------------------------------------ */
+/* ---- its victims ----------------------------------------------------------------------------- */
 
 /* Not for any child: the daemon in this process has some, too. */
 static void wait_for(const pid_t *pids, uint32_t n) {
@@ -122,7 +126,8 @@ static uint64_t jobs_of(const struct inproc *d) {
         struct kvd_msg_daemon_info_reply info = {0};
         struct conn *conn;
 
-        if (conn_open(d->in.socket, "liar", &conn) < 0 || conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
+        if (conn_open(d->in.socket, "liar", &conn) < 0 ||
+            conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
                 die("%s", kvd_error());
         conn_close(conn);
         printf("liar: %llu lies were heard, from %llu workers\n", (unsigned long long)info.jobs,
@@ -137,10 +142,13 @@ static void expect_nothing_left(const struct inproc *d) {
 
         if (conn_open(d->in.socket, "liar", &conn) < 0)
                 die("%s", kvd_error());
-        for (int i = 0; i == 0 || info.clients || info.private || info.spilled || info.vague || info.sequences; i++) {
-                if (i == PATIENCE_MS || conn_call(conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){0}, &info) < 0)
-                        die("%llu private blocks and %llu copies are left", (unsigned long long)info.private,
-                                (unsigned long long)info.spilled);
+        for (int i = 0;
+             i == 0 || info.clients || info.private || info.spilled || info.vague || info.sequences;
+             i++) {
+                if (i == PATIENCE_MS ||
+                    conn_call(conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){0}, &info) < 0)
+                        die("%llu private blocks and %llu copies are left",
+                            (unsigned long long)info.private, (unsigned long long)info.spilled);
                 usleep(1000);
         }
         conn_close(conn);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Much at once, of what the daemon does beside answering: how long does its loop not look at its sockets? A client
- * with 100 sequences of 1,000 blocks ends; another has steps of reasoning all over one another, in long sequences; a
- * third closes what it has while all of it leaves. Others' requests must not wait: what the daemon works before it
- * answers one is measured in its own time, which a busy machine does not change.
+ * Much at once, of what the daemon does beside answering: how long does its loop not look at its
+ * sockets? A client with 100 sequences of 1,000 blocks ends; another has steps of reasoning all
+ * over one another, in long sequences; a third closes what it has while all of it leaves. Others'
+ * requests must not wait: what the daemon works before it answers one is measured in its own time,
+ * which a busy machine does not change.
  */
 
 #include <signal.h>
@@ -23,14 +24,19 @@
 #include "tests/lib/instance.h"
 
 #define BT 4u
-#define MOST_NS (SANITIZED ? 4000000000u : 100000000u) /* two turns: the one that is under way, and the answer's */
+/* two turns: the one that is under way, and the answer's */
+#define MOST_NS (SANITIZED ? 4000000000u : 100000000u)
 
-static const struct kvd_geometry geometry = {
-        .layers = 1, .kv_heads = 1, .head_dim = 8, .block_tokens = BT, .dtype = KVD_F32, .vocab = 100000};
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = 8,
+                                             .block_tokens = BT,
+                                             .dtype = KVD_F32,
+                                             .vocab = 100000};
 
 static struct instance d;
 
-/* ---- a client --------------------------------------------------------------------------------------------------- */
+/* ---- a client -------------------------------------------------------------------------------- */
 
 static void must(int64_t r, const char *what) {
         if (r < 0)
@@ -64,7 +70,8 @@ static void grow(kvd_space *space, kvd_sequence *sequence, uint32_t n) {
                         memset(blocks[i].data, (int)i, kvd_block_bytes(&geometry));
                 for (uint32_t i = 0; i < got * BT; i++)
                         tokens[i] = (done * BT + i) % 1000;
-                must(kvd_sequence_append(sequence, got, blocks, tokens, got * BT), "kvd_sequence_append");
+                must(kvd_sequence_append(sequence, got, blocks, tokens, got * BT),
+                     "kvd_sequence_append");
         }
 }
 
@@ -76,11 +83,14 @@ static kvd_sequence *new_sequence(kvd_space *space, uint32_t n) {
         return sequence;
 }
 
-/* ---- measuring -------------------------------------------------------------------------------------------------- */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 static uint64_t *longest; /* shared */
 
-/* The daemon's work while it was asked something: what it does before it looks at its sockets again. */
+/*
+ * The daemon's work while it was asked something: what it does before it looks at its sockets
+ * again.
+ */
 static struct kvd_msg_daemon_info_reply ask(struct conn *conn) {
         struct kvd_msg_daemon_info_reply reply = {0};
         uint64_t began = instance_cpu_ns(&d);
@@ -134,7 +144,7 @@ static void measure(const char *name, void (*run)(void)) {
                 die("%s: the loop was away for too long", name);
 }
 
-/* ---- what clients do -------------------------------------------------------------------------------------------- */
+/* ---- what clients do ------------------------------------------------------------------------- */
 
 static void ends_with_100_sequences(void) {
         kvd_space *space = open_space(110000, NULL);
@@ -144,8 +154,8 @@ static void ends_with_100_sequences(void) {
         begin();
 }
 
-static const char *const sharing[] = {"memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq",
-                                      "1", NULL};
+static const char *const sharing[] = {
+        "memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq", "1", NULL};
 
 /* Each step has all entries, and so has each that is compared with it. */
 static void steps_over_one_another(void) {
@@ -203,7 +213,8 @@ static void ends_while_blocks_leave(void) {
 }
 
 int main(void) {
-        longest = mmap(NULL, sizeof *longest, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        longest = mmap(NULL, sizeof *longest, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                       -1, 0);
         signal(SIGPIPE, SIG_IGN);
         measure("100 sequences of 1,000 blocks end", ends_with_100_sequences);
         measure("steps over one another", steps_over_one_another);

@@ -43,7 +43,7 @@ static uint64_t now_us(void) {
         return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
 }
 
-/* ---- clients ------------------------------------------------------------------------------------------------ */
+/* ---- clients --------------------------------------------------------------------------------- */
 
 struct user {
         struct kvd *handle;
@@ -55,7 +55,8 @@ static struct user user_open(const struct instance *d, uint32_t kind) {
         struct user u;
 
         if (kvd_open(d->socket, &u.handle) < 0 ||
-            kvd_space_open(u.handle, kind == KVD_CAUSAL ? "s" : "whole", &victim_geometry, &options, &u.space) < 0)
+            kvd_space_open(u.handle, kind == KVD_CAUSAL ? "s" : "whole", &victim_geometry, &options,
+                           &u.space) < 0)
                 die("%s", kvd_error());
         return u;
 }
@@ -96,7 +97,8 @@ static uint32_t find(struct user *u, uint32_t chain) {
         struct kvd_pin pin = {0};
 
         victim_tokens(chain, tokens);
-        if (kvd_lookup(u->space, 0, tokens, VICTIM_BLOCKS * VICTIM_BT, ids, VICTIM_BLOCKS, &pin) < 0)
+        if (kvd_lookup(u->space, 0, tokens, VICTIM_BLOCKS * VICTIM_BT, ids, VICTIM_BLOCKS, &pin) <
+            0)
                 die("kvd_lookup: %s", kvd_error());
         n = pin.n_blocks;
         for (uint32_t i = 0; i < n; i++)
@@ -106,7 +108,7 @@ static uint32_t find(struct user *u, uint32_t chain) {
         return n;
 }
 
-/* ---- reclaim ------------------------------------------------------------------------------------------------ */
+/* ---- reclaim --------------------------------------------------------------------------------- */
 
 #define KILLS 20u
 #define MOST_ASKED 5000u /* a tenth of a second, if nothing else runs */
@@ -134,7 +136,8 @@ static uint64_t filling_of(struct conn *conn) {
 }
 
 /* How often the daemon was asked until all was back, and how long that took. */
-static uint32_t reclaim_once(const struct instance *d, struct conn *conn, const int *ready, uint64_t *us) {
+static uint32_t reclaim_once(const struct instance *d, struct conn *conn, const int *ready,
+                             uint64_t *us) {
         pid_t pid = fork();
         uint32_t asked = 1;
         uint64_t began;
@@ -179,7 +182,7 @@ static void reclaim(const struct instance *d, struct conn *conn) {
         close(ready[1]);
 }
 
-/* ---- stopped ------------------------------------------------------------------------------------------------ */
+/* ---- stopped --------------------------------------------------------------------------------- */
 
 static void expect_timeout(int64_t r, uint64_t began, const char *what) {
         uint64_t ms = now_ms() - began;
@@ -204,7 +207,10 @@ static void wait_byte(int fd) {
                 die("pipe");
 }
 
-/* Sealed without an answer: from then on the blocks may be freed, but neither written nor handed out again. */
+/*
+ * Sealed without an answer: from then on the blocks may be freed, but neither written nor handed
+ * out again.
+ */
 static void seal_unanswered(const struct caller *c) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT];
         struct user u = user_open(c->daemon, KVD_CAUSAL);
@@ -220,7 +226,8 @@ static void seal_unanswered(const struct caller *c) {
                 die("pipe");
         wait_byte(c->go);
         began = now_ms();
-        expect_timeout(kvd_seal(u.space, &pin, 4, blocks, tokens, 4 * VICTIM_BT), began, "kvd_seal");
+        expect_timeout(kvd_seal(u.space, &pin, 4, blocks, tokens, 4 * VICTIM_BT), began,
+                       "kvd_seal");
         for (uint32_t i = 0; i < 4; i++)
                 if (blocks[i].data || pin.view)
                         die("blocks that may be sealed can still be written");
@@ -255,7 +262,8 @@ static void other_unanswered(const struct caller *c, int which) {
         if (write(c->done, "d", 1) != 1)
                 die("pipe");
         wait_byte(c->go);
-        if (which == LEASE && kvd_lease(u.space, tokens, 2, 0) != 1) /* another one: the late answer comes with it */
+        /* another one: the late answer comes with it */
+        if (which == LEASE && kvd_lease(u.space, tokens, 2, 0) != 1)
                 die("kvd_lease: %s", kvd_error());
         if (which == LEASE)
                 kvd_lease_end(u.space, tokens, 2);
@@ -307,12 +315,16 @@ static uint64_t held_late(struct conn *conn) {
 
         for (uint32_t n = 0; n < 2; n++) {
                 space_facts(conn, n, &info);
-                left += info.leases + (info.filling > 3 * 32 ? info.filling : 0); /* magazines of three clients */
+                /* magazines of three clients */
+                left += info.leases + (info.filling > 3 * 32 ? info.filling : 0);
         }
         return left;
 }
 
-/* Late answers were undone: nobody but the checker's own client holds anything, though all still live. */
+/*
+ * Late answers were undone: nobody but the checker's own client holds anything, though all still
+ * live.
+ */
 static void expect_undone(struct conn *conn) {
         WAIT_UNTIL(held_late(conn) == 0);
 }
@@ -348,10 +360,11 @@ static void stopped(const struct instance *d, struct conn *conn, struct user *u)
                 close(callers[i].done);
         }
         find(u, 50);
-        printf("stopped: %u lookups hit while the daemon was stopped; late answers undone\n", lookups);
+        printf("stopped: %u lookups hit while the daemon was stopped; late answers undone\n",
+               lookups);
 }
 
-/* ---- a full backlog ----------------------------------------------------------------------------------------- */
+/* ---- a full backlog -------------------------------------------------------------------------- */
 
 static void full_backlog(const struct instance *d) {
         pid_t pid, flood;
@@ -377,7 +390,9 @@ static void full_backlog(const struct instance *d) {
         waitpid(flood, NULL, 0);
         kill(d->pid, SIGCONT);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-                die("kvd_open does not come back from a daemon that is stopped and has a full backlog: %#x", status);
+                die("kvd_open does not come back from a daemon that is stopped and has a full "
+                    "backlog: %#x",
+                    status);
 }
 
 int main(void) {
@@ -401,8 +416,10 @@ int main(void) {
         full_backlog(&d);
         expect_quiet(conn);
         expect_clean(conn);
-        conn_call(conn, KVD_MSG_space_delete, &(struct kvd_msg_space_delete){.space = kvd_slice_of("s")}, NULL);
-        conn_call(conn, KVD_MSG_space_delete, &(struct kvd_msg_space_delete){.space = kvd_slice_of("whole")}, NULL);
+        conn_call(conn, KVD_MSG_space_delete,
+                  &(struct kvd_msg_space_delete){.space = kvd_slice_of("s")}, NULL);
+        conn_call(conn, KVD_MSG_space_delete,
+                  &(struct kvd_msg_space_delete){.space = kvd_slice_of("whole")}, NULL);
         conn_close(conn);
         WAIT_UNTIL(instance_fds(&d) == fds);
         instance_stop(&d);

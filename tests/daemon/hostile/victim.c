@@ -14,20 +14,32 @@
 #include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 
-const struct kvd_geometry victim_geometry = {.layers = 1, .kv_heads = 2, .head_dim = 128, .block_tokens = VICTIM_BT,
-                                             .dtype = KVD_F32, .vocab = 50000, .fingerprint = {1, 2}};
+const struct kvd_geometry victim_geometry = {.layers = 1,
+                                             .kv_heads = 2,
+                                             .head_dim = 128,
+                                             .block_tokens = VICTIM_BT,
+                                             .dtype = KVD_F32,
+                                             .vocab = 50000,
+                                             .fingerprint = {1, 2}};
 
 struct kvd_msg victim_space_message(void) {
         const struct kvd_geometry *g = &victim_geometry;
 
-        return (struct kvd_msg){.number = KVD_MSG_space, .serial = 2,
-                                .space = {.name = kvd_slice_of("victim"), .create = 1, .layers = g->layers,
-                                          .kv_heads = g->kv_heads, .head_dim = g->head_dim,
-                                          .block_tokens = g->block_tokens, .dtype = g->dtype, .vocab = g->vocab,
-                                          .fingerprint0 = g->fingerprint[0], .fingerprint1 = g->fingerprint[1]}};
+        return (struct kvd_msg){.number = KVD_MSG_space,
+                                .serial = 2,
+                                .space = {.name = kvd_slice_of("victim"),
+                                          .create = 1,
+                                          .layers = g->layers,
+                                          .kv_heads = g->kv_heads,
+                                          .head_dim = g->head_dim,
+                                          .block_tokens = g->block_tokens,
+                                          .dtype = g->dtype,
+                                          .vocab = g->vocab,
+                                          .fingerprint0 = g->fingerprint[0],
+                                          .fingerprint1 = g->fingerprint[1]}};
 }
 
-/* ---- content ------------------------------------------------------------------------------------------------ */
+/* ---- content --------------------------------------------------------------------------------- */
 
 void victim_tokens(uint32_t chain, uint32_t *ret) {
         for (uint32_t i = 0; i < VICTIM_BLOCKS * VICTIM_BT; i++)
@@ -49,7 +61,7 @@ void victim_block_fill(uint8_t *data, uint32_t chain, uint32_t nth) {
         oracle_fill(data, kvd_block_bytes(&victim_geometry), seed_of(chain, nth));
 }
 
-/* ---- work --------------------------------------------------------------------------------------------------- */
+/* ---- work ------------------------------------------------------------------------------------ */
 
 struct worker {
         const struct instance *daemon;
@@ -74,7 +86,8 @@ static bool went_well(struct worker *w, int64_t r, const char *what) {
         return false;
 }
 
-static void check(struct worker *w, const struct kvd_pin *pin, const uint32_t *ids, uint32_t chain) {
+static void check(struct worker *w, const struct kvd_pin *pin, const uint32_t *ids,
+                  uint32_t chain) {
         for (uint32_t i = 0; i < pin->n_blocks; i++) {
                 w->facts->bytes_checked += pin->block_bytes;
                 if (!victim_block_is_right(kvd_pin_block(pin, ids[i]), chain, i))
@@ -85,14 +98,16 @@ static void check(struct worker *w, const struct kvd_pin *pin, const uint32_t *i
 static void extend(struct worker *w, struct kvd_pin *pin, uint32_t *ids, uint32_t chain) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], first = pin->n_blocks;
         struct kvd_block blocks[VICTIM_BLOCKS];
-        int r = kvd_alloc(w->space, 1 + random_below(&w->random, VICTIM_BLOCKS - first), blocks), n = r;
+        int r = kvd_alloc(w->space, 1 + random_below(&w->random, VICTIM_BLOCKS - first), blocks),
+            n = r;
 
         if (!went_well(w, r, "kvd_alloc"))
                 return;
         for (int i = 0; i < n; i++)
                 victim_block_fill(blocks[i].data, chain, first + (uint32_t)i);
         victim_tokens(chain, tokens);
-        r = kvd_seal(w->space, pin, (uint32_t)n, blocks, tokens + first * VICTIM_BT, (uint32_t)n * VICTIM_BT);
+        r = kvd_seal(w->space, pin, (uint32_t)n, blocks, tokens + first * VICTIM_BT,
+                     (uint32_t)n * VICTIM_BT);
         if (!went_well(w, r, "kvd_seal")) {
                 kvd_free(w->space, (uint32_t)n, blocks);
                 return;
@@ -102,7 +117,8 @@ static void extend(struct worker *w, struct kvd_pin *pin, uint32_t *ids, uint32_
 }
 
 static void operation(struct worker *w) {
-        uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS], chain = random_below(&w->random, 60);
+        uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS],
+                chain = random_below(&w->random, 60);
         uint64_t began = instance_cpu_ns(w->daemon);
         struct kvd_pin pin = {0};
         int64_t n;
@@ -134,10 +150,11 @@ static int work(struct victim_facts *facts, const struct instance *daemon) {
         return 0;
 }
 
-/* ---- life --------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 void victim_start(struct victim *v, const struct instance *daemon) {
-        v->facts = mmap(NULL, sizeof *v->facts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        v->facts = mmap(NULL, sizeof *v->facts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                        -1, 0);
         v->pid = fork();
         if (v->pid == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -3,8 +3,9 @@
 #define KVD_TESTS_VICTIM_H
 
 /*
- * A well-behaved client in a process of its own, which works all the time in the space "victim": looks up, checks every
- * byte, fills, seals, lets go. It may be refused blocks; anything else that goes wrong is counted.
+ * A well-behaved client in a process of its own, which works all the time in the space "victim":
+ * looks up, checks every byte, fills, seals, lets go. It may be refused blocks; anything else that
+ * goes wrong is counted.
  */
 
 #include <stdatomic.h>

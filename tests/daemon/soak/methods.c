@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * All methods at once: processes that need four times the pool share, cool, revive and label blocks at random, while
- * they and the worker that runs the kernels are killed at random. 0 wrong bytes in exact entries, 0 approximations
- * that are not marked, every request answered, every invariant true all the while, and nothing left over.
+ * All methods at once: processes that need four times the pool share, cool, revive and label blocks
+ * at random, while they and the worker that runs the kernels are killed at random. 0 wrong bytes in
+ * exact entries, 0 approximations that are not marked, every request answered, every invariant true
+ * all the while, and nothing left over.
  *
  *      methods [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--kill-daemon]
  */
@@ -52,11 +53,12 @@ static uint64_t now_ms(void) {
         return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
-/* ---- the daemon -------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
 static const char *const *daemon_settings(const struct soak *s) {
         static char pool[64];
-        static const char *const settings[] = {pool, "daemon.segment=128K", "daemon.pages=small", NULL};
+        static const char *const settings[] = {pool, "daemon.segment=128K", "daemon.pages=small",
+                                               NULL};
 
         snprintf(pool, sizeof pool, "daemon.pool=%s", s->o.pool);
         return settings;
@@ -64,11 +66,18 @@ static const char *const *daemon_settings(const struct soak *s) {
 
 static void create(struct conn *conn, const char *name, const struct kvd_geometry *g, uint32_t kind,
                    uint64_t max_blocks) {
-        struct kvd_msg_space request = {.name = kvd_slice_of(name), .create = 2, .layers = g->layers,
-                                        .kv_heads = g->kv_heads, .head_dim = g->head_dim,
-                                        .block_tokens = g->block_tokens, .layer_groups = g->layer_groups,
-                                        .dtype = g->dtype, .state_width = g->state_width, .vocab = g->vocab,
-                                        .kind = kind, .max_blocks = max_blocks};
+        struct kvd_msg_space request = {.name = kvd_slice_of(name),
+                                        .create = 2,
+                                        .layers = g->layers,
+                                        .kv_heads = g->kv_heads,
+                                        .head_dim = g->head_dim,
+                                        .block_tokens = g->block_tokens,
+                                        .layer_groups = g->layer_groups,
+                                        .dtype = g->dtype,
+                                        .state_width = g->state_width,
+                                        .vocab = g->vocab,
+                                        .kind = kind,
+                                        .max_blocks = max_blocks};
 
         if (conn_call(conn, KVD_MSG_space, &request, NULL) < 0)
                 die("space %s: %s", name, kvd_error());
@@ -99,11 +108,13 @@ static void prepare(struct soak *s) {
         conn_close(conn);
 }
 
-/* ---- workers ----------------------------------------------------------------------------------------------------- */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 static void start_worker(struct soak *s, uint32_t i) {
-        struct methods_options o = {.socket = s->daemon.socket, .tally = s->tally,
-                                    .seed = s->o.seed * 1000003 + s->started++, .daemon_may_die = s->o.kill_daemon};
+        struct methods_options o = {.socket = s->daemon.socket,
+                                    .tally = s->tally,
+                                    .seed = s->o.seed * 1000003 + s->started++,
+                                    .daemon_may_die = s->o.kill_daemon};
 
         s->pids[i] = fork();
         if (s->pids[i] == 0) {
@@ -115,7 +126,8 @@ static void start_worker(struct soak *s, uint32_t i) {
 static void note_end(struct soak *s, int status) {
         if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
                 fprintf(stderr, "a worker was ended by signal %d\n", WTERMSIG(status));
-        if ((WIFEXITED(status) && WEXITSTATUS(status) != 0) || (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL))
+        if ((WIFEXITED(status) && WEXITSTATUS(status) != 0) ||
+            (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL))
                 s->failed = true;
 }
 
@@ -162,7 +174,7 @@ static void end_workers(struct soak *s) {
         }
 }
 
-/* ---- the end ----------------------------------------------------------------------------------------------------- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* The clients are gone: no sequence, no private block, no copy, no sketch may be left. */
 static void expect_nothing_left(struct soak *s) {
@@ -172,13 +184,16 @@ static void expect_nothing_left(struct soak *s) {
         expect_quiet(conn);
         for (int i = 0; i < 500; i++, usleep(10000)) {
                 space_facts(conn, 0, &info);
-                if (!info.sequences && !info.private && !info.shared && !info.spilled && !info.vague)
+                if (!info.sequences && !info.private && !info.shared && !info.spilled &&
+                    !info.vague)
                         break;
         }
         if (info.sequences || info.private || info.shared || info.spilled || info.vague)
-                die("left over: %llu sequences, %llu private, %llu shared, %llu spilled, %llu vague",
+                die("left over: %llu sequences, %llu private, %llu shared, %llu spilled, %llu "
+                    "vague",
                     (unsigned long long)info.sequences, (unsigned long long)info.private,
-                    (unsigned long long)info.shared, (unsigned long long)info.spilled, (unsigned long long)info.vague);
+                    (unsigned long long)info.shared, (unsigned long long)info.spilled,
+                    (unsigned long long)info.vague);
         expect_clean(conn);
         conn_close(conn);
 }
@@ -189,17 +204,32 @@ static void report(const struct soak *s) {
                 const char *name;
                 uint64_t value;
         } rows[] = {
-                {"operations", t->operations}, {"bytes_checked", t->bytes_checked}, {"wrong_bytes", t->bytes_wrong},
-                {"unmarked", t->unmarked}, {"appended", t->appended}, {"changes", t->changes},
-                {"shared_seen", t->shared_seen}, {"approx_seen", t->approx_seen}, {"absent_seen", t->absent_seen},
+                {"operations", t->operations},
+                {"bytes_checked", t->bytes_checked},
+                {"wrong_bytes", t->bytes_wrong},
+                {"unmarked", t->unmarked},
+                {"appended", t->appended},
+                {"changes", t->changes},
+                {"shared_seen", t->shared_seen},
+                {"approx_seen", t->approx_seen},
+                {"absent_seen", t->absent_seen},
                 {"packed_seen", t->packed_seen},
-                {"cooled", t->cooled}, {"revived", t->revived}, {"labels", t->labels}, {"sharings", t->sharings},
-                {"samples", t->samples}, {"refusals", t->refusals}, {"suicides", t->deaths}, {"workers", s->started},
-                {"kernel_workers_killed", s->kernels_killed}, {"lost", t->lost}, {"seed", s->o.seed},
+                {"cooled", t->cooled},
+                {"revived", t->revived},
+                {"labels", t->labels},
+                {"sharings", t->sharings},
+                {"samples", t->samples},
+                {"refusals", t->refusals},
+                {"suicides", t->deaths},
+                {"workers", s->started},
+                {"kernel_workers_killed", s->kernels_killed},
+                {"lost", t->lost},
+                {"seed", s->o.seed},
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
-                printf("%s\"%s\": %llu", i ? ", " : "{", rows[i].name, (unsigned long long)rows[i].value);
+                printf("%s\"%s\": %llu", i ? ", " : "{", rows[i].name,
+                       (unsigned long long)rows[i].value);
         puts("}");
 }
 
@@ -207,9 +237,10 @@ static void report(const struct soak *s) {
 static void expect_used(const struct soak *s) {
         const struct methods_tally *t = s->tally;
 
-        if (!t->shared_seen || !t->approx_seen || !t->packed_seen || !t->absent_seen || !t->revived || !t->labels ||
-            !t->sharings || !t->samples)
-                die("FAILED: some method was never at work (seed %llu)", (unsigned long long)s->o.seed);
+        if (!t->shared_seen || !t->approx_seen || !t->packed_seen || !t->absent_seen ||
+            !t->revived || !t->labels || !t->sharings || !t->samples)
+                die("FAILED: some method was never at work (seed %llu)",
+                    (unsigned long long)s->o.seed);
 }
 
 static void soak(struct soak *s) {
@@ -233,10 +264,12 @@ static void soak(struct soak *s) {
 }
 
 static void parse(struct options *o, int argc, char **argv) {
-        static const struct option known[] = {
-                {"seconds", required_argument, NULL, 's'}, {"processes", required_argument, NULL, 'p'},
-                {"seed", required_argument, NULL, 'r'},    {"pool", required_argument, NULL, 'm'},
-                {"kill-daemon", no_argument, NULL, 'k'},   {0}};
+        static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
+                                              {"processes", required_argument, NULL, 'p'},
+                                              {"seed", required_argument, NULL, 'r'},
+                                              {"pool", required_argument, NULL, 'm'},
+                                              {"kill-daemon", no_argument, NULL, 'k'},
+                                              {0}};
         int c;
 
         while ((c = getopt_long(argc, argv, "", known, NULL)) != -1)
@@ -262,8 +295,8 @@ int main(int argc, char **argv) {
         soak(&s);
         report(&s);
         if (s.tally->bytes_wrong || s.tally->unmarked || s.failed)
-                die("FAILED: %llu wrong bytes (seed %llu)", (unsigned long long)s.tally->bytes_wrong,
-                    (unsigned long long)s.o.seed);
+                die("FAILED: %llu wrong bytes (seed %llu)",
+                    (unsigned long long)s.tally->bytes_wrong, (unsigned long long)s.o.seed);
         if (!s.o.kill_daemon)
                 expect_used(&s);
         expect_nothing_left(&s);

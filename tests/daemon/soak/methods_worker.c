@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One client that uses every method at random on sequences of its own, and checks what it may read after every
- * change. A block's contents follow from the step of reasoning that it belongs to and, a little, from the sequence:
+ * One client that uses every method at random on sequences of its own, and checks what it may read
+ * after every change. A block's contents follow from the step of reasoning that it belongs to and,
+ * a little, from the sequence:
  *
  *      value = step(step, place) + small(sequence, slot, place)
  *
- * so that equal steps are similar, never equal, and the right bytes of every exact entry are known. An entry that is
- * not exact must say so: KVD_ENTRY_SHARED may hold another sequence's small part, KVD_ENTRY_APPROX anything.
+ * so that equal steps are similar, never equal, and the right bytes of every exact entry are known.
+ * An entry that is not exact must say so: KVD_ENTRY_SHARED may hold another sequence's small part,
+ * KVD_ENTRY_APPROX anything.
  */
 
 #include "tests/daemon/soak/methods_worker.h"
@@ -32,10 +34,19 @@
 #define SHARED_WITHIN (3 * SMALL)
 #define PREFIX_BLOCKS 8u
 
-const struct kvd_geometry methods_geometry = {
-        .layers = 2, .kv_heads = 2, .head_dim = 32, .block_tokens = BT, .dtype = KVD_F32, .vocab = 5000};
-const struct kvd_geometry methods_whole_geometry = {.layers = 2, .layer_groups = 2, .kv_heads = 2, .head_dim = 32,
-                                                    .block_tokens = BT, .state_width = 16, .dtype = KVD_F32,
+const struct kvd_geometry methods_geometry = {.layers = 2,
+                                              .kv_heads = 2,
+                                              .head_dim = 32,
+                                              .block_tokens = BT,
+                                              .dtype = KVD_F32,
+                                              .vocab = 5000};
+const struct kvd_geometry methods_whole_geometry = {.layers = 2,
+                                                    .layer_groups = 2,
+                                                    .kv_heads = 2,
+                                                    .head_dim = 32,
+                                                    .block_tokens = BT,
+                                                    .state_width = 16,
+                                                    .dtype = KVD_F32,
                                                     .vocab = 5000};
 
 #define DIM 32u
@@ -45,7 +56,8 @@ const struct kvd_geometry methods_whole_geometry = {.layers = 2, .layer_groups =
 struct line { /* one sequence */
         kvd_sequence *sequence;
         uint64_t name;             /* seeds its small part */
-        uint32_t step[MAX_BLOCKS]; /* of each entry: kind of step, or STEPS + chain of a borrowed one */
+        /* of each entry: kind of step, or STEPS + chain of a borrowed one */
+        uint32_t step[MAX_BLOCKS];
         uint32_t place[MAX_BLOCKS];
         uint32_t n;
         struct kvd_pin pin;
@@ -82,12 +94,13 @@ static void maybe_die(struct worker *w) {
 static bool fine(struct worker *w, const char *what, int r) {
         if (r >= 0)
                 return true;
-        if (r == -ENOBUFS || r == -EDQUOT || r == -ENODATA || r == -EUSERS || r == -ENOSPC || r == -EBUSY) {
+        if (r == -ENOBUFS || r == -EDQUOT || r == -ENODATA || r == -EUSERS || r == -ENOSPC ||
+            r == -EBUSY) {
                 count(&w->o->tally->refusals, 1);
                 return false;
         }
-        if (w->o->daemon_may_die &&
-            (r == -ESTALE || r == -ECONNRESET || r == -ECONNREFUSED || r == -ENOENT || r == -ENOTCONN)) {
+        if (w->o->daemon_may_die && (r == -ESTALE || r == -ECONNRESET || r == -ECONNREFUSED ||
+                                     r == -ENOENT || r == -ENOTCONN)) {
                 count(&w->o->tally->lost, 1);
                 return false;
         }
@@ -96,7 +109,7 @@ static bool fine(struct worker *w, const char *what, int r) {
         return false;
 }
 
-/* ---- contents -------------------------------------------------------------------------------------------------- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 /* In (-1, 1). */
 static float value_at(uint64_t seed, uint32_t i) {
@@ -109,7 +122,8 @@ static float value_at(uint64_t seed, uint32_t i) {
 
 static void expected(const struct line *l, uint32_t slot, float *ret) {
         bool borrowed = l->step[slot] >= STEPS;
-        uint64_t large = ((uint64_t)l->step[slot] << 8 | l->place[slot]) + 1000, small = l->name * 977 + slot;
+        uint64_t large = ((uint64_t)l->step[slot] << 8 | l->place[slot]) + 1000,
+                 small = l->name * 977 + slot;
 
         for (uint32_t i = 0; i < BLOCK_FLOATS; i++)
                 ret[i] = value_at(large, i) + (borrowed ? 0 : SMALL * value_at(small, i));
@@ -124,22 +138,26 @@ static void tokens_of(const struct line *l, uint32_t slot, uint32_t n, uint32_t 
                 ret[i] = token_of(l->step[slot + i / BT], l->place[slot + i / BT], i % BT);
 }
 
-static void check_entry(struct worker *w, const struct line *l, uint32_t slot, const struct kvd_entry *e) {
+static void check_entry(struct worker *w, const struct line *l, uint32_t slot,
+                        const struct kvd_entry *e) {
         const float *data = (const float *)e->data;
         float want[BLOCK_FLOATS];
         uint64_t wrong = 0;
 
         expected(l, slot, want);
         for (uint32_t i = 0; i < BLOCK_FLOATS; i++)
-                wrong += e->flags & KVD_ENTRY_SHARED ? !(fabsf(data[i] - want[i]) <= SHARED_WITHIN) :
-                                                       memcmp(&data[i], &want[i], sizeof want[i]) != 0;
+                wrong += e->flags & KVD_ENTRY_SHARED ?
+                                 !(fabsf(data[i] - want[i]) <= SHARED_WITHIN) :
+                                 memcmp(&data[i], &want[i], sizeof want[i]) != 0;
         count(&w->o->tally->bytes_checked, sizeof want);
         if (!wrong)
                 return;
         count(&w->o->tally->bytes_wrong, wrong * sizeof(float));
         count(&w->o->tally->unmarked, !(e->flags & KVD_ENTRY_SHARED));
-        fprintf(stderr, "worker %d: entry %u (flags %u, block %u:%u): %llu of %u numbers are wrong\n", getpid(), slot,
-                e->flags, e->block, e->generation, (unsigned long long)wrong, BLOCK_FLOATS);
+        fprintf(stderr,
+                "worker %d: entry %u (flags %u, block %u:%u): %llu of %u numbers are wrong\n",
+                getpid(), slot, e->flags, e->block, e->generation, (unsigned long long)wrong,
+                BLOCK_FLOATS);
         w->failed = true;
 }
 
@@ -152,15 +170,18 @@ static bool is_a_token(const struct line *l, const float *keys, const float *val
                 for (uint32_t t = 0; t < BT; t++) {
                         const float *k = want + row + t * DIM;
 
-                        if (memcmp(keys, k, DIM * sizeof *k) == 0 && memcmp(values, k + PLANE, DIM * sizeof *k) == 0)
+                        if (memcmp(keys, k, DIM * sizeof *k) == 0 &&
+                            memcmp(values, k + PLANE, DIM * sizeof *k) == 0)
                                 return true;
                 }
         }
         return false;
 }
 
-static void check_packed(struct worker *w, const struct line *l, uint32_t slot, const struct kvd_entry *e) {
-        uint32_t head = below(w, 4), row = head / 2 * 2 * PLANE + head % 2 * BT * DIM, at = below(w, e->n_tokens);
+static void check_packed(struct worker *w, const struct line *l, uint32_t slot,
+                         const struct kvd_entry *e) {
+        uint32_t head = below(w, 4), row = head / 2 * 2 * PLANE + head % 2 * BT * DIM,
+                 at = below(w, e->n_tokens);
         const float *keys = (const float *)e->data + row + at * DIM;
 
         count(&w->o->tally->packed_seen, 1);
@@ -168,8 +189,9 @@ static void check_packed(struct worker *w, const struct line *l, uint32_t slot, 
         if (is_a_token(l, keys, keys + PLANE, row))
                 return;
         count(&w->o->tally->bytes_wrong, 2 * DIM * sizeof *keys);
-        fprintf(stderr, "worker %d: entry %u (packed): slot %u of head %u is no token of the sequence\n", getpid(), slot,
-                at, head);
+        fprintf(stderr,
+                "worker %d: entry %u (packed): slot %u of head %u is no token of the sequence\n",
+                getpid(), slot, at, head);
         w->failed = true;
 }
 
@@ -197,7 +219,7 @@ static void check_line(struct worker *w, const struct line *l) {
         }
 }
 
-/* ---- sequences -------------------------------------------------------------------------------------------------- */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 static void close_line(struct worker *w, struct line *l) {
         if (!l->sequence)
@@ -222,7 +244,8 @@ static bool get_prefix(struct worker *w, struct line *l, uint32_t *ids, uint32_t
                 l->place[i] = i;
         }
         tokens_of(l, 0, PREFIX_BLOCKS, tokens);
-        if (kvd_lookup(w->space, 0, tokens, PREFIX_BLOCKS * BT, ids, PREFIX_BLOCKS, &l->pin) == PREFIX_BLOCKS * BT)
+        if (kvd_lookup(w->space, 0, tokens, PREFIX_BLOCKS * BT, ids, PREFIX_BLOCKS, &l->pin) ==
+            PREFIX_BLOCKS * BT)
                 return true;
         kvd_unpin(w->space, &l->pin);
         while (n < PREFIX_BLOCKS && (r = kvd_alloc(w->space, PREFIX_BLOCKS - n, blocks + n)) > 0)
@@ -253,7 +276,8 @@ static void open_line(struct worker *w, struct line *l) {
         }
         if (below(w, 2) == 0 || !get_prefix(w, l, ids, tokens))
                 return;
-        if (fine(w, "borrow", kvd_sequence_borrow(l->sequence, &l->pin, PREFIX_BLOCKS, ids, tokens)))
+        if (fine(w, "borrow",
+                 kvd_sequence_borrow(l->sequence, &l->pin, PREFIX_BLOCKS, ids, tokens)))
                 l->n = PREFIX_BLOCKS;
 }
 
@@ -310,7 +334,7 @@ static void sync_line(struct worker *w, struct line *l) {
         }
 }
 
-/* ---- methods ----------------------------------------------------------------------------------------------------- */
+/* ---- methods --------------------------------------------------------------------------------- */
 
 static uint32_t some_slots(struct worker *w, const struct line *l, bool resident, uint32_t *slots) {
         const struct kvd_entry *entries;
@@ -318,14 +342,17 @@ static uint32_t some_slots(struct worker *w, const struct line *l, bool resident
 
         entries = kvd_sequence_entries(l->sequence, &n);
         for (uint32_t i = 0; i < n && found < 8; i++)
-                if (!(entries[i].flags & KVD_ENTRY_BORROWED) && !entries[i].data == !resident && below(w, 3) == 0)
+                if (!(entries[i].flags & KVD_ENTRY_BORROWED) && !entries[i].data == !resident &&
+                    below(w, 3) == 0)
                         slots[found++] = i;
         return found;
 }
 
 static void cool(struct worker *w, struct line *l) {
         uint32_t slots[8], n = some_slots(w, l, true, slots);
-        int r = n ? kvd_sequence_cool(l->sequence, n, slots, below(w, 2) ? KVD_COOL_VAGUE : KVD_COOL_SPILL) : 0;
+        int r = n ? kvd_sequence_cool(l->sequence, n, slots,
+                                      below(w, 2) ? KVD_COOL_VAGUE : KVD_COOL_SPILL) :
+                    0;
 
         if (fine(w, "cool", r))
                 count(&w->o->tally->cooled, (uint64_t)r);
@@ -333,17 +360,20 @@ static void cool(struct worker *w, struct line *l) {
 
 static void revive(struct worker *w, struct line *l) {
         uint32_t slots[8], n = some_slots(w, l, false, slots);
-        int r = n ? kvd_sequence_revive(l->sequence, n, slots, (enum kvd_revive)(1 + below(w, 3))) : 0;
+        int r = n ? kvd_sequence_revive(l->sequence, n, slots, (enum kvd_revive)(1 + below(w, 3))) :
+                    0;
 
         if (fine(w, "revive", r))
                 count(&w->o->tally->revived, (uint64_t)r);
 }
 
 static void pack(struct worker *w, struct line *l) {
-        uint32_t first = l->n ? below(w, l->n) : 0, n = l->n ? 1 + below(w, MIN(l->n - first, 16)) : 0;
+        uint32_t first = l->n ? below(w, l->n) : 0,
+                 n = l->n ? 1 + below(w, MIN(l->n - first, 16)) : 0;
         int r;
 
-        if (!n || !fine(w, "compact", kvd_sequence_compact(l->sequence, first, n, 1 + below(w, n * BT))))
+        if (!n ||
+            !fine(w, "compact", kvd_sequence_compact(l->sequence, first, n, 1 + below(w, n * BT))))
                 return;
         r = kvd_sequence_wait(l->sequence, below(w, 2) * 50000000);
         if (r == -ETIMEDOUT || fine(w, "wait", r))
@@ -357,9 +387,11 @@ static void attend(struct worker *w, struct line *l) {
 
         kvd_sequence_entries(l->sequence, &n);
         for (uint32_t i = 0; i < n; i++) {
-                kvd_sequence_use(l->sequence, i, (float)below(w, 100) / 50, (float)below(w, 100) / 100);
+                kvd_sequence_use(l->sequence, i, (float)below(w, 100) / 50,
+                                 (float)below(w, 100) / 100);
                 labels = kvd_sequence_labels(l->sequence, i, &shape);
-                count(&w->o->tally->labels, labels && shape.channels == 32 && shape.label_bytes == 20);
+                count(&w->o->tally->labels,
+                      labels && shape.channels == 32 && shape.label_bytes == 20);
         }
 }
 
@@ -371,7 +403,8 @@ static void critical(struct worker *w, struct line *l) {
                 if (kvd_alloc(w->space, 1, &l->bits) != 1)
                         return;
                 memset(l->bits.data, 0x5a, BLOCK_FLOATS * sizeof(float));
-                l->asked = fine(w, "critical", kvd_sequence_critical(l->sequence, 1, &l->bits, 4, 2, 64));
+                l->asked = fine(w, "critical",
+                                kvd_sequence_critical(l->sequence, 1, &l->bits, 4, 2, 64));
                 if (!l->asked)
                         kvd_free(w->space, 1, &l->bits);
                 return;
@@ -379,7 +412,8 @@ static void critical(struct worker *w, struct line *l) {
         r = kvd_sequence_sharing(l->sequence, layer, head);
         if (!fine(w, "sharing", r) || r == 0)
                 return;
-        if (layer[0] != 0 || layer[1] > 1 || head[0] != 0 || head[1] > 1 || head[2] != 0 || head[3] > 1) {
+        if (layer[0] != 0 || layer[1] > 1 || head[0] != 0 || head[1] > 1 || head[2] != 0 ||
+            head[3] > 1) {
                 fprintf(stderr, "worker %d: a sharing configuration that cannot be\n", getpid());
                 w->failed = true;
         }
@@ -393,11 +427,13 @@ static void sample(struct worker *w) {
         uint32_t n = 0;
         int r = 0;
 
-        while (n < ARRAY_SIZE(blocks) && (r = kvd_alloc(w->whole, ARRAY_SIZE(blocks) - n, blocks + n)) > 0)
+        while (n < ARRAY_SIZE(blocks) &&
+               (r = kvd_alloc(w->whole, ARRAY_SIZE(blocks) - n, blocks + n)) > 0)
                 n += (uint32_t)r;
         for (uint32_t i = 0; i < n; i++)
                 for (uint32_t k = 0; k < BLOCK_FLOATS / 2; k++)
-                        ((float *)blocks[i].data)[k] = value_at(i / 2, k) + (i % 2 ? SMALL * value_at(99, k) : 0);
+                        ((float *)blocks[i].data)[k] = value_at(i / 2, k) +
+                                                       (i % 2 ? SMALL * value_at(99, k) : 0);
         if (n == ARRAY_SIZE(blocks))
                 r = kvd_prefix_sample(w->whole, below(w, 100), 1, blocks, BT);
         if (fine(w, "sample", r))
@@ -405,7 +441,7 @@ static void sample(struct worker *w) {
         kvd_free(w->whole, n, blocks);
 }
 
-/* ---- life -------------------------------------------------------------------------------------------------------- */
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static void act(struct worker *w) {
         struct line *l = &w->lines[below(w, SEQUENCES)];
@@ -446,7 +482,8 @@ static bool begin(struct worker *w) {
                 if (r == 0 && !w->space)
                         r = kvd_space_open(w->kvd, "methods", &methods_geometry, NULL, &w->space);
                 if (r == 0 && !w->whole)
-                        r = kvd_space_open(w->kvd, "whole", &methods_whole_geometry, &whole, &w->whole);
+                        r = kvd_space_open(w->kvd, "whole", &methods_whole_geometry, &whole,
+                                           &w->whole);
                 if (r < 0)
                         usleep(10000);
         }

@@ -10,7 +10,8 @@
 
 /* Shared by all workers and their parent. */
 struct methods_tally {
-        _Atomic uint64_t operations, bytes_checked, bytes_wrong, unmarked; /* unmarked: approximations not marked so */
+        /* unmarked: approximations not marked so */
+        _Atomic uint64_t operations, bytes_checked, bytes_wrong, unmarked;
         _Atomic uint64_t appended, refusals, deaths, lost;
         _Atomic uint64_t shared_seen, approx_seen, packed_seen, absent_seen;
         _Atomic uint64_t changes, cooled, revived, labels, sharings, samples;

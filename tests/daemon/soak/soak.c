@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Random alloc, lookup, pin, seal, evict and kill -9 by many processes; 0 wrong bytes, and in the end nothing left over.
+ * Random alloc, lookup, pin, seal, evict and kill -9 by many processes; 0 wrong bytes, and in the
+ * end nothing left over.
  *
  *      soak [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--arena] [--epoll] [--kill-daemon] [--huge]
  *           [--threads]
  *
- * --threads runs the workers as threads of this process (for ThreadSanitizer); then nobody is killed.
+ * --threads runs the workers as threads of this process (for ThreadSanitizer); then nobody is
+ * killed.
  */
 
 #include <errno.h>
@@ -48,7 +50,7 @@ struct soak {
         bool failed;
 };
 
-/* ---- workers ------------------------------------------------------------------------------------------------ */
+/* ---- workers --------------------------------------------------------------------------------- */
 
 static struct worker_options worker_options(struct soak *s) {
         return (struct worker_options){
@@ -128,7 +130,7 @@ static void end_workers(struct soak *s) {
         }
 }
 
-/* ---- the daemon --------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
 static const char *const *daemon_settings(const struct soak *s) {
         static const char *settings[10];
@@ -155,7 +157,7 @@ static void replace_daemon(struct soak *s) {
         instance_again(&s->daemon, daemon_settings(s));
 }
 
-/* ---- the end ------------------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void delete_space(struct conn *conn, const char *name) {
         struct kvd_msg_space_delete request = {.space = kvd_slice_of(name)};
@@ -174,7 +176,9 @@ static uint32_t fds_at_rest(const struct soak *s) {
         return n;
 }
 
-/* Everybody is gone: what is left over must be nothing but the cache, and that must be deletable. */
+/*
+ * Everybody is gone: what is left over must be nothing but the cache, and that must be deletable.
+ */
 static uint64_t pool_used(struct conn *conn) {
         struct kvd_msg_daemon_info_reply info;
 
@@ -192,20 +196,24 @@ static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
         delete_space(conn, "whole");
         delete_space(conn, "keyed");
         WAIT_UNTIL(pool_used(conn) == 0);
-        WAIT_UNTIL(instance_fds(&s->daemon) == fds_before); /* pidfds of processes that end this moment */
+        /* pidfds of processes that end this moment */
+        WAIT_UNTIL(instance_fds(&s->daemon) == fds_before);
         conn_close(conn);
 }
 
 static void report(const struct soak *s) {
         const struct tally *t = s->tally;
 
-        printf("{\"operations\": %llu, \"bytes_checked\": %llu, \"wrong_bytes\": %llu, \"tokens_found\": %llu, "
-               "\"blocks_sealed\": %llu, \"leases\": %llu, \"refusals\": %llu, \"suicides\": %llu, \"workers\": %llu, "
+        printf("{\"operations\": %llu, \"bytes_checked\": %llu, \"wrong_bytes\": %llu, "
+               "\"tokens_found\": %llu, "
+               "\"blocks_sealed\": %llu, \"leases\": %llu, \"refusals\": %llu, \"suicides\": %llu, "
+               "\"workers\": %llu, "
                "\"daemon_lost\": %llu, \"seed\": %llu}\n",
                (unsigned long long)t->operations, (unsigned long long)t->bytes_checked,
                (unsigned long long)t->bytes_wrong, (unsigned long long)t->tokens_found,
-               (unsigned long long)t->blocks_sealed, (unsigned long long)t->leases, (unsigned long long)t->refusals,
-               (unsigned long long)t->deaths, (unsigned long long)s->started, (unsigned long long)t->daemon_lost,
+               (unsigned long long)t->blocks_sealed, (unsigned long long)t->leases,
+               (unsigned long long)t->refusals, (unsigned long long)t->deaths,
+               (unsigned long long)s->started, (unsigned long long)t->daemon_lost,
                (unsigned long long)s->o.seed);
 }
 
@@ -239,15 +247,19 @@ static void soak(struct soak *s) {
         end_workers(s);
 }
 
-/* ---- main --------------------------------------------------------------------------------------------------- */
+/* ---- main ------------------------------------------------------------------------------------ */
 
 static void parse(struct options *o, int argc, char **argv) {
-        static const struct option known[] = {
-                {"seconds", required_argument, NULL, 's'}, {"processes", required_argument, NULL, 'p'},
-                {"seed", required_argument, NULL, 'r'},    {"pool", required_argument, NULL, 'm'},
-                {"arena", no_argument, NULL, 'a'},         {"epoll", no_argument, NULL, 'e'},
-                {"kill-daemon", no_argument, NULL, 'k'},   {"threads", no_argument, NULL, 't'},
-                {"huge", no_argument, NULL, 'h'},          {0}};
+        static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
+                                              {"processes", required_argument, NULL, 'p'},
+                                              {"seed", required_argument, NULL, 'r'},
+                                              {"pool", required_argument, NULL, 'm'},
+                                              {"arena", no_argument, NULL, 'a'},
+                                              {"epoll", no_argument, NULL, 'e'},
+                                              {"kill-daemon", no_argument, NULL, 'k'},
+                                              {"threads", no_argument, NULL, 't'},
+                                              {"huge", no_argument, NULL, 'h'},
+                                              {0}};
         int c;
 
         while ((c = getopt_long(argc, argv, "", known, NULL)) != -1)
@@ -278,8 +290,8 @@ int main(int argc, char **argv) {
         soak(&s);
         report(&s);
         if (s.tally->bytes_wrong || s.failed)
-                die("FAILED: %llu wrong bytes (seed %llu)", (unsigned long long)s.tally->bytes_wrong,
-                    (unsigned long long)s.o.seed);
+                die("FAILED: %llu wrong bytes (seed %llu)",
+                    (unsigned long long)s.tally->bytes_wrong, (unsigned long long)s.o.seed);
         expect_nothing_left(&s, fds);
         instance_stop(&s.daemon);
         instance_sweep(&s.daemon);

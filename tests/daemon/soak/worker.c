@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One client that does everything at random: looks up, holds, checks every byte it may read, fills, seals, lets go,
- * computes bidirectional prefixes under a lease, and dies in between. What it may find is given by a universe of
- * chains that share trunks; what it must read there, by the oracle.
+ * One client that does everything at random: looks up, holds, checks every byte it may read, fills,
+ * seals, lets go, computes bidirectional prefixes under a lease, and dies in between. What it may
+ * find is given by a universe of chains that share trunks; what it must read there, by the oracle.
  */
 
 #include "tests/daemon/soak/worker.h"
@@ -24,10 +24,15 @@
 #define MAX_TOKENS (MAX_BLOCKS * BT)
 #define HOLDS 6u
 
-const struct kvd_geometry soak_geometry = {
-        .layers = 2, .kv_heads = 2, .head_dim = 16, .block_tokens = BT, .dtype = KVD_F32, .vocab = 5000};
+const struct kvd_geometry soak_geometry = {.layers = 2,
+                                           .kv_heads = 2,
+                                           .head_dim = 16,
+                                           .block_tokens = BT,
+                                           .dtype = KVD_F32,
+                                           .vocab = 5000};
 
-static const struct kvd_geometry keyed_geometry = {.block_tokens = 8, .block_bytes = 2048, .layout = "soak"};
+static const struct kvd_geometry keyed_geometry = {
+        .block_tokens = 8, .block_bytes = 2048, .layout = "soak"};
 
 enum { CAUSAL, WHOLE, KEYED, N_SPACES };
 
@@ -65,27 +70,39 @@ static void maybe_die(struct worker *w) {
         }
 }
 
-/* ---- the universe ------------------------------------------------------------------------------------------- */
+/* ---- the universe ---------------------------------------------------------------------------- */
 
 /* Token ids of a chain: trunks are shared by 16 chains, boughs by 4. */
 static void chain_tokens(uint32_t chain, uint32_t n, uint32_t *ret) {
         for (uint32_t i = 0; i < n; i++) {
-                uint32_t block = i / BT, owner = block < 17 ? chain / 16 : block < 24 ? chain / 4 : chain;
+                uint32_t block = i / BT, owner = block < 17 ? chain / 16 :
+                                                 block < 24 ? chain / 4 :
+                                                              chain;
 
-                ret[i] = (i * 37 + owner * 101 + (block < 17 ? 0 : block < 24 ? 1000 : 2000)) % 5000;
+                ret[i] = (i * 37 + owner * 101 +
+                          (block < 17 ? 0 :
+                           block < 24 ? 1000 :
+                                        2000)) %
+                         5000;
         }
 }
 
-static uint64_t seed_of(const struct hold *h, const uint32_t *tokens, uint32_t block, uint32_t n_tokens) {
+static uint64_t seed_of(const struct hold *h, const uint32_t *tokens, uint32_t block,
+                        uint32_t n_tokens) {
         uint32_t end = MIN((block + 1) * BT, n_tokens);
 
-        /* A bidirectional block depends on the whole prefix: the oracle takes that in as a space of its own. */
-        return h->space == WHOLE ? oracle_seed(oracle_seed(7, tokens, h->prefix_tokens) + block, tokens, end) :
-                                   oracle_seed(3 + h->salt, tokens, end);
+        /*
+         * A bidirectional block depends on the whole prefix: the oracle takes that in as a space of
+         * its own.
+         */
+        return h->space == WHOLE ?
+                       oracle_seed(oracle_seed(7, tokens, h->prefix_tokens) + block, tokens, end) :
+                       oracle_seed(3 + h->salt, tokens, end);
 }
 
 static uint32_t bytes_of(uint32_t space) {
-        return space == KEYED ? (uint32_t)keyed_geometry.block_bytes : (uint32_t)kvd_block_bytes(&soak_geometry);
+        return space == KEYED ? (uint32_t)keyed_geometry.block_bytes :
+                                (uint32_t)kvd_block_bytes(&soak_geometry);
 }
 
 /* 32 bytes, most of them 0xff. */
@@ -94,7 +111,7 @@ static void make_key(uint32_t object, uint32_t key[8]) {
         key[object % 8] = object * 7;
 }
 
-/* ---- checking ----------------------------------------------------------------------------------------------- */
+/* ---- checking -------------------------------------------------------------------------------- */
 
 static void check_hold(struct worker *w, const struct hold *h) {
         uint32_t tokens[MAX_TOKENS];
@@ -124,15 +141,16 @@ static struct hold *empty_hold(struct worker *w) {
         return h;
 }
 
-/* ---- publishing --------------------------------------------------------------------------------------------- */
+/* ---- publishing ------------------------------------------------------------------------------ */
 
 static bool harmless(struct worker *w, int r) {
         if (r == -ENOBUFS || r == -EDQUOT) {
                 count(&w->o->tally->refusals, 1);
                 return true;
         }
-        if (w->o->daemon_may_die && (r == -ECONNRESET || r == -ECONNREFUSED || r == -ESTALE || r == -ENOENT ||
-                                     r == -ENOTCONN || r == -ETIMEDOUT || r == -EPIPE)) {
+        if (w->o->daemon_may_die &&
+            (r == -ECONNRESET || r == -ECONNREFUSED || r == -ESTALE || r == -ENOENT ||
+             r == -ENOTCONN || r == -ETIMEDOUT || r == -EPIPE)) {
                 count(&w->o->tally->daemon_lost, 1);
                 usleep(2000);
                 return true;
@@ -140,7 +158,8 @@ static bool harmless(struct worker *w, int r) {
         return false;
 }
 
-static uint32_t take_blocks(struct worker *w, struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
+static uint32_t take_blocks(struct worker *w, struct kvd_space *space, uint32_t n,
+                            struct kvd_block *blocks) {
         uint32_t got = 0;
         int r;
 
@@ -157,8 +176,8 @@ static uint32_t take_blocks(struct worker *w, struct kvd_space *space, uint32_t 
         return got;
 }
 
-static void fill(struct worker *w, const struct hold *h, const uint32_t *tokens, uint32_t first, uint32_t n,
-                 struct kvd_block *blocks, uint32_t end) {
+static void fill(struct worker *w, const struct hold *h, const uint32_t *tokens, uint32_t first,
+                 uint32_t n, struct kvd_block *blocks, uint32_t end) {
         size_t bytes = kvd_block_bytes(&soak_geometry);
 
         for (uint32_t i = 0; i < n; i++) {
@@ -195,12 +214,13 @@ static void extend(struct worker *w, struct hold *h, uint32_t end) {
         maybe_die(w);
 }
 
-static void check_object(struct worker *w, const struct kvd_pin *pin, const uint32_t *key, uint32_t n,
-                         const uint32_t *blocks) {
+static void check_object(struct worker *w, const struct kvd_pin *pin, const uint32_t *key,
+                         uint32_t n, const uint32_t *blocks) {
         size_t wrong = pin->n_blocks != n;
 
         for (uint32_t i = 0; i < n; i++)
-                wrong += oracle_wrong(kvd_pin_block(pin, blocks[i]), bytes_of(KEYED), oracle_seed(100 + i, key, 8));
+                wrong += oracle_wrong(kvd_pin_block(pin, blocks[i]), bytes_of(KEYED),
+                                      oracle_seed(100 + i, key, 8));
         count(&w->o->tally->bytes_checked, n * pin->block_bytes);
         count(&w->o->tally->bytes_wrong, wrong);
         if (wrong)
@@ -232,7 +252,7 @@ static void seal_object(struct worker *w, const uint32_t *key, uint32_t n) {
         kvd_unpin(space, &pin);
 }
 
-/* ---- operations --------------------------------------------------------------------------------------------- */
+/* ---- operations ------------------------------------------------------------------------------ */
 
 static int64_t look_up(struct worker *w, struct hold *h, uint32_t n_tokens) {
         uint32_t tokens[MAX_TOKENS];
@@ -275,7 +295,8 @@ static void causal_operation(struct worker *w) {
 
 static void whole_operation(struct worker *w) {
         struct hold *h = empty_hold(w);
-        uint32_t chain = random_below(&w->random, 6), n_tokens = 10 + chain * 13, tokens[MAX_TOKENS];
+        uint32_t chain = random_below(&w->random, 6), n_tokens = 10 + chain * 13,
+                 tokens[MAX_TOKENS];
         int r;
 
         *h = (struct hold){.space = WHOLE, .chain = chain, .prefix_tokens = n_tokens};
@@ -302,7 +323,8 @@ static void whole_operation(struct worker *w) {
 
 /* Looks for three objects, checks those that are there, and seals the first if it is not. */
 static void keyed_operation(struct worker *w) {
-        uint32_t object = random_below(&w->random, 40), n = 1 + object % 4, keys[3][8], blocks[3 * 4];
+        uint32_t object = random_below(&w->random, 40), n = 1 + object % 4, keys[3][8],
+                 blocks[3 * 4];
         struct kvd_pin pins[3] = {{0}};
         int64_t found;
 
@@ -333,7 +355,8 @@ static void scribble(struct worker *w) {
 }
 
 static void evict_some(struct worker *w) {
-        struct kvd_msg_evict request = {.space = kvd_slice_of("causal"), .blocks = 1 + random_below(&w->random, 16)};
+        struct kvd_msg_evict request = {.space = kvd_slice_of("causal"),
+                                        .blocks = 1 + random_below(&w->random, 16)};
         struct conn *conn;
 
         if (conn_open(w->o->socket, "evictor", &conn) < 0) {
@@ -363,11 +386,12 @@ static void operation(struct worker *w) {
         count(&w->o->tally->operations, 1);
 }
 
-/* ---- the worker --------------------------------------------------------------------------------------------- */
+/* ---- the worker ------------------------------------------------------------------------------ */
 
 static int open_spaces(struct worker *w) {
         static const struct kvd_space_options options[N_SPACES] = {
-                [CAUSAL] = {.kind = KVD_CAUSAL, .max_blocks = 400}, /* a fraction of the universe: eviction never rests */
+                /* a fraction of the universe: eviction never rests */
+                [CAUSAL] = {.kind = KVD_CAUSAL, .max_blocks = 400},
                 [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 48},
                 [KEYED] = {.max_blocks = 64}};
         static const char *const names[N_SPACES] = {"causal", "whole", "keyed"};
@@ -377,7 +401,8 @@ static int open_spaces(struct worker *w) {
                 struct kvd_space_options o = options[i];
 
                 o.flags = random_below(&w->random, 2) ? KVD_SPACE_FIXED : 0;
-                r = kvd_space_open(w->kvd, names[i], i == KEYED ? &keyed_geometry : &soak_geometry, &o, &w->spaces[i]);
+                r = kvd_space_open(w->kvd, names[i], i == KEYED ? &keyed_geometry : &soak_geometry,
+                                   &o, &w->spaces[i]);
         }
         return r;
 }

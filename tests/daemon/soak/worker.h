@@ -10,7 +10,8 @@
 
 /* Shared by all workers and their parent. */
 struct tally {
-        _Atomic uint64_t operations, bytes_checked, bytes_wrong, tokens_found, blocks_sealed, duplicates, leases;
+        _Atomic uint64_t operations, bytes_checked, bytes_wrong, tokens_found, blocks_sealed,
+                duplicates, leases;
         _Atomic uint64_t refusals, deaths, daemon_lost;
         _Atomic bool stop;
 };

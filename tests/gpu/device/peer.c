@@ -17,8 +17,12 @@
 
 #define MAX_SETTINGS 24
 
-const struct kvd_geometry geometry = {.layers = 2, .kv_heads = 2, .head_dim = 64, .block_tokens = BT,
-                                      .dtype = KVD_F32, .vocab = 1u << 24};
+const struct kvd_geometry geometry = {.layers = 2,
+                                      .kv_heads = 2,
+                                      .head_dim = 64,
+                                      .block_tokens = BT,
+                                      .dtype = KVD_F32,
+                                      .vocab = 1u << 24};
 
 bool legacy_handles;
 
@@ -35,7 +39,7 @@ int must_(const char *what, int r) {
         return r;
 }
 
-/* ---- talking ---------------------------------------------------------------------------------------------------- */
+/* ---- talking --------------------------------------------------------------------------------- */
 
 static void put(int fd, char what) {
         if (write(fd, &what, 1) != 1)
@@ -70,9 +74,10 @@ void hear(struct role *role, char what) {
         get(role->from, what);
 }
 
-/* ---- peers ------------------------------------------------------------------------------------------------------ */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
-struct peer peer_start(void (*play)(struct role *), const char *socket, const char *const *settings) {
+struct peer peer_start(void (*play)(struct role *), const char *socket,
+                       const char *const *settings) {
         struct peer peer;
         int down[2], up[2];
 
@@ -122,12 +127,13 @@ void peer_kill(struct peer *peer) {
         gone(peer);
 }
 
-/* ---- the daemon ------------------------------------------------------------------------------------------------- */
+/* ---- the daemon ------------------------------------------------------------------------------ */
 
 static void run_daemon(struct instance *in, const char *const *more,
                        void (*run)(struct instance *, const char *const *)) {
-        const char *settings[MAX_SETTINGS] = {"daemon.backend=cuda", "daemon.pool=32M", "daemon.segment=2M",
-                                              "daemon.quarantine_ms=100", "daemon.log=warning"};
+        const char *settings[MAX_SETTINGS] = {"daemon.backend=cuda", "daemon.pool=32M",
+                                              "daemon.segment=2M", "daemon.quarantine_ms=100",
+                                              "daemon.log=warning"};
         int n = 5;
 
         if (legacy_handles)
@@ -149,7 +155,8 @@ static bool waits_for_streams(struct conn *conn) {
         struct kvd_msg_space_info request = {0};
         struct kvd_msg_space_info_reply info;
 
-        for (; conn_call(conn, KVD_MSG_space_info, &request, &info) == 0; request.cursor = info.next)
+        for (; conn_call(conn, KVD_MSG_space_info, &request, &info) == 0;
+             request.cursor = info.next)
                 if (info.pending || info.poisoned)
                         return true;
         return false;
@@ -171,7 +178,7 @@ uint64_t evict_all(struct conn *conn) {
         return reply.evicted;
 }
 
-/* ---- a side ----------------------------------------------------------------------------------------------------- */
+/* ---- a side ---------------------------------------------------------------------------------- */
 
 static void ok(const struct side *s, cu_result error, const char *what) {
         char text[128];
@@ -207,7 +214,8 @@ static void make_own(struct side *s) {
         OK(s, cuDevicePrimaryCtxRetain, &context, s->place.device);
         OK(s, cuCtxPushCurrent, context);
         s->stream = make_stream(s);
-        OK(s, cuMemHostAlloc, (void **)&s->words, (size_t)SIDE_BLOCKS * BLOCK_BYTES, CU_HOST_PORTABLE);
+        OK(s, cuMemHostAlloc, (void **)&s->words, (size_t)SIDE_BLOCKS * BLOCK_BYTES,
+           CU_HOST_PORTABLE);
 }
 
 void side_open(struct side *s, const char *socket, const char *space) {
@@ -235,8 +243,8 @@ void put_read(struct side *s, const struct kvd_pin *pin, const uint32_t *ids, ui
         if (n > SIDE_BLOCKS)
                 die("a side reads %u blocks at most", SIDE_BLOCKS);
         for (uint32_t i = 0; i < n; i++)
-                OK(s, cuMemcpyDtoHAsync, s->words + i * BLOCK_WORDS, (cu_address)kvd_pin_block(pin, ids[i]),
-                   BLOCK_BYTES, s->stream);
+                OK(s, cuMemcpyDtoHAsync, s->words + i * BLOCK_WORDS,
+                   (cu_address)kvd_pin_block(pin, ids[i]), BLOCK_BYTES, s->stream);
 }
 
 void sync_stream(struct side *s) {

@@ -3,9 +3,10 @@
 #define KVD_TESTS_DEVICE_PEER_H
 
 /*
- * Processes that share a GPU's pool, on whatever driver libcuda.so.1 is (in the suite: tests/gpu/fakecuda). Each test
- * is a numbered play of a few of them; the one that directs it never touches the driver, so that it may fork at any
- * time. Failures end the test with a line: none of these calls returns one.
+ * Processes that share a GPU's pool, on whatever driver libcuda.so.1 is (in the suite:
+ * tests/gpu/fakecuda). Each test is a numbered play of a few of them; the one that directs it never
+ * touches the driver, so that it may fork at any time. Failures end the test with a line: none of
+ * these calls returns one.
  */
 
 #include <stdbool.h>
@@ -22,7 +23,7 @@
 
 extern const struct kvd_geometry geometry;
 
-/* ---- the director ---------------------------------------------------------------------------------------------- */
+/* ---- the director ---------------------------------------------------------------------------- */
 
 struct peer {
         pid_t pid;
@@ -36,7 +37,8 @@ struct role {
 };
 
 /* settings: "NAME=value" of the environment, ended by NULL; may be NULL. */
-struct peer peer_start(void (*play)(struct role *), const char *socket, const char *const *settings);
+struct peer peer_start(void (*play)(struct role *), const char *socket,
+                       const char *const *settings);
 void cue(struct peer *peer, char what);    /* tells it */
 void expect(struct peer *peer, char what); /* waits for what it says */
 void peer_end(struct peer *peer);          /* it must have ended well */
@@ -44,16 +46,20 @@ void peer_kill(struct peer *peer);         /* SIGKILL, and it is gone */
 
 uint64_t now_ms(void);
 
-extern bool legacy_handles; /* of daemons to be started: as where descriptors of GPU memory cannot be had */
+/* of daemons to be started: as where descriptors of GPU memory cannot be had */
+extern bool legacy_handles;
 
-/* A daemon on the GPU with 16 segments of 2 MiB, or otherwise as the settings say ("daemon.x=y", ended by NULL). */
+/*
+ * A daemon on the GPU with 16 segments of 2 MiB, or otherwise as the settings say ("daemon.x=y",
+ * ended by NULL).
+ */
 void start_daemon(struct instance *d, const char *const *settings);
 void again_daemon(struct instance *d, const char *const *settings);
 /* Clean, nothing left over but what is in the cache, and ended. */
 void end_daemon(struct instance *d);
 uint64_t evict_all(struct conn *conn); /* from space "s"; how many went */
 
-/* ---- a peer ----------------------------------------------------------------------------------------------------- */
+/* ---- a peer ---------------------------------------------------------------------------------- */
 
 void say(struct role *role, char what);
 void hear(struct role *role, char what);
@@ -71,8 +77,10 @@ struct side {
 void side_open(struct side *s, const char *socket, const char *space);
 void side_close(struct side *s);
 cu_stream make_stream(const struct side *s);
-void side_join(struct side *s, const struct side *other); /* another thread's: its own stream, the same space */
-void side_attach(struct side *s, const char *socket, const char *space); /* without a stream of its own */
+/* another thread's: its own stream, the same space */
+void side_join(struct side *s, const struct side *other);
+/* without a stream of its own */
+void side_attach(struct side *s, const char *socket, const char *space);
 
 /* Work put into the stream: a block full of one word; blocks of a pin to s->words. */
 void put_fill(struct side *s, const struct kvd_block *block, uint32_t word);

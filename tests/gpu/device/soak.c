@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Processes that seal and read blocks of one GPU in the order of their streams, at random, and are killed at random:
- * nobody ever reads a wrong byte that kvd_check_pin calls right, nobody hangs, and in the end nothing is left over.
+ * Processes that seal and read blocks of one GPU in the order of their streams, at random, and are
+ * killed at random: nobody ever reads a wrong byte that kvd_check_pin calls right, nobody hangs,
+ * and in the end nothing is left over.
  *
  *      device-soak [SECONDS [SEED [legacy | calm]]]
  *
- * Two spaces that together want more than there is, so that blocks are evicted and memory goes from one to the other:
- * with calm, all the time, and nobody is killed.
+ * Two spaces that together want more than there is, so that blocks are evicted and memory goes from
+ * one to the other: with calm, all the time, and nobody is killed.
  */
 
 #include <errno.h>
@@ -55,7 +56,8 @@ static void extend(struct side *s, uint32_t doc, uint32_t n, struct kvd_pin *pin
         make_tokens(doc, n, tokens);
         for (int i = 0; i < got; i++)
                 put_fill(s, &blocks[i], word_of(doc, have + (uint32_t)i));
-        r = kvd_seal_on(s->space, pin, (uint32_t)got, blocks, tokens + have * BT, (uint32_t)got * BT, s->stream);
+        r = kvd_seal_on(s->space, pin, (uint32_t)got, blocks, tokens + have * BT,
+                        (uint32_t)got * BT, s->stream);
         if (r < 0 && r != -ESTALE)
                 die("seal: %s", kvd_error());
         if (r < 0)
@@ -139,7 +141,8 @@ static struct peer start(const struct instance *d) {
         static char slow[64], seed[32];
         const char *settings[] = {slow, NULL, NULL};
 
-        snprintf(slow, sizeof slow, "FAKECUDA_SLOW=set:%u,copy:%u,write:%u", draw(3), draw(2), draw(2) * draw(4));
+        snprintf(slow, sizeof slow, "FAKECUDA_SLOW=set:%u,copy:%u,write:%u", draw(3), draw(2),
+                 draw(2) * draw(4));
         snprintf(seed, sizeof seed, "%ld", random());
         seed_text = seed;
         if (!draw(5))
@@ -163,8 +166,11 @@ static uint64_t segments_returned(struct conn *conn) {
         struct kvd_msg_space_info_reply info;
         uint64_t sum = 0, value;
 
-        for (; conn_call(conn, KVD_MSG_space_info, &request, &info) == 0; request.cursor = info.next) {
-                memcpy(&value, (const uint8_t *)info.counters.data + KVD_SPACE_SEGMENTS_RETURNED * sizeof value,
+        for (; conn_call(conn, KVD_MSG_space_info, &request, &info) == 0;
+             request.cursor = info.next) {
+                memcpy(&value,
+                       (const uint8_t *)info.counters.data +
+                               KVD_SPACE_SEGMENTS_RETURNED * sizeof value,
                        sizeof value);
                 sum += value;
         }
@@ -199,11 +205,13 @@ static void run(const struct instance *d, uint32_t seconds, bool calm) {
         conn_close(conn);
         for (uint32_t i = 0; i < WORKERS; i++)
                 peer_end(&workers[i]);
-        printf("%llu steps, %u kills: %llu reads of %llu blocks, %llu sealed, %llu allocations refused, %llu reads of "
+        printf("%llu steps, %u kills: %llu reads of %llu blocks, %llu sealed, %llu allocations "
+               "refused, %llu reads of "
                "what a dead producer left; %llu wrong words, %llu reads that had not waited\n",
                (unsigned long long)tally->steps, kills, (unsigned long long)tally->reads,
-               (unsigned long long)tally->blocks, (unsigned long long)tally->seals, (unsigned long long)tally->refused,
-               (unsigned long long)tally->poisoned, (unsigned long long)tally->wrong, (unsigned long long)tally->late);
+               (unsigned long long)tally->blocks, (unsigned long long)tally->seals,
+               (unsigned long long)tally->refused, (unsigned long long)tally->poisoned,
+               (unsigned long long)tally->wrong, (unsigned long long)tally->late);
         printf("%llu segments went back to the pool\n", (unsigned long long)returned);
         if (calm && !returned)
                 die("no memory changed hands");
@@ -219,7 +227,8 @@ int main(int argc, char **argv) {
                 setenv("FAKECUDA_VMM", "0", 1);
         }
         srandom(argc > 2 ? (unsigned)atoi(argv[2]) : 1);
-        tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                     0);
         if (tally == MAP_FAILED)
                 die("mmap: %s", strerror(errno));
         start_daemon(&d, settings);

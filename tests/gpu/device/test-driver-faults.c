@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any call of the driver may fail, at any time. libkvd then says so, or does without; it never hangs, and the daemon
- * and its other clients do not notice. Needs the stand-in driver, which fails the n-th call of a function when told to.
+ * Any call of the driver may fail, at any time. libkvd then says so, or does without; it never
+ * hangs, and the daemon and its other clients do not notice. Needs the stand-in driver, which fails
+ * the n-th call of a function when told to.
  */
 
 #include <errno.h>
@@ -34,7 +35,8 @@ static void use(kvd_space *space, const struct kvd_cuda *cuda, cu_stream stream,
                 return;
         }
         for (uint32_t i = 0; i < 2; i++)
-                cuda->cuMemsetD32Async((cu_address)blocks[i].data, word_of(doc, i), BLOCK_WORDS, stream);
+                cuda->cuMemsetD32Async((cu_address)blocks[i].data, word_of(doc, i), BLOCK_WORDS,
+                                       stream);
         if (said(kvd_seal_on(space, &pin, 2, blocks, tokens, 2 * BT, stream)) < 0)
                 kvd_free_on(space, 2, blocks, stream);
         if (said((int)kvd_lookup(space, 0, tokens, 2 * BT, ids, 2, &again)) > 0) {
@@ -47,7 +49,10 @@ static void use(kvd_space *space, const struct kvd_cuda *cuda, cu_stream stream,
         kvd_settle(space);
 }
 
-/* Everything, with the stream of the caller, the default one, and a space closed with work under way. */
+/*
+ * Everything, with the stream of the caller, the default one, and a space closed with work under
+ * way.
+ */
 static void whole_life(struct role *role) {
         struct kvd_layer_view view;
         const struct kvd_cuda *cuda;
@@ -112,12 +117,25 @@ static void good_life(struct role *role) {
 }
 
 int main(void) {
-        static const char *const functions[] = {
-                "cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid", "cuMemGetAllocationGranularity",
-                "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuMemAddressReserve",
-                "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemHostRegister",
-                "cuMemHostGetDevicePointer", "cuStreamCreateWithPriority", "cuStreamWriteValue64",
-                "cuStreamWaitValue64", "cuStreamSynchronize", "cuCtxSynchronize"};
+        static const char *const functions[] = {"cuInit",
+                                                "cuDeviceGetCount",
+                                                "cuDeviceGet",
+                                                "cuDeviceGetUuid",
+                                                "cuMemGetAllocationGranularity",
+                                                "cuDevicePrimaryCtxRetain",
+                                                "cuCtxPushCurrent",
+                                                "cuMemAddressReserve",
+                                                "cuMemImportFromShareableHandle",
+                                                "cuMemMap",
+                                                "cuMemSetAccess",
+                                                "cuMemUnmap",
+                                                "cuMemHostRegister",
+                                                "cuMemHostGetDevicePointer",
+                                                "cuStreamCreateWithPriority",
+                                                "cuStreamWriteValue64",
+                                                "cuStreamWaitValue64",
+                                                "cuStreamSynchronize",
+                                                "cuCtxSynchronize"};
         struct instance d;
         struct peer peer;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client is killed right before or after each of its system calls, with work on its stream, while another reads
- * what it publishes. Whatever it had, the other never reads a wrong byte that is called right, never hangs, and the
- * daemon is clean when the quarantine is over.
+ * A client is killed right before or after each of its system calls, with work on its stream, while
+ * another reads what it publishes. Whatever it had, the other never reads a wrong byte that is
+ * called right, never hangs, and the daemon is clean when the quarantine is over.
  */
 
 #include <errno.h>
@@ -29,7 +29,7 @@ static struct shared {
         _Atomic uint64_t reads, right, gone;
 } *shared;
 
-/* ---- killing ---------------------------------------------------------------------------------------------------- */
+/* ---- killing --------------------------------------------------------------------------------- */
 
 static uint32_t until_death; /* points that are passed before; 0: lives */
 static bool counting;
@@ -56,7 +56,7 @@ static const struct kvd_sys killing = {
 #undef MEMBER
 };
 
-/* ---- the one that dies ------------------------------------------------------------------------------------------ */
+/* ---- the one that dies ----------------------------------------------------------------------- */
 
 static uint32_t document(uint32_t round, uint32_t n) {
         return 10 + (round * DOCUMENTS + n) % 4000;
@@ -85,7 +85,7 @@ static void doomed(struct role *role) {
         counting = false;
 }
 
-/* ---- the one that reads ----------------------------------------------------------------------------------------- */
+/* ---- the one that reads ---------------------------------------------------------------------- */
 
 static void watcher(struct role *role) {
         struct side s;
@@ -93,7 +93,8 @@ static void watcher(struct role *role) {
         side_open(&s, role->socket, "s");
         say(role, 'o');
         while (!shared->stop) {
-                uint32_t ids[BLOCKS], doc = document(shared->round, (uint32_t)(shared->reads % DOCUMENTS)), n;
+                uint32_t ids[BLOCKS],
+                        doc = document(shared->round, (uint32_t)(shared->reads % DOCUMENTS)), n;
                 struct kvd_pin pin = {0};
                 int r;
 
@@ -142,7 +143,8 @@ int main(void) {
         struct peer other;
         struct instance d;
 
-        shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                      0);
         if (shared == MAP_FAILED)
                 die("mmap: %s", strerror(errno));
         start_daemon(&d, settings);
@@ -160,7 +162,8 @@ int main(void) {
         shared->stop = true;
         peer_end(&other);
         end_daemon(&d);
-        printf("killed at %u points; %llu reads found something right, %llu what was never written\n", n - 1,
-               (unsigned long long)shared->right, (unsigned long long)shared->gone);
+        printf("killed at %u points; %llu reads found something right, %llu what was never "
+               "written\n",
+               n - 1, (unsigned long long)shared->right, (unsigned long long)shared->gone);
         return n > 50 && shared->right ? 0 : 1;
 }

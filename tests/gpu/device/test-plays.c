@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One GPU's pool, used in place by several processes: what streams order, and what becomes of it when somebody dies. */
+/*
+ * One GPU's pool, used in place by several processes: what streams order, and what becomes of it
+ * when somebody dies.
+ */
 
 #include <errno.h>
 #include <signal.h>
@@ -33,11 +36,12 @@ static uint64_t count_of(struct conn *conn, enum kvd_space_counter which) {
 
 #define CHECK(what) ((what) ? (void)0 : die("%s:%d: not %s", __FILE__, __LINE__, #what))
 
-/* ---- in place --------------------------------------------------------------------------------------------------- */
+/* ---- in place -------------------------------------------------------------------------------- */
 
 /*
  * 1. The producer's stream takes more than a second to fill two blocks; it seals them at once.
- * 2. The reader finds them, lets its stream wait, and reads: never anything but what the producer wrote.
+ * 2. The reader finds them, lets its stream wait, and reads: never anything but what the producer
+ *    wrote.
  * 3. The producer finds its own blocks: its stream is behind the writes anyway.
  */
 static void late_producer(struct role *role) {
@@ -113,7 +117,7 @@ static void reader_without_streams(void) {
         in_place_with(none);
 }
 
-/* ---- handles of streams ----------------------------------------------------------------------------------------- */
+/* ---- handles of streams ---------------------------------------------------------------------- */
 
 static void new_stream(struct side *s) {
         cu_stream old = s->stream;
@@ -124,8 +128,9 @@ static void new_stream(struct side *s) {
 }
 
 /*
- * A stream is destroyed while it still fills blocks, and another gets its handle. It is not that stream: it has to
- * wait for the blocks, and what it promises is not kept before the old one's promise.
+ * A stream is destroyed while it still fills blocks, and another gets its handle. It is not that
+ * stream: it has to wait for the blocks, and what it promises is not kept before the old one's
+ * promise.
  */
 static void another_stream_with_that_handle(struct role *role) {
         struct kvd_pin pins[2] = {0}, again = {0};
@@ -161,7 +166,7 @@ static void stream_handle_used_again(void) {
         end_daemon(&d);
 }
 
-/* ---- without stream memory operations -------------------------------------------------------------------------- */
+/* ---- without stream memory operations -------------------------------------------------------- */
 
 static void waits_itself(struct role *role) {
         struct kvd_pin pin = {0};
@@ -208,11 +213,14 @@ static void without_streams(void) {
         end_daemon(&d);
 }
 
-/* ---- many streams ----------------------------------------------------------------------------------------------- */
+/* ---- many streams ---------------------------------------------------------------------------- */
 
 #define STREAMS 70u /* more than there are slots */
 
-/* A chain each of whose blocks comes from another stream; then more streams with work under way than there are slots. */
+/*
+ * A chain each of whose blocks comes from another stream; then more streams with work under way
+ * than there are slots.
+ */
 static void uses_many_streams(struct role *role) {
         uint32_t tokens[SIDE_BLOCKS * BT], ids[SIDE_BLOCKS];
         struct kvd_pin chain = {0}, found = {0}, pins[STREAMS] = {0};
@@ -269,11 +277,12 @@ static void many_streams(void) {
         end_daemon(&d);
 }
 
-/* ---- death ------------------------------------------------------------------------------------------------------ */
+/* ---- death ----------------------------------------------------------------------------------- */
 
 /*
  * 1. The producer seals what its stream would need a minute for, and is killed.
- * 2. The reader's stream waits for it already. It goes on, and the reader learns that the data never came.
+ * 2. The reader's stream waits for it already. It goes on, and the reader learns that the data
+ *    never came.
  * 3. Nobody finds it any more; the reader computes it again.
  */
 static void never_writes(struct role *role) {
@@ -332,7 +341,9 @@ static void producer_killed(void) {
         death_with(NULL);
 }
 
-/* On a driver where a plain store wakes no stream: a worker writes the slot by a stream of its own. */
+/*
+ * On a driver where a plain store wakes no stream: a worker writes the slot by a stream of its own.
+ */
 static void producer_killed_and_stores_wake_nobody(void) {
         const char *const settings[] = {"FAKECUDA_WAKE=write", NULL};
 
@@ -348,7 +359,8 @@ static void producer_killed_and_the_reader_waits_itself(void) {
         start_daemon(&d, NULL);
         a = peer_start(never_writes, d.socket, slow);
         expect(&a, 'p');
-        b = peer_start(survivor, d.socket, none); /* kvd_wait_on returns when the producer is dead */
+        /* kvd_wait_on returns when the producer is dead */
+        b = peer_start(survivor, d.socket, none);
         usleep(100000);
         peer_kill(&a);
         expect(&b, 'w');
@@ -357,8 +369,8 @@ static void producer_killed_and_the_reader_waits_itself(void) {
 }
 
 /*
- * A client is killed while its stream fills blocks that are not sealed. For the quarantine they are nobody's, as if its
- * GPU were still writing; then they are free.
+ * A client is killed while its stream fills blocks that are not sealed. For the quarantine they are
+ * nobody's, as if its GPU were still writing; then they are free.
  */
 static void fills(struct role *role) {
         struct kvd_block blocks[8];
@@ -398,7 +410,7 @@ static void quarantine(void) {
         end_daemon(&d);
 }
 
-/* ---- eviction --------------------------------------------------------------------------------------------------- */
+/* ---- eviction -------------------------------------------------------------------------------- */
 
 static void slow_producer(struct role *role) {
         struct kvd_pin pin = {0};
@@ -485,7 +497,10 @@ static void unpin_waits_for_the_stream(void) {
         end_daemon(&d);
 }
 
-/* Two fill the same content: the second one's copies are not given to others while its stream writes them. */
+/*
+ * Two fill the same content: the second one's copies are not given to others while its stream
+ * writes them.
+ */
 static void duplicates(struct role *role) {
         struct kvd_pin first = {0}, second = {0};
         uint32_t ids[2];
@@ -518,9 +533,12 @@ static void duplicates_wait(void) {
         end_daemon(&d);
 }
 
-/* ---- memory that changes hands ----------------------------------------------------------------------------- */
+/* ---- memory that changes hands --------------------------------------------------------------- */
 
-/* Fills the space with chains of one block each, until the daemon has nothing more. Returns how many. */
+/*
+ * Fills the space with chains of one block each, until the daemon has nothing more. Returns how
+ * many.
+ */
 static uint32_t fill_pool(struct side *s) {
         struct kvd_block block;
         uint32_t n = 0;
@@ -607,7 +625,8 @@ static void second_owner(struct role *role) {
 
 /*
  * 1. Space s fills the pool. Its client has every segment mapped.
- * 2. A client of space t wants a quarter of it: segments of s are emptied, their clients unmap them, t gets the memory.
+ * 2. A client of space t wants a quarter of it: segments of s are emptied, their clients unmap
+ *    them, t gets the memory.
  * 3. Both go on.
  */
 static void memory_changes_hands(void) {
@@ -625,7 +644,7 @@ static void memory_changes_hands(void) {
         end_daemon(&d);
 }
 
-/* ---- isolation = arena -------------------------------------------------------------------------------------- */
+/* ---- isolation = arena ----------------------------------------------------------------------- */
 
 static void victim(struct role *role) {
         struct kvd_pin pin = {0};
@@ -655,8 +674,10 @@ static void writes_where_it_must_not(struct role *role) {
         put_read(&s, &pin, ids, 2);
         sync_stream(&s);
         CHECK(wrong_words(&s, DOC, 2) == 0);
-        CHECK(s.cuda->cuMemsetD32Async((cu_address)kvd_pin_block(&pin, ids[0]), 0, 16, s.stream) == CU_OK);
-        CHECK(s.cuda->cuStreamSynchronize(s.stream) == CU_ILLEGAL_ADDRESS); /* its own context, nobody else's */
+        CHECK(s.cuda->cuMemsetD32Async((cu_address)kvd_pin_block(&pin, ids[0]), 0, 16, s.stream) ==
+              CU_OK);
+        /* its own context, nobody else's */
+        CHECK(s.cuda->cuStreamSynchronize(s.stream) == CU_ILLEGAL_ADDRESS);
         kvd_unpin_on(s.space, &pin, s.stream);
         kvd_space_close(s.space);
         kvd_close(s.kvd);
@@ -679,7 +700,7 @@ static void arena_is_read_only(void) {
         end_daemon(&d);
 }
 
-/* ---- daemons ---------------------------------------------------------------------------------------------------- */
+/* ---- daemons --------------------------------------------------------------------------------- */
 
 /* The connection, and blocks of the stock, are still those of the daemon before. */
 static void publish_anew(struct side *s, uint32_t first, struct kvd_pin *pin) {
@@ -703,7 +724,10 @@ static void publish_anew(struct side *s, uint32_t first, struct kvd_pin *pin) {
         die("nothing can be sealed: %s", kvd_error());
 }
 
-/* The daemon is killed while a pin is held and a stream reads: the bytes stay; the next daemon is found by itself. */
+/*
+ * The daemon is killed while a pin is held and a stream reads: the bytes stay; the next daemon is
+ * found by itself.
+ */
 static void outlives_the_daemon(struct role *role) {
         struct kvd_pin pin = {0}, fresh = {0};
         uint32_t ids[2];
@@ -780,7 +804,8 @@ static void sees_only_one(struct role *role) {
 }
 
 static void two_daemons_on_two_devices(void) {
-        const char *const first[] = {"daemon.device=0", NULL}, *const second[] = {"daemon.device=1", NULL};
+        const char *const first[] = {"daemon.device=0", NULL}, *const second[] = {"daemon.device=1",
+                                                                                  NULL};
         const char *const turned[] = {"CUDA_VISIBLE_DEVICES=1,0", NULL};
         const char *const one[] = {"CUDA_VISIBLE_DEVICES=0", NULL};
         struct instance d, e;
@@ -800,7 +825,7 @@ static void two_daemons_on_two_devices(void) {
         end_daemon(&d);
 }
 
-/* ---- layers ----------------------------------------------------------------------------------------------------- */
+/* ---- layers ---------------------------------------------------------------------------------- */
 
 static void views_layers(struct role *role) {
         struct kvd_layer_view view, other;
@@ -814,7 +839,8 @@ static void views_layers(struct role *role) {
         must(kvd_layer_view(s.space, 1, &view));
         must(kvd_layer_view(s.space, 0, &other));
         CHECK(other.keys == pin.base && other.values == pin.base + BLOCK_BYTES / 4);
-        CHECK(view.keys == pin.base + BLOCK_BYTES / 2 && view.blocks > ids[0] && view.blocks > ids[1]);
+        CHECK(view.keys == pin.base + BLOCK_BYTES / 2 && view.blocks > ids[0] &&
+              view.blocks > ids[1]);
         CHECK(view.block_stride == BLOCK_BYTES && view.element == 4 && view.token_stride == 256 &&
               view.head_stride == BT * 256 && view.group == 0);
         CHECK(kvd_layer_view(s.space, 2, &view) == -EINVAL);
@@ -832,11 +858,12 @@ static void layers(void) {
         end_daemon(&d);
 }
 
-/* ---- in doubt --------------------------------------------------------------------------------------------------- */
+/* ---- in doubt -------------------------------------------------------------------------------- */
 
 /*
- * The daemon is stopped while it should seal: nobody knows what became of the blocks, and it may free them as soon as
- * it goes on. So they are given back only when the stream that fills them is done.
+ * The daemon is stopped while it should seal: nobody knows what became of the blocks, and it may
+ * free them as soon as it goes on. So they are given back only when the stream that fills them is
+ * done.
  */
 static void seals_in_doubt(struct role *role) {
         struct kvd_pin pin = {0};

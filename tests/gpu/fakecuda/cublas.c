@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * cuBLAS without a GPU: libcublas.so.13, the few functions that products of matrices need, on the stand-in driver's
- * streams. Numbers of 16 bits are widened, products summed in fp32, by 16 running sums in a fixed order. Scalars lie in
- * host memory, as they do by default. Combinations of types that cuBLAS does not take are refused as it does.
+ * cuBLAS without a GPU: libcublas.so.13, the few functions that products of matrices need, on the
+ * stand-in driver's streams. Numbers of 16 bits are widened, products summed in fp32, by 16 running
+ * sums in a fixed order. Scalars lie in host memory, as they do by default. Combinations of types
+ * that cuBLAS does not take are refused as it does.
  */
 
 #include <pthread.h>
@@ -44,7 +45,7 @@ struct product {
         bool tf32;
 };
 
-/* ---- numbers --------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 static float from_bits(uint32_t bits) {
         float x;
@@ -67,12 +68,16 @@ static size_t size_of(int type) {
 /* By arithmetic, which makes what is subnormal in 16 bits normal. */
 static float from_f16(uint16_t word) {
         uint32_t bits = (uint32_t)(word & 0x7fff) << 13;
-        float x = (word & 0x7c00) == 0x7c00 ? from_bits(bits | 0x7f800000) : from_bits(bits) * 0x1p112f;
+        float x = (word & 0x7c00) == 0x7c00 ? from_bits(bits | 0x7f800000) :
+                                              from_bits(bits) * 0x1p112f;
 
         return word & 0x8000 ? -x : x;
 }
 
-/* Nearest even. Below the least normal number, adding one half leaves the digits that there is room for. */
+/*
+ * Nearest even. Below the least normal number, adding one half leaves the digits that there is room
+ * for.
+ */
 static uint16_t to_f16(float x) {
         uint32_t bits = to_bits(x) & 0x7fffffff;
         uint16_t sign = (uint16_t)(to_bits(x) >> 16 & 0x8000);
@@ -120,10 +125,11 @@ static float to_tf32(float x) {
         return x != x ? x : from_bits((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
 }
 
-/* ---- the product ----------------------------------------------------------------------------------------------- */
+/* ---- the product ----------------------------------------------------------------------------- */
 
 static uint8_t *element(const struct matrix *m, int batch, int64_t row, int64_t column) {
-        return (uint8_t *)(uintptr_t)m->at + (size_t)(batch * m->stride + column * m->ld + row) * size_of(m->type);
+        return (uint8_t *)(uintptr_t)m->at +
+               (size_t)(batch * m->stride + column * m->ld + row) * size_of(m->type);
 }
 
 /* As n rows of k numbers: of op(A) its rows, of op(B) its columns. */
@@ -134,7 +140,9 @@ static float *pack(const struct matrix *m, int batch, int n, int k, bool k_is_co
                 abort();
         for (int64_t i = 0; i < n; i++)
                 for (int64_t j = 0; j < k; j++) {
-                        float x = load(k_is_column ? element(m, batch, i, j) : element(m, batch, j, i), m->type);
+                        float x = load(k_is_column ? element(m, batch, i, j) :
+                                                     element(m, batch, j, i),
+                                       m->type);
 
                         to[i * k + j] = tf32 ? to_tf32(x) : x;
                 }
@@ -175,14 +183,16 @@ static bool allows(const struct matrix *m, int batch, int access) {
         size_t n = (size_t)((m->columns - 1) * m->ld + m->rows);
 
         return m->rows == 0 || m->columns == 0 ||
-               fakecuda_allows((cu_address)(uintptr_t)element(m, batch, 0, 0), n * size_of(m->type), access);
+               fakecuda_allows((cu_address)(uintptr_t)element(m, batch, 0, 0), n * size_of(m->type),
+                               access);
 }
 
 static cu_result run(void *data) {
         const struct product *p = data;
 
         for (int i = 0; i < p->batch; i++) {
-                if ((p->k && (!allows(&p->a, i, CU_ACCESS_READ) || !allows(&p->b, i, CU_ACCESS_READ))) ||
+                if ((p->k &&
+                     (!allows(&p->a, i, CU_ACCESS_READ) || !allows(&p->b, i, CU_ACCESS_READ))) ||
                     !allows(&p->c, i, CU_ACCESS_READ_WRITE))
                         return CU_ILLEGAL_ADDRESS;
                 multiply(p, i);
@@ -190,7 +200,7 @@ static cu_result run(void *data) {
         return CU_OK;
 }
 
-/* ---- what programs call ---------------------------------------------------------------------------------------- */
+/* ---- what programs call ---------------------------------------------------------------------- */
 
 #define CUBLAS __attribute__((visibility("default")))
 
@@ -200,13 +210,16 @@ CUBLAS int cublasGetVersion_v2(void *handle, int *ret);
 CUBLAS int cublasSetStream_v2(void *handle, void *stream);
 CUBLAS int cublasSetWorkspace_v2(void *handle, void *at, size_t bytes);
 CUBLAS int cublasSetMathMode(void *handle, int mode);
-CUBLAS int cublasGemmEx(void *handle, int transa, int transb, int m, int n, int k, const void *alpha, const void *a,
-                        int a_type, int lda, const void *b, int b_type, int ldb, const void *beta, void *c, int c_type,
-                        int ldc, int compute, int algorithm);
-CUBLAS int cublasGemmStridedBatchedEx(void *handle, int transa, int transb, int m, int n, int k, const void *alpha,
-                                      const void *a, int a_type, int lda, long long a_stride, const void *b, int b_type,
-                                      int ldb, long long b_stride, const void *beta, void *c, int c_type, int ldc,
-                                      long long c_stride, int batch, int compute, int algorithm);
+CUBLAS int cublasGemmEx(void *handle, int transa, int transb, int m, int n, int k,
+                        const void *alpha, const void *a, int a_type, int lda, const void *b,
+                        int b_type, int ldb, const void *beta, void *c, int c_type, int ldc,
+                        int compute, int algorithm);
+CUBLAS int cublasGemmStridedBatchedEx(void *handle, int transa, int transb, int m, int n, int k,
+                                      const void *alpha, const void *a, int a_type, int lda,
+                                      long long a_stride, const void *b, int b_type, int ldb,
+                                      long long b_stride, const void *beta, void *c, int c_type,
+                                      int ldc, long long c_stride, int batch, int compute,
+                                      int algorithm);
 
 static struct handle *find(void *handle) {
         struct handle *it;
@@ -270,8 +283,10 @@ int cublasSetStream_v2(void *handle, void *stream) {
 int cublasSetWorkspace_v2(void *handle, void *at, size_t bytes) {
         if (!find(handle))
                 return NOT_INITIALIZED;
-        return (uintptr_t)at % 256 || !fakecuda_allows((cu_address)(uintptr_t)at, bytes, CU_ACCESS_READ_WRITE) ?
-                       INVALID_VALUE : SUCCESS;
+        return (uintptr_t)at % 256 || !fakecuda_allows((cu_address)(uintptr_t)at, bytes,
+                                                       CU_ACCESS_READ_WRITE) ?
+                       INVALID_VALUE :
+                       SUCCESS;
 }
 
 int cublasSetMathMode(void *handle, int mode) {
@@ -283,21 +298,24 @@ int cublasSetMathMode(void *handle, int mode) {
         return mode == DEFAULT || mode == PEDANTIC || mode == TF32 ? SUCCESS : INVALID_VALUE;
 }
 
-static struct matrix matrix(const void *at, int type, int ld, int trans, int rows, int columns, long long stride) {
-        return (struct matrix){(cu_address)(uintptr_t)at, type, ld, trans, trans == PLAIN ? rows : columns,
-                               trans == PLAIN ? columns : rows, stride};
+static struct matrix matrix(const void *at, int type, int ld, int trans, int rows, int columns,
+                            long long stride) {
+        return (struct matrix){
+                (cu_address)(uintptr_t)at,       type,  ld, trans, trans == PLAIN ? rows : columns,
+                trans == PLAIN ? columns : rows, stride};
 }
 
 static int check(const struct product *p, int compute) {
         const struct matrix *all[] = {&p->a, &p->b, &p->c};
 
-        if (p->m < 0 || p->n < 0 || p->k < 0 || p->batch < 0 || p->a.trans < 0 || p->a.trans > 2 || p->b.trans < 0 ||
-            p->b.trans > 2)
+        if (p->m < 0 || p->n < 0 || p->k < 0 || p->batch < 0 || p->a.trans < 0 || p->a.trans > 2 ||
+            p->b.trans < 0 || p->b.trans > 2)
                 return INVALID_VALUE;
         for (size_t i = 0; i < ARRAY_SIZE(all); i++)
                 if (all[i]->ld < MAX(1, all[i]->rows))
                         return INVALID_VALUE;
-        if (compute != SUM_F32 && compute != SUM_F32_PEDANTIC && (compute != SUM_F32_TF32 || p->a.type != F32))
+        if (compute != SUM_F32 && compute != SUM_F32_PEDANTIC &&
+            (compute != SUM_F32_TF32 || p->a.type != F32))
                 return NOT_SUPPORTED;
         if ((p->a.type != F32 && p->a.type != F16 && p->a.type != BF16) || p->a.type != p->b.type ||
             (p->c.type != F32 && p->c.type != p->a.type))
@@ -321,9 +339,10 @@ static int submit(struct handle *handle, const struct product *like, int compute
         return EXECUTION_FAILED;
 }
 
-int cublasGemmStridedBatchedEx(void *handle, int transa, int transb, int m, int n, int k, const void *alpha,
-                               const void *a, int a_type, int lda, long long a_stride, const void *b, int b_type,
-                               int ldb, long long b_stride, const void *beta, void *c, int c_type, int ldc,
+int cublasGemmStridedBatchedEx(void *handle, int transa, int transb, int m, int n, int k,
+                               const void *alpha, const void *a, int a_type, int lda,
+                               long long a_stride, const void *b, int b_type, int ldb,
+                               long long b_stride, const void *beta, void *c, int c_type, int ldc,
                                long long c_stride, int batch, int compute, int algorithm) {
         struct product p = {
                 .m = m, .n = n, .k = k, .batch = batch,
@@ -340,9 +359,10 @@ int cublasGemmStridedBatchedEx(void *handle, int transa, int transb, int m, int 
         return submit(find(handle), &p, compute);
 }
 
-int cublasGemmEx(void *handle, int transa, int transb, int m, int n, int k, const void *alpha, const void *a,
-                 int a_type, int lda, const void *b, int b_type, int ldb, const void *beta, void *c, int c_type,
-                 int ldc, int compute, int algorithm) {
-        return cublasGemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, a, a_type, lda, 0, b, b_type, ldb, 0,
-                                          beta, c, c_type, ldc, 0, 1, compute, algorithm);
+int cublasGemmEx(void *handle, int transa, int transb, int m, int n, int k, const void *alpha,
+                 const void *a, int a_type, int lda, const void *b, int b_type, int ldb,
+                 const void *beta, void *c, int c_type, int ldc, int compute, int algorithm) {
+        return cublasGemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, a, a_type, lda, 0,
+                                          b, b_type, ldb, 0, beta, c, c_type, ldc, 0, 1, compute,
+                                          algorithm);
 }

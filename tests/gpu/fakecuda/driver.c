@@ -29,20 +29,24 @@ void fake_break(struct device *device, cu_result error) {
         pthread_cond_broadcast(&fake.changed);
 }
 
-/* ---- start ----------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 static struct cu_uuid uuid_of(int number) {
-        return (struct cu_uuid){{'f', 'a', 'k', 'e', 0xc0, 0xda, 0x40, 1, 0x80, 2, 3, 5, 8, 13, 21, (uint8_t)number}};
+        return (struct cu_uuid){{'f', 'a', 'k', 'e', 0xc0, 0xda, 0x40, 1, 0x80, 2, 3, 5, 8, 13, 21,
+                                 (uint8_t)number}};
 }
 
 static void uuid_text(const struct cu_uuid *uuid, char to[41]) {
         char *at = stpcpy(to, "GPU-");
 
         for (int i = 0; i < 16; i++)
-                at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid->bytes[i]);
+                at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                              uuid->bytes[i]);
 }
 
-/* An entry of CUDA_VISIBLE_DEVICES: an ordinal, or how a UUID begins. -1: no device is called that. */
+/*
+ * An entry of CUDA_VISIBLE_DEVICES: an ordinal, or how a UUID begins. -1: no device is called that.
+ */
 static int device_named(const char *name) {
         char *end, text[41];
         long n = strtol(name, &end, 10);
@@ -106,9 +110,10 @@ cu_result cuDriverGetVersion(int *ret) {
         return CU_OK;
 }
 
-/* ---- functions by name and version ----------------------------------------------------------------------------- */
+/* ---- functions by name and version ----------------------------------------------------------- */
 
-cu_result cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *) __attribute__((visibility("default")));
+cu_result cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *)
+        __attribute__((visibility("default")));
 
 static const struct {
         const char *name;
@@ -125,7 +130,8 @@ static const struct {
 };
 
 /* The newest of that name that is not newer than version. */
-cu_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flags, int *status) {
+cu_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flags,
+                              int *status) {
         enum { FOUND, NOT_FOUND, VERSION_NOT_SUFFICIENT } found = NOT_FOUND;
         int newest = 0;
 
@@ -136,7 +142,8 @@ cu_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_
         for (size_t i = 0; i < ARRAY_SIZE(functions); i++) {
                 if (strcmp(functions[i].name, name) != 0)
                         continue;
-                if (functions[i].version > version || functions[i].version > fake_settings.version) {
+                if (functions[i].version > version ||
+                    functions[i].version > fake_settings.version) {
                         found = newest ? FOUND : VERSION_NOT_SUFFICIENT;
                 } else if (functions[i].version > newest) {
                         newest = functions[i].version;
@@ -149,7 +156,7 @@ cu_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_
         return version > fake_settings.version || !*ret ? CU_NOT_FOUND : CU_OK;
 }
 
-/* ---- errors ---------------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static const struct {
         cu_result error;
@@ -170,8 +177,10 @@ static const struct {
         {CU_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
         {CU_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
         {CU_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
-        {CU_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
-        {CU_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+        {CU_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS",
+         "an illegal memory access was encountered"},
+        {CU_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+         "too many resources requested for launch"},
         {CU_CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
         {CU_ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
          "part or all of the requested memory range is already mapped"},
@@ -203,7 +212,7 @@ cu_result cuGetErrorString(cu_result error, const char **ret) {
         return describe(error, false, ret);
 }
 
-/* ---- devices --------------------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 cu_result cuDeviceGetCount(int *ret) {
         ENTER(cuDeviceGetCount, NEEDS_INIT);
@@ -282,7 +291,7 @@ cu_result cuDeviceGetAttribute(int *ret, int attribute, cu_device it) {
         }
 }
 
-/* ---- contexts: the devices' primary ones ----------------------------------------------------------------------- */
+/* ---- contexts: the devices' primary ones ----------------------------------------------------- */
 
 cu_result cuDevicePrimaryCtxRetain(cu_context *ret, cu_device it) {
         struct device *device = fake_device(it);
@@ -322,7 +331,8 @@ cu_result cuCtxPushCurrent(cu_context context) {
         struct device *device = context;
 
         ENTER(cuCtxPushCurrent, NEEDS_INIT);
-        if (!device || device < fake.devices || device >= fake.devices + fake.n_devices || !device->retained)
+        if (!device || device < fake.devices || device >= fake.devices + fake.n_devices ||
+            !device->retained)
                 return CU_INVALID_CONTEXT;
         if (depth == CONTEXTS)
                 return CU_UNKNOWN;

@@ -3,8 +3,9 @@
 #define KVD_TESTS_FAKECUDA_DRIVER_H
 
 /*
- * A CUDA driver without a GPU: libcuda.so.1 over host memory, for tests. Every function of ipc/base/cuda.h, by
- * cuGetProcAddress or by the name that cuda.h's macros give it. An address of a device is an address of the process.
+ * A CUDA driver without a GPU: libcuda.so.1 over host memory, for tests. Every function of
+ * ipc/base/cuda.h, by cuGetProcAddress or by the name that cuda.h's macros give it. An address of a
+ * device is an address of the process.
  *
  *      driver.c     start, devices, contexts, errors         stream.c   queues, a thread each; default streams
  *      faults.c     settings, injected faults, log           work.c     copies, writes and waits, host functions
@@ -13,16 +14,20 @@
  *      cublas.c     libcublas.so.13, on top of run.h
  *      memory.c     cuMemAlloc, legacy handles, host memory  usage.c    who uses how much memory, over all processes
  *
- * Where the CUDA header promises an error, that error comes. Where it leaves things open, the strict answer does:
+ * Where the CUDA header promises an error, that error comes. Where it leaves things open, the
+ * strict answer does:
  *
  *  - Fresh memory is full of 0xa5.
- *  - A copy whose address belongs to nothing is CU_INVALID_VALUE at the call. One that, when its turn comes, runs past
- *    what is mapped, or against its access, and a kernel that faults, are error 700: sticky, all work of the context is
- *    dropped, and every later call that needs a context returns it.
+ *  - A copy whose address belongs to nothing is CU_INVALID_VALUE at the call. One that, when its
+ *    turn comes, runs past what is mapped, or against its access, and a kernel that faults, are
+ *    error 700: sticky, all work of the context is dropped, and every later call that needs a
+ *    context returns it.
  *  - cuMemUnmap does not wait for work that still uses the memory. cuMemFree does.
  *  - Copies from and to host memory that is not registered wait until they are done.
- *  - One cuIpcCloseMemHandle undoes all opens of that memory in the process (observed on drivers, against the header).
- *  - In a host function every call is CU_NOT_PERMITTED; in a child that was forked after cuInit, CU_NOT_INITIALIZED.
+ *  - One cuIpcCloseMemHandle undoes all opens of that memory in the process (observed on drivers,
+ *    against the header).
+ *  - In a host function every call is CU_NOT_PERMITTED; in a child that was forked after cuInit,
+ *    CU_NOT_INITIALIZED.
  *
  * Settings, from the environment, read at the first call:
  *
@@ -52,7 +57,8 @@
 
 #include "ipc/base/cuda.h"
 
-#define DECLARE(name, version, parameters) __attribute__((visibility("default"))) cu_result name parameters;
+#define DECLARE(name, version, parameters) \
+        __attribute__((visibility("default"))) cu_result name parameters;
 KVD_CUDA_CALLS(DECLARE)
 #undef DECLARE
 
@@ -89,7 +95,7 @@ enum {
 #define FAKE_PAGE ((size_t)4096)
 #define FAKE_FRESH 0xa5
 
-/* ---- the process ----------------------------------------------------------------------------------------------- */
+/* ---- the process ----------------------------------------------------------------------------- */
 
 struct stream;
 
@@ -108,19 +114,22 @@ struct fake {
         int n_devices;
         struct device devices[FAKE_DEVICES];
 
-        /* all else of the process is under lock; changed: some stream went on, or a context broke */
+        /*
+         * all else of the process is under lock; changed: some stream went on, or a context broke
+         */
         pthread_mutex_t lock;
         pthread_cond_t changed;
 };
 extern struct fake fake;
 
-struct device *fake_current(void);          /* device of the calling thread's context; NULL: none is current */
+/* device of the calling thread's context; NULL: none is current */
+struct device *fake_current(void);
 struct device *fake_device(cu_device it);   /* NULL: no such */
 
 /* A context breaks; what waits for it goes on. lock is held. */
 void fake_break(struct device *device, cu_result error);
 
-/* ---- entry: every function of the driver begins with ENTER ----------------------------------------------------- */
+/* ---- entry: every function of the driver begins with ENTER ----------------------------------- */
 
 struct fake_entry {
         const char *name;
@@ -155,7 +164,7 @@ void fake_read_settings(void); /* once */
 enum fake_work { WORK_COPY, WORK_SET, WORK_KERNEL, WORK_HOST, WORK_WRITE, WORK_OTHER, N_WORK };
 void fake_delay(enum fake_work work);
 
-/* ---- addresses: under lock ------------------------------------------------------------------------------------- */
+/* ---- addresses: under lock ------------------------------------------------------------------- */
 
 enum range_kind {
         RANGE_RESERVED = 1,
@@ -196,24 +205,30 @@ bool range_allows(cu_address at, size_t bytes, int access);
 void range_protect(struct range *range);
 void ranges_in_use(bool begin); /* a stream begins, or has ended, work on memory of the device */
 
-/* Mappings that make up [at, at + bytes) exactly, whole; calls each. false, and no call, if they do not. */
-bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data), int data);
+/*
+ * Mappings that make up [at, at + bytes) exactly, whole; calls each. false, and no call, if they do
+ * not.
+ */
+bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data),
+                       int data);
 
 void memory_free_all(struct device *device); /* what a context takes with it: not VMM */
 
-/* ---- memory: under lock ---------------------------------------------------------------------------------------- */
+/* ---- memory: under lock ---------------------------------------------------------------------- */
 
-int usage_memfd(const struct device *device, const char *kind); /* names it so that usage_bytes and imports find it */
+/* names it so that usage_bytes and imports find it */
+int usage_memfd(const struct device *device, const char *kind);
 bool usage_is_ours(int fd, const char *kind, int *device);
 bool usage_fits(const struct device *device, uint64_t more);
 uint64_t usage_bytes(const struct device *device);
 
-/* ---- streams --------------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 struct work {
         struct work *next;
         enum fake_work kind;
-        cu_result (*run)(struct work *work, struct stream *stream); /* on the stream's thread, without lock */
+        /* on the stream's thread, without lock */
+        cu_result (*run)(struct work *work, struct stream *stream);
         void (*done)(struct work *work);                            /* with lock; may be NULL */
         struct wait *waits;
         uint64_t number; /* in its stream */
@@ -221,7 +236,8 @@ struct work {
                 struct {
                         cu_address to, from;
                         size_t bytes;
-                        bool to_host, from_host; /* not an address that the device must be allowed */
+                        /* not an address that the device must be allowed */
+                        bool to_host, from_host;
                 } copy;
                 struct {
                         cu_address to;
@@ -258,7 +274,8 @@ struct stream {
         struct device *device;
         bool blocking;  /* takes turns with the legacy default stream */
         bool alive;     /* false: destroyed */
-        cu_stream handle; /* its own address, or that of a stream that was destroyed; NULL: another has it by now */
+        /* its own address, or that of a stream that was destroyed; NULL: another has it by now */
+        cu_stream handle;
         uint64_t id;    /* no other stream ever has it */
         bool started;
         struct work *first, *last;
@@ -268,10 +285,14 @@ struct stream {
 /* The stream behind a handle, for the current context; NULL: destroyed or never there. */
 struct stream *stream_find(cu_stream handle);
 
-/* Queues a copy of work. with: also waits until that stream has done so many; may be NULL. No stream: an error. */
+/*
+ * Queues a copy of work. with: also waits until that stream has done so many; may be NULL. No
+ * stream: an error.
+ */
 cu_result stream_append(struct stream *stream, const struct work *work, const struct stream *with,
                         uint64_t number); /* lock is held */
-cu_result stream_submit(cu_stream handle, const struct work *work, const struct stream *with, uint64_t number);
+cu_result stream_submit(cu_stream handle, const struct work *work, const struct stream *with,
+                        uint64_t number);
 cu_result stream_submit_and_wait(cu_stream handle, const struct work *work);
 
 /* lock is held; returns the context's error, if it has one by then. */

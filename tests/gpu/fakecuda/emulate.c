@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A block runs warp by warp: all lanes of one go as far as they can, and again when what they waited for is there. When
- * no warp can go on, either all threads are at the same barrier, which opens, or all have ended, or it is misuse.
+ * A block runs warp by warp: all lanes of one go as far as they can, and again when what they
+ * waited for is there. When no warp can go on, either all threads are at the same barrier, which
+ * opens, or all have ended, or it is misuse.
  */
 
 #include "tests/gpu/fakecuda/emulate.h"
@@ -21,7 +22,8 @@ struct emulate_index emulate_thread, emulate_block, emulate_threads, emulate_blo
 void (*emulate_touch)(const void *at, size_t bytes, bool writes);
 
 enum state { RUNS, AT_EXCHANGE, AT_BARRIER, ENDED };
-static const char *const state_names[] = {"runs", "waits in its warp", "waits at a barrier", "has ended"};
+static const char *const state_names[] = {"runs", "waits in its warp", "waits at a barrier",
+                                          "has ended"};
 
 /* Asynchronous copies of a thread that are not there yet, oldest first. */
 struct copy {
@@ -43,7 +45,8 @@ struct thread {
 };
 
 struct warp {
-        uint8_t slots[2][EMULATE_WARP][EMULATE_SLOT] __attribute__((aligned(16))); /* of this exchange and the last */
+        /* of this exchange and the last */
+        uint8_t slots[2][EMULATE_WARP][EMULATE_SLOT] __attribute__((aligned(16)));
         unsigned waiting, blocked; /* lanes in an exchange; lanes at the barrier or ended */
 };
 
@@ -67,8 +70,8 @@ static struct {
 static _Noreturn _printf_(1, 2) void misuse(const char *format, ...) {
         va_list args;
 
-        fprintf(stderr, "emulate: %s: block (%u, %u, %u): ", engine.kernel, emulate_block.x, emulate_block.y,
-                emulate_block.z);
+        fprintf(stderr, "emulate: %s: block (%u, %u, %u): ", engine.kernel, emulate_block.x,
+                emulate_block.y, emulate_block.z);
         va_start(args, format);
         vfprintf(stderr, format, args);
         va_end(args);
@@ -76,7 +79,7 @@ static _Noreturn _printf_(1, 2) void misuse(const char *format, ...) {
         abort();
 }
 
-/* ---- order ------------------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 void emulate_seed(uint64_t seed) {
         pthread_mutex_lock(&engine.lock);
@@ -107,13 +110,14 @@ static unsigned in_order(struct order o, unsigned i) {
         return (o.first + (o.down ? o.n - 1 - i : i)) % o.n;
 }
 
-/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static struct warp *warp_of(const struct thread *t) {
         return &engine.warps[t->number / EMULATE_WARP];
 }
 
-static void pause_thread(struct thread *t, enum state state, const char *what, const char *file, int at) {
+static void pause_thread(struct thread *t, enum state state, const char *what, const char *file,
+                         int at) {
         t->state = state;
         t->what = what;
         t->file = file;
@@ -121,7 +125,8 @@ static void pause_thread(struct thread *t, enum state state, const char *what, c
         fiber_yield(t->fiber);
 }
 
-const uint8_t (*emulate_exchange(const void *mine, size_t bytes, const char *what, int at))[EMULATE_SLOT] {
+const uint8_t (*emulate_exchange(const void *mine, size_t bytes, const char *what,
+                                 int at))[EMULATE_SLOT] {
         struct thread *t = engine.now;
         struct warp *w = warp_of(t);
         unsigned turn = t->exchanges++ % 2;
@@ -162,7 +167,7 @@ const char *emulate_kernel(void) {
         return engine.kernel;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 void *emulate_shared(void) {
         return engine.shared;
@@ -174,7 +179,8 @@ bool emulate_is_shared(const void *at) {
 
 void emulate_aligned(const void *at, size_t to, const char *what) {
         if ((uintptr_t)at % to)
-                misuse("thread %u: %s at %p, which is no multiple of %zu", engine.now->number, what, at, to);
+                misuse("thread %u: %s at %p, which is no multiple of %zu", engine.now->number, what,
+                       at, to);
 }
 
 void emulate_copy(void *to, const void *from) {
@@ -219,7 +225,8 @@ static void prepare_shared(size_t bytes) {
         enum { GUARD = 64 << 10, ROOM = 256 << 10 };
 
         if (!engine.shared_end) {
-                uint8_t *at = mmap(NULL, ROOM + GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                uint8_t *at = mmap(NULL, ROOM + GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                                   0);
 
                 if (at == MAP_FAILED || mprotect(at, ROOM, PROT_READ | PROT_WRITE) < 0)
                         misuse("no memory for shared memory");
@@ -228,7 +235,7 @@ static void prepare_shared(size_t bytes) {
         engine.shared = engine.shared_end - ALIGN_UP(bytes, 16);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 static void run_thread(void *data) {
         struct thread *t = data;
@@ -245,7 +252,8 @@ static void begin_block(void) {
                 struct thread *t = &engine.threads[i];
 
                 t->number = i;
-                t->index = (struct emulate_index){i % emulate_threads.x, i / emulate_threads.x % emulate_threads.y,
+                t->index = (struct emulate_index){i % emulate_threads.x,
+                                                  i / emulate_threads.x % emulate_threads.y,
                                                   i / emulate_threads.x / emulate_threads.y};
                 t->state = RUNS;
                 t->exchanges = t->barriers = t->warp_barriers = t->n_copies = t->group = 0;
@@ -260,9 +268,10 @@ static void begin_block(void) {
 static void finish_exchange(struct warp *w, struct thread *lanes) {
         for (unsigned i = 0; i < EMULATE_WARP; i++) {
                 if (lanes[i].what != lanes[0].what || lanes[i].at != lanes[0].at)
-                        misuse("thread %u is in %s (line %d), thread %u of the same warp in %s (line %d)",
-                               lanes[0].number, lanes[0].what, lanes[0].at, lanes[i].number, lanes[i].what,
-                               lanes[i].at);
+                        misuse("thread %u is in %s (line %d), thread %u of the same warp in %s "
+                               "(line %d)",
+                               lanes[0].number, lanes[0].what, lanes[0].at, lanes[i].number,
+                               lanes[i].what, lanes[i].at);
                 lanes[i].state = RUNS;
         }
         w->waiting = 0;
@@ -276,8 +285,8 @@ static _Noreturn void lane_is_missing(const struct thread *lanes) {
                         in = &lanes[i];
                 else
                         out = &lanes[i];
-        misuse("thread %u is in %s (line %d), but thread %u of the same warp %s (line %d)", in->number, in->what,
-               in->at, out->number, state_names[out->state], out->at);
+        misuse("thread %u is in %s (line %d), but thread %u of the same warp %s (line %d)",
+               in->number, in->what, in->at, out->number, state_names[out->state], out->at);
 }
 
 /* Until all lanes are at a barrier or have ended. */
@@ -305,7 +314,10 @@ static void run_warp(unsigned number) {
         }
 }
 
-/* All threads are at a barrier, or have ended: the same one, or all. Returns whether there is more to run. */
+/*
+ * All threads are at a barrier, or have ended: the same one, or all. Returns whether there is more
+ * to run.
+ */
 static bool open_barrier(void) {
         const struct thread *first = &engine.threads[0];
 
@@ -313,8 +325,9 @@ static bool open_barrier(void) {
                 const struct thread *t = &engine.threads[i];
 
                 if (t->state != first->state || (t->state == AT_BARRIER && t->at != first->at))
-                        misuse("thread %u %s (line %d), but thread %u %s (line %d of %s)", first->number,
-                               state_names[first->state], first->at, t->number, state_names[t->state], t->at,
+                        misuse("thread %u %s (line %d), but thread %u %s (line %d of %s)",
+                               first->number, state_names[first->state], first->at, t->number,
+                               state_names[t->state], t->at,
                                t->state == AT_BARRIER ? t->file : first->file);
         }
         if (first->state == ENDED)
@@ -339,15 +352,17 @@ static void run_block(void) {
         } while (open_barrier());
 }
 
-/* ---- launches ---------------------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static void check_launch(const struct fake_launch *l, unsigned most) {
         if (engine.n_threads == 0 || engine.n_threads > most || engine.n_threads % EMULATE_WARP)
-                misuse("%u threads; this kernel takes multiples of 32 up to %u", engine.n_threads, most);
+                misuse("%u threads; this kernel takes multiples of 32 up to %u", engine.n_threads,
+                       most);
         if (l->shared > EMULATE_MOST_SHARED)
                 misuse("%zu bytes of shared memory, and no block may have more than %d", l->shared,
                        EMULATE_MOST_SHARED);
-        if (l->grid[0] == 0 || l->grid[1] == 0 || l->grid[2] == 0 || l->grid[1] > 65535 || l->grid[2] > 65535)
+        if (l->grid[0] == 0 || l->grid[1] == 0 || l->grid[2] == 0 || l->grid[1] > 65535 ||
+            l->grid[2] > 65535)
                 misuse("a grid of %u x %u x %u blocks", l->grid[0], l->grid[1], l->grid[2]);
 }
 
@@ -365,15 +380,17 @@ static void run_blocks(const struct fake_launch *l) {
         for (unsigned k = 0; k < l->grid[2]; k++)
                 for (unsigned j = 0; j < l->grid[1]; j++)
                         for (unsigned i = 0; i < l->grid[0]; i++) {
-                                emulate_block = (struct emulate_index){in_order(x, i), in_order(y, j), in_order(z, k)};
-                                engine.block = (emulate_block.z * l->grid[1] + emulate_block.y) * l->grid[0] +
+                                emulate_block = (struct emulate_index){
+                                        in_order(x, i), in_order(y, j), in_order(z, k)};
+                                engine.block = (emulate_block.z * l->grid[1] + emulate_block.y) *
+                                                       l->grid[0] +
                                                emulate_block.x;
                                 run_block();
                         }
 }
 
-void emulate_run(const char *kernel, unsigned most, const struct fake_launch *l, void (*body)(const void *),
-                 const void *arguments) {
+void emulate_run(const char *kernel, unsigned most, const struct fake_launch *l,
+                 void (*body)(const void *), const void *arguments) {
         pthread_mutex_lock(&engine.lock);
         read_seed();
         engine.launches++;

@@ -3,11 +3,13 @@
 #define KVD_TESTS_FAKECUDA_EMULATE_CUDA_H
 
 /*
- * What a .cu finds here instead of CUDA and of the part of device.cuh that is for the GPU: included before it, as C++,
- * with KVD_EMULATE. Results are those of the GPU to the bit, except for what CUDA itself only approximates (__expf,
- * rsqrtf, ...). Where CUDA leaves a choice (the order of a matrix unit's additions), it is ascending here.
+ * What a .cu finds here instead of CUDA and of the part of device.cuh that is for the GPU: included
+ * before it, as C++, with KVD_EMULATE. Results are those of the GPU to the bit, except for what
+ * CUDA itself only approximates (__expf, rsqrtf, ...). Where CUDA leaves a choice (the order of a
+ * matrix unit's additions), it is ascending here.
  *
- * Shared memory of fixed size is one variable: ASan watches its ends, and what the block before left is still there.
+ * Shared memory of fixed size is one variable: ASan watches its ends, and what the block before
+ * left is still there.
  */
 
 #include <math.h>
@@ -40,8 +42,8 @@
                 emulate_run("kvd_" #name_, threads_, launch, kvd_##name_##_thread, a); \
         } \
         extern "C" const struct fake_kernel fake_kernel_##name_; \
-        const struct fake_kernel fake_kernel_##name_ = {"kvd_" #name_, sizeof(arguments_), threads_, \
-                                                        kvd_##name_##_run}; \
+        const struct fake_kernel fake_kernel_##name_ = {"kvd_" #name_, sizeof(arguments_), \
+                                                        threads_, kvd_##name_##_run}; \
         static void kvd_##name_(const arguments_ &a)
 #define KVD_KERNEL_ROOMY(name_, arguments_, threads_) KVD_KERNEL(name_, arguments_, threads_)
 #define KVD_SHARED(type, name) type *const name = reinterpret_cast<type *>(emulate_shared())
@@ -52,7 +54,7 @@
 #define gridDim emulate_blocks
 static const int warpSize = 32;
 
-/* ---- vectors ----------------------------------------------------------------------------------------------------- */
+/* ---- vectors --------------------------------------------------------------------------------- */
 
 #define EMULATE_VECTOR2(name, type, align) \
         struct __align__(align) name { type x, y; }; \
@@ -71,21 +73,24 @@ EMULATE_VECTOR4(int4, int, 16)
 EMULATE_VECTOR4(float4, float, 16)
 EMULATE_VECTOR4(ushort4, unsigned short, 8)
 
-/* ---- barriers and fences ----------------------------------------------------------------------------------------- */
+/* ---- barriers and fences --------------------------------------------------------------------- */
 
 static inline void __syncthreads(const char *file = __builtin_FILE(), int at = __builtin_LINE()) {
         emulate_barrier(0, file, at);
 }
 
-static inline int __syncthreads_or(int x, const char *file = __builtin_FILE(), int at = __builtin_LINE()) {
+static inline int __syncthreads_or(int x, const char *file = __builtin_FILE(),
+                                   int at = __builtin_LINE()) {
         return emulate_barrier(x != 0, file, at).some;
 }
 
-static inline int __syncthreads_and(int x, const char *file = __builtin_FILE(), int at = __builtin_LINE()) {
+static inline int __syncthreads_and(int x, const char *file = __builtin_FILE(),
+                                    int at = __builtin_LINE()) {
         return !emulate_barrier(x == 0, file, at).some;
 }
 
-static inline int __syncthreads_count(int x, const char *file = __builtin_FILE(), int at = __builtin_LINE()) {
+static inline int __syncthreads_count(int x, const char *file = __builtin_FILE(),
+                                      int at = __builtin_LINE()) {
         return (int)emulate_barrier(x != 0, file, at).count;
 }
 
@@ -93,7 +98,7 @@ static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-/* ---- warps ------------------------------------------------------------------------------------------------------- */
+/* ---- warps ----------------------------------------------------------------------------------- */
 
 static inline uint32_t lane_id() {
         return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) & 31;
@@ -106,7 +111,8 @@ static inline void __syncwarp(int at = __builtin_LINE()) {
         emulate_warp_barrier(at);
 }
 
-template <typename T> static inline T emulate_slot(const uint8_t (*slots)[EMULATE_SLOT], unsigned lane) {
+template <typename T>
+static inline T emulate_slot(const uint8_t (*slots)[EMULATE_SLOT], unsigned lane) {
         T x;
 
         memcpy(&x, slots[lane], sizeof x);
@@ -115,12 +121,14 @@ template <typename T> static inline T emulate_slot(const uint8_t (*slots)[EMULAT
 
 template <typename T> static inline T warp_xor(T x, int mask, int at = __builtin_LINE()) {
         static_assert(sizeof x <= EMULATE_SLOT, "one slot");
-        return emulate_slot<T>(emulate_exchange(&x, sizeof x, emulate_xor, at), (lane_id() ^ (unsigned)mask) & 31);
+        return emulate_slot<T>(emulate_exchange(&x, sizeof x, emulate_xor, at),
+                               (lane_id() ^ (unsigned)mask) & 31);
 }
 
 template <typename T> static inline T warp_from(T x, int lane, int at = __builtin_LINE()) {
         static_assert(sizeof x <= EMULATE_SLOT, "one slot");
-        return emulate_slot<T>(emulate_exchange(&x, sizeof x, emulate_from, at), (unsigned)lane & 31);
+        return emulate_slot<T>(emulate_exchange(&x, sizeof x, emulate_from, at),
+                               (unsigned)lane & 31);
 }
 
 template <typename T> static inline T warp_up(T x, int by, int at = __builtin_LINE()) {
@@ -140,7 +148,7 @@ static inline uint32_t warp_ballot(bool x, int at = __builtin_LINE()) {
         return bits;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static inline uint4 load_16(const void *from) {
         emulate_aligned(from, 16, "load_16");
@@ -157,7 +165,7 @@ static inline void copy_commit() { emulate_commit(); }
 template <int PENDING> static inline void copy_wait() { emulate_wait(PENDING); }
 template <typename T> static inline T __ldg(const T *from) { return *from; }
 
-/* ---- atomic operations ------------------------------------------------------------------------------------------- */
+/* ---- atomic operations ----------------------------------------------------------------------- */
 
 template <typename T, typename F> static inline T emulate_atomic(T *at, F changed) {
         T old, next;
@@ -165,7 +173,8 @@ template <typename T, typename F> static inline T emulate_atomic(T *at, F change
         __atomic_load(at, &old, __ATOMIC_RELAXED);
         do {
                 next = changed(old);
-        } while (!__atomic_compare_exchange(at, &old, &next, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+        } while (!__atomic_compare_exchange(at, &old, &next, false, __ATOMIC_RELAXED,
+                                            __ATOMIC_RELAXED));
         return old;
 }
 
@@ -195,7 +204,7 @@ EMULATE_ORDERED(int)
 EMULATE_ORDERED(unsigned)
 EMULATE_ORDERED(unsigned long long)
 
-/* ---- bits -------------------------------------------------------------------------------------------------------- */
+/* ---- bits ------------------------------------------------------------------------------------ */
 
 template <typename TO, typename FROM> static inline TO emulate_bits(FROM x) {
         TO y;
@@ -237,7 +246,9 @@ static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
         return c;
 }
 
-static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+static inline unsigned __umulhi(unsigned a, unsigned b) {
+        return (unsigned)((uint64_t)a * b >> 32);
+}
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
         return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
@@ -258,11 +269,15 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned pick) {
         return to;
 }
 
-/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+/* ---- numbers --------------------------------------------------------------------------------- */
 
 #define EMULATE_MIN_MAX(type, a_type, b_type) \
-        static inline type min(a_type a, b_type b) { return (type)a < (type)b ? (type)a : (type)b; } \
-        static inline type max(a_type a, b_type b) { return (type)a > (type)b ? (type)a : (type)b; }
+        static inline type min(a_type a, b_type b) { \
+                return (type)a < (type)b ? (type)a : (type)b; \
+        } \
+        static inline type max(a_type a, b_type b) { \
+                return (type)a > (type)b ? (type)a : (type)b; \
+        }
 
 EMULATE_MIN_MAX(int, int, int)
 EMULATE_MIN_MAX(unsigned, unsigned, unsigned)
@@ -302,10 +317,16 @@ static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c
 
 /* Beyond the range: its ends; NaN: 0. */
 static inline int __float2int_rn(float x) {
-        return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x < -2147483648.0f ? INT32_MIN : (int)rintf(x);
+        return x != x             ? 0 :
+               x >= 2147483648.0f ? INT32_MAX :
+               x < -2147483648.0f ? INT32_MIN :
+                                    (int)rintf(x);
 }
 static inline int __float2int_rz(float x) {
-        return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x < -2147483648.0f ? INT32_MIN : (int)x;
+        return x != x             ? 0 :
+               x >= 2147483648.0f ? INT32_MAX :
+               x < -2147483648.0f ? INT32_MIN :
+                                    (int)x;
 }
 static inline unsigned __float2uint_rn(float x) {
         return !(x > 0.0f) ? 0 : x >= 4294967296.0f ? UINT32_MAX : (unsigned)rintf(x);
@@ -334,7 +355,8 @@ static inline uint16_t float_to_f16(float x) {
         if (size >= 0x477ff000u) /* 65520 and more */
                 return (uint16_t)(sign | 0x7c00);
         if (size < 0x38800000u) /* subnormal: the addition rounds to multiples of 2^-24 */
-                return (uint16_t)(sign | (__float_as_uint(__uint_as_float(size) + 0.5f) - __float_as_uint(0.5f)));
+                return (uint16_t)(sign | (__float_as_uint(__uint_as_float(size) + 0.5f) -
+                                          __float_as_uint(0.5f)));
         size += 0xfff + (size >> 13 & 1);
         return (uint16_t)(sign | (size - (112u << 23)) >> 13);
 }
@@ -349,14 +371,15 @@ static inline uint16_t float_to_bf16(float x) {
         return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* ---- matrix units ------------------------------------------------------------------------------------------------ */
+/* ---- matrix units ---------------------------------------------------------------------------- */
 
 struct emulate_fragments {
         uint32_t a[4], b[2];
 };
 
 /*
- * The rows g and g + 8 of A and the columns 2t and 2t + 1 of B, from where mma.m16n8k16 keeps them, and their products.
+ * The rows g and g + 8 of A and the columns 2t and 2t + 1 of B, from where mma.m16n8k16 keeps them,
+ * and their products.
  */
 template <float WIDE(uint16_t)>
 static inline void emulate_multiply(float d[4], const uint32_t a[4], const uint32_t b[2], int at) {
@@ -370,7 +393,8 @@ static inline void emulate_multiply(float d[4], const uint32_t a[4], const uint3
                 emulate_fragments of_a = emulate_slot<emulate_fragments>(slots, 4 * g + pair);
 
                 for (unsigned i = 0; i < 2; i++) {
-                        emulate_fragments of_b = emulate_slot<emulate_fragments>(slots, 4 * (2 * t + i) + pair);
+                        emulate_fragments of_b = emulate_slot<emulate_fragments>(
+                                slots, 4 * (2 * t + i) + pair);
 
                         rows[i][k] = WIDE((uint16_t)(of_a.a[2 * half + i] >> shift));
                         columns[i][k] = WIDE((uint16_t)(of_b.b[half] >> shift));
@@ -381,11 +405,13 @@ static inline void emulate_multiply(float d[4], const uint32_t a[4], const uint3
                         d[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 
-static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2], int at = __builtin_LINE()) {
+static inline void mma_bf16(float d[4], const uint32_t a[4], const uint32_t b[2],
+                            int at = __builtin_LINE()) {
         emulate_multiply<bf16_to_float>(d, a, b, at);
 }
 
-static inline void mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2], int at = __builtin_LINE()) {
+static inline void mma_f16(float d[4], const uint32_t a[4], const uint32_t b[2],
+                           int at = __builtin_LINE()) {
         emulate_multiply<f16_to_float>(d, a, b, at);
 }
 

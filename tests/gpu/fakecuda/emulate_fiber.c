@@ -26,8 +26,9 @@
 #endif
 
 /*
- * Stacks are no power of two apart and begin at different places of their last pages: else the tops of all of them,
- * which is what a switch touches, would compete for the same few lines of the caches.
+ * Stacks are no power of two apart and begin at different places of their last pages: else the tops
+ * of all of them, which is what a switch touches, would compete for the same few lines of the
+ * caches.
  */
 enum { STACK = WITH_ASAN ? 256 << 10 : 64 << 10, GUARD = 4 << 10, PLACES = 64, PLACE = 64 };
 
@@ -46,7 +47,7 @@ struct fiber {
         void *fake; /* and what it keeps for us */
 };
 
-/* ---- the switch -------------------------------------------------------------------------------------------------- */
+/* ---- the switch ------------------------------------------------------------------------------ */
 
 #if defined(__x86_64__)
 void emulate_switch(void **from, void *to);
@@ -133,7 +134,7 @@ static void *first_frame(uint8_t *top, void (*entry)(void)) {
 #define SWITCH(from, to) swapcontext(&(from), &(to))
 #endif
 
-/* ---- ASan must know whose stack it looks at ---------------------------------------------------------------------- */
+/* ---- ASan must know whose stack it looks at -------------------------------------------------- */
 
 static void leave(void **fake, const void *stack, size_t size) {
 #if WITH_ASAN
@@ -147,7 +148,7 @@ static void arrive(void *fake, const void **stack, size_t *size) {
 #endif
 }
 
-/* ---- fibers ------------------------------------------------------------------------------------------------------ */
+/* ---- fibers ---------------------------------------------------------------------------------- */
 
 static struct fiber *starting; /* the fiber that finds itself in its first frame */
 
@@ -175,7 +176,8 @@ static void begin(struct fiber *fiber) {
 struct fiber *fiber_new(void (*work)(void *data), void *data) {
         static unsigned place;
         struct fiber *fiber = calloc(1, sizeof *fiber);
-        uint8_t *at = mmap(NULL, GUARD + STACK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        uint8_t *at = mmap(NULL, GUARD + STACK, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
         if (!fiber || at == MAP_FAILED || mprotect(at + GUARD, STACK, PROT_READ | PROT_WRITE) < 0) {
                 fprintf(stderr, "emulate: no memory for another thread\n");

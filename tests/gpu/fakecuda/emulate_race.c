@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Finds races of kernels: their source is compiled with -fsanitize=thread, whose calls come here, and are judged by
- * CUDA's rules instead of a CPU's. Accesses to the same bytes, one of them a write, not both atomic, are in order if
+ * Finds races of kernels: their source is compiled with -fsanitize=thread, whose calls come here,
+ * and are judged by CUDA's rules instead of a CPU's. Accesses to the same bytes, one of them a
+ * write, not both atomic, are in order if
  *
  *      a thread did both, or
  *      their threads are of one block, and a __syncthreads() lies between, or
  *      of one warp, and a __syncwarp() lies between (shuffles order nothing), or
  *      their threads are of two blocks, and somebody called __threadfence() between: what it is for is not looked at.
  *
- * Anything else ends the process with one line. As far as the order of a run shows it: each piece of four bytes has one
- * write and one read that are known. Blocks do not share shared memory, here at one address.
+ * Anything else ends the process with one line. As far as the order of a run shows it: each piece
+ * of four bytes has one write and one read that are known. Blocks do not share shared memory, here
+ * at one address.
  */
 
 #include <dlfcn.h>
@@ -59,7 +61,8 @@ static struct cell *find(uintptr_t key, uint64_t launch) {
 }
 
 static bool is_shared(const void *at) {
-        return ((const char *)at >= &__data_start && (const char *)at < &_end) || emulate_is_shared(at);
+        return ((const char *)at >= &__data_start && (const char *)at < &_end) ||
+               emulate_is_shared(at);
 }
 
 static bool in_order(const struct access *before, const struct access *now, const void *at) {
@@ -70,7 +73,8 @@ static bool in_order(const struct access *before, const struct access *now, cons
         if (a->block != b->block)
                 return is_shared(at) || before->fences < now->fences;
         return a->thread == b->thread || a->barriers < b->barriers ||
-               (a->thread / EMULATE_WARP == b->thread / EMULATE_WARP && a->warp_barriers < b->warp_barriers);
+               (a->thread / EMULATE_WARP == b->thread / EMULATE_WARP &&
+                a->warp_barriers < b->warp_barriers);
 }
 
 static void print(const struct access *a, const char *what) {
@@ -82,8 +86,8 @@ static void print(const struct access *a, const char *what) {
                         (size_t)((const char *)a->code - (const char *)info.dli_fbase) - 1);
 }
 
-static _Noreturn void race(const struct access *before, bool wrote, const struct access *now, bool writes,
-                           const void *at) {
+static _Noreturn void race(const struct access *before, bool wrote, const struct access *now,
+                           bool writes, const void *at) {
         fprintf(stderr, "emulate: %s: race at %p (%s memory):", emulate_kernel(), at,
                 is_shared(at) ? "shared" : "global");
         print(before, wrote ? "wrote" : "read");
@@ -109,7 +113,8 @@ static void touch(const void *at, size_t bytes, bool writes, bool atomic, const 
         struct access now = {.fences = fences, .code = code, .atomic = atomic};
         uintptr_t from = (uintptr_t)at, to = from + bytes;
 
-        if (from - (uintptr_t)__builtin_frame_address(0) + OWN_STACK < 2 * OWN_STACK || !emulate_where(&now.where))
+        if (from - (uintptr_t)__builtin_frame_address(0) + OWN_STACK < 2 * OWN_STACK ||
+            !emulate_where(&now.where))
                 return;
         if (!cells) {
                 cells = mmap(NULL, CELLS * sizeof *cells, PROT_READ | PROT_WRITE,
@@ -133,7 +138,7 @@ static __attribute__((constructor)) void watch_copies(void) {
         emulate_touch = touch_copy;
 }
 
-/* ---- what the compiler calls ------------------------------------------------------------------------------------- */
+/* ---- what the compiler calls ----------------------------------------------------------------- */
 
 #define CALLED __attribute__((visibility("default")))
 #define CODE __builtin_return_address(0)
@@ -193,26 +198,34 @@ UNALIGNED_SIZE(16)
 /* What emulate_cuda.h makes atomic operations of. */
 #define ATOMIC_SIZE(bits) \
         uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t *at, int order); \
-        void __tsan_atomic##bits##_store(volatile uint##bits##_t *at, uint##bits##_t x, int order); \
-        bool __tsan_atomic##bits##_compare_exchange_strong(volatile uint##bits##_t *at, uint##bits##_t *old, \
-                                                           uint##bits##_t x, int order, int failed); \
-        uint##bits##_t __tsan_atomic##bits##_compare_exchange_val(volatile uint##bits##_t *at, uint##bits##_t old, \
-                                                                  uint##bits##_t x, int order, int failed); \
-        CALLED uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t *at, int order) { \
+        void __tsan_atomic##bits##_store(volatile uint##bits##_t *at, uint##bits##_t x, \
+                                         int order); \
+        bool __tsan_atomic##bits##_compare_exchange_strong(volatile uint##bits##_t *at, \
+                                                           uint##bits##_t *old, uint##bits##_t x, \
+                                                           int order, int failed); \
+        uint##bits##_t __tsan_atomic##bits##_compare_exchange_val( \
+                volatile uint##bits##_t *at, uint##bits##_t old, uint##bits##_t x, int order, \
+                int failed); \
+        CALLED uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t *at, \
+                                                         int order) { \
                 touch((const void *)at, sizeof *at, false, true, CODE); \
                 return __atomic_load_n(at, __ATOMIC_SEQ_CST); \
         } \
-        CALLED void __tsan_atomic##bits##_store(volatile uint##bits##_t *at, uint##bits##_t x, int order) { \
+        CALLED void __tsan_atomic##bits##_store(volatile uint##bits##_t *at, uint##bits##_t x, \
+                                                int order) { \
                 touch((const void *)at, sizeof *at, true, true, CODE); \
                 __atomic_store_n(at, x, __ATOMIC_SEQ_CST); \
         } \
-        CALLED bool __tsan_atomic##bits##_compare_exchange_strong(volatile uint##bits##_t *at, uint##bits##_t *old, \
-                                                                  uint##bits##_t x, int order, int failed) { \
+        CALLED bool __tsan_atomic##bits##_compare_exchange_strong( \
+                volatile uint##bits##_t *at, uint##bits##_t *old, uint##bits##_t x, int order, \
+                int failed) { \
                 touch((const void *)at, sizeof *at, true, true, CODE); \
-                return __atomic_compare_exchange_n(at, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+                return __atomic_compare_exchange_n(at, old, x, false, __ATOMIC_SEQ_CST, \
+                                                   __ATOMIC_SEQ_CST); \
         } \
         CALLED uint##bits##_t __tsan_atomic##bits##_compare_exchange_val( \
-                volatile uint##bits##_t *at, uint##bits##_t old, uint##bits##_t x, int order, int failed) { \
+                volatile uint##bits##_t *at, uint##bits##_t old, uint##bits##_t x, int order, \
+                int failed) { \
                 __tsan_atomic##bits##_compare_exchange_strong(at, &old, x, order, failed); \
                 return old; \
         }

@@ -76,7 +76,8 @@ static cu_result record(struct event *event, struct stream *stream) {
 
         if (!event || !stream)
                 return CU_INVALID_HANDLE;
-        error = stream_append(stream, &(struct work){.kind = WORK_OTHER, .run = pass, .event = {event}}, NULL, 0);
+        error = stream_append(
+                stream, &(struct work){.kind = WORK_OTHER, .run = pass, .event = {event}}, NULL, 0);
         if (!error) {
                 event->stream = stream;
                 event->number = stream->submitted;
@@ -109,7 +110,8 @@ cu_result cuStreamWaitEvent(cu_stream stream, cu_event handle, unsigned flags) {
         pthread_mutex_lock(&fake.lock);
         event = find(handle);
         if (event)
-                error = stream_append(stream_find(stream), &(struct work){.kind = WORK_OTHER, .run = nothing},
+                error = stream_append(stream_find(stream),
+                                      &(struct work){.kind = WORK_OTHER, .run = nothing},
                                       event->stream, event->number);
         pthread_mutex_unlock(&fake.lock);
         return error;

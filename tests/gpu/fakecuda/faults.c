@@ -18,8 +18,13 @@ struct fault {
         cu_result error;
 };
 
-struct fake_settings fake_settings = {.devices = 1, .version = 13000, .memory = UINT64_C(16) << 30,
-                                      .group = "all", .vmm = true, .legacy = true, .stream_order = true};
+struct fake_settings fake_settings = {.devices = 1,
+                                      .version = 13000,
+                                      .memory = UINT64_C(16) << 30,
+                                      .group = "all",
+                                      .vmm = true,
+                                      .legacy = true,
+                                      .stream_order = true};
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct fault faults[32];
@@ -70,7 +75,8 @@ static void read_delays(const char *text) {
         int used;
 
         for (const char *at = text; at && *at; at += used + (at[used] == ',')) {
-                if (sscanf(at, "%15[a-z]:%u%n", name, &ms, &used) != 2 || (at[used] && at[used] != ','))
+                if (sscanf(at, "%15[a-z]:%u%n", name, &ms, &used) != 2 ||
+                    (at[used] && at[used] != ','))
                         bad_setting("FAKECUDA_SLOW", text);
                 for (work = 0; work < N_WORK && strcmp(name, work_names[work]) != 0; work++)
                         continue;
@@ -81,7 +87,8 @@ static void read_delays(const char *text) {
 }
 
 static void read_once(void) {
-        const char *wake = getenv("FAKECUDA_WAKE"), *log = getenv("FAKECUDA_LOG"), *group = getenv("FAKECUDA_GROUP");
+        const char *wake = getenv("FAKECUDA_WAKE"), *log = getenv("FAKECUDA_LOG"),
+                   *group = getenv("FAKECUDA_GROUP");
 
         if (wake && strcmp(wake, "write") != 0)
                 bad_setting("FAKECUDA_WAKE", wake);
@@ -166,7 +173,8 @@ cu_result fake_enter(struct fake_entry *entry, enum fake_needs needs) {
 }
 
 void fake_delay(enum fake_work work) {
-        struct timespec left = {.tv_sec = delay_ms[work] / 1000, .tv_nsec = delay_ms[work] % 1000 * 1000000L};
+        struct timespec left = {.tv_sec = delay_ms[work] / 1000,
+                                .tv_nsec = delay_ms[work] % 1000 * 1000000L};
 
         while (delay_ms[work] && nanosleep(&left, &left) < 0)
                 continue;

@@ -12,7 +12,8 @@
 
 const struct kvd_cuda *cuda;
 
-const struct cu_allocation shareable = {.type = CU_ALLOCATION_PINNED, .handle_types = CU_HANDLE_POSIX_FD,
+const struct cu_allocation shareable = {.type = CU_ALLOCATION_PINNED,
+                                        .handle_types = CU_HANDLE_POSIX_FD,
                                         .location = {CU_LOCATION_DEVICE, 0}};
 
 /* Tests that run at the same time do not count each other's memory. */

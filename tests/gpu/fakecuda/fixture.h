@@ -17,20 +17,24 @@ extern const struct kvd_cuda *cuda;
 #define FAILS(error, call) ck_assert_int_eq(cuda->call, error)
 
 void load(void);                /* the driver's functions; initialises nothing */
-void start(void);               /* and initialises it, with device 0's primary context current here */
+/* and initialises it, with device 0's primary context current here */
+void start(void);
 
 extern const struct cu_allocation shareable; /* on device 0, by descriptor */
 
 cu_memory create(size_t bytes);
 int export(cu_memory memory);   /* a descriptor, the caller's */
 cu_memory import(int fd);
-cu_address map(cu_memory memory, size_t bytes, int access); /* in a reservation of its own; the handle stays */
-cu_address map_fd(int fd, size_t bytes, int access);        /* the descriptor is closed, the handle released */
+/* in a reservation of its own; the handle stays */
+cu_address map(cu_memory memory, size_t bytes, int access);
+/* the descriptor is closed, the handle released */
+cu_address map_fd(int fd, size_t bytes, int access);
 cu_stream new_stream(void);     /* one that does not care for the default stream */
 
 /*
- * Another process. It runs work(socket) with its end of a socket and ends with success when that returns; what check
- * asserts there ends it with a failure. Start it before this process initialises the driver.
+ * Another process. It runs work(socket) with its end of a socket and ends with success when that
+ * returns; what check asserts there ends it with a failure. Start it before this process
+ * initialises the driver.
  */
 struct peer {
         pid_t pid;

@@ -7,7 +7,9 @@
 #define GPU_KERNEL(image, name) extern const struct fake_kernel fake_kernel_##name;
 #include "kernels/cuda/kernels.def"
 #undef GPU_KERNEL
-extern const struct fake_kernel fake_kernel_check_fill, fake_kernel_check_beat, fake_kernel_check_read; /* tests/gpu/checks.cu */
+/* tests/gpu/checks.cu */
+extern const struct fake_kernel fake_kernel_check_fill, fake_kernel_check_beat,
+        fake_kernel_check_read;
 
 #define GPU_KERNEL(image, name) &fake_kernel_##name,
 static const struct fake_kernel *const kernels[] = {

@@ -19,7 +19,8 @@ struct fake_kernel {
         const char *name;      /* "kvd_gather" */
         size_t argument_bytes; /* of the struct that it takes */
         unsigned threads;      /* the most that a block may have */
-        void (*run)(const struct fake_launch *launch, const void *argument); /* returns when the last block is done */
+        /* returns when the last block is done */
+        void (*run)(const struct fake_launch *launch, const void *argument);
 };
 
 /* By the driver's name ("kvd_gather"); NULL: there is none. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Libraries are images of which only the first word is looked at; kernels come from the build (kernels.h), and some
- * that only the stand-in's own tests use from here. A launch runs one block after the other on the stream's thread.
+ * Libraries are images of which only the first word is looked at; kernels come from the build
+ * (kernels.h), and some that only the stand-in's own tests use from here. A launch runs one block
+ * after the other on the stream's thread.
  */
 
 #include <stdlib.h>
@@ -12,7 +13,10 @@
 #include "tests/gpu/fakecuda/driver.h"
 #include "tests/gpu/fakecuda/kernels.h"
 
-enum { FATBIN = 0xba55ed50u, PLACEHOLDER = 0x3a64766bu /* "kvd:", of a build without nvcc (embed.sh) */ };
+enum {
+        FATBIN = 0xba55ed50u,
+        PLACEHOLDER = 0x3a64766bu /* "kvd:", of a build without nvcc (embed.sh) */
+};
 enum { MOST_THREADS = 1024, MOST_SHARED = 227 << 10, PLAIN_SHARED = 48 << 10 };
 
 struct library {
@@ -20,7 +24,10 @@ struct library {
         bool alive;
 };
 
-/* A kernel and its function are one here: there is one per context, and a library has a kernel once. */
+/*
+ * A kernel and its function are one here: there is one per context, and a library has a kernel
+ * once.
+ */
 struct kernel {
         struct kernel *next;
         const struct library *library;
@@ -31,7 +38,7 @@ struct kernel {
 static struct library *libraries;
 static struct kernel *kernels;
 
-/* ---- for the tests of the stand-in ----------------------------------------------------------------------------- */
+/* ---- for the tests of the stand-in ----------------------------------------------------------- */
 
 struct store {
         cu_address to;
@@ -51,7 +58,7 @@ static const struct fake_kernel *find_code(const char *name) {
         return strcmp(name, own.name) == 0 ? &own : fake_kernel_find(name);
 }
 
-/* ---- libraries ------------------------------------------------------------------------------------------------- */
+/* ---- libraries ------------------------------------------------------------------------------- */
 
 static struct library *find_library(cu_library handle) {
         struct library *it = libraries;
@@ -69,8 +76,8 @@ static struct kernel *find_kernel(const void *handle) {
         return it && it->library->alive ? it : NULL;
 }
 
-cu_result cuLibraryLoadData(cu_library *ret, const void *image, void *jit, void **jit_values, unsigned n_jit,
-                            void *options, void **values, unsigned n) {
+cu_result cuLibraryLoadData(cu_library *ret, const void *image, void *jit, void **jit_values,
+                            unsigned n_jit, void *options, void **values, unsigned n) {
         struct library *it;
         uint32_t word;
 
@@ -161,7 +168,8 @@ cu_result cuFuncSetAttribute(cu_function handle, int attribute, int value) {
         return it ? CU_OK : CU_INVALID_HANDLE;
 }
 
-cu_result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *ret, cu_function handle, int threads, size_t shared) {
+cu_result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *ret, cu_function handle, int threads,
+                                                      size_t shared) {
         const struct kernel *it;
 
         ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor, NEEDS_CONTEXT);
@@ -178,7 +186,7 @@ cu_result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *ret, cu_function hand
         return CU_OK;
 }
 
-/* ---- launches -------------------------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 static cu_result run_kernel(struct work *work, struct stream *stream) {
         const struct fake_launch launch = {
@@ -201,18 +209,22 @@ static cu_result check(const struct kernel *kernel, const struct work *work) {
 
         if (!kernel)
                 return CU_INVALID_HANDLE;
-        if (!g[0] || !g[1] || !g[2] || g[0] > INT32_MAX || g[1] > 65535 || g[2] > 65535 || !threads ||
-            b[0] > MOST_THREADS || b[1] > MOST_THREADS || b[2] > 64 || threads > MOST_THREADS ||
-            work->launch.shared > kernel->shared)
+        if (!g[0] || !g[1] || !g[2] || g[0] > INT32_MAX || g[1] > 65535 || g[2] > 65535 ||
+            !threads || b[0] > MOST_THREADS || b[1] > MOST_THREADS || b[2] > 64 ||
+            threads > MOST_THREADS || work->launch.shared > kernel->shared)
                 return CU_INVALID_VALUE;
         return threads > kernel->code->threads ? CU_LAUNCH_OUT_OF_RESOURCES : CU_OK;
 }
 
 /* Every kernel takes one argument, a struct, which is copied now. */
-cu_result cuLaunchKernel(cu_function handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                         unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra) {
-        struct work work = {.kind = WORK_KERNEL, .run = run_kernel, .done = free_arguments,
-                            .launch = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared}};
+cu_result cuLaunchKernel(cu_function handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                         unsigned by, unsigned bz, unsigned shared, cu_stream stream,
+                         void **parameters, void **extra) {
+        struct work work = {
+                .kind = WORK_KERNEL,
+                .run = run_kernel,
+                .done = free_arguments,
+                .launch = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared}};
         const struct kernel *kernel;
         cu_result error;
 

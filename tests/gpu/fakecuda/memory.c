@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * cuMemAlloc, its memory in other processes, and host memory. A legacy handle says in which process and under which
- * descriptor the memory is: whoever may read /proc/PID/fd opens it from there.
+ * cuMemAlloc, its memory in other processes, and host memory. A legacy handle says in which process
+ * and under which descriptor the memory is: whoever may read /proc/PID/fd opens it from there.
  */
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ void memory_free_all(struct device *device) {
                 range_drop(it);
 }
 
-/* ---- of the device --------------------------------------------------------------------------------------------- */
+/* ---- of the device --------------------------------------------------------------------------- */
 
 cu_result cuMemGetInfo(size_t *free, size_t *total) {
         uint64_t used;
@@ -119,7 +119,7 @@ cu_result cuMemFree(cu_address at) {
         return it ? error : CU_INVALID_VALUE;
 }
 
-/* ---- in other processes ---------------------------------------------------------------------------------------- */
+/* ---- in other processes ---------------------------------------------------------------------- */
 
 struct legacy {
         char magic[8];
@@ -164,7 +164,8 @@ static int open_legacy(const struct legacy *legacy) {
 
         snprintf(path, sizeof path, "/proc/%d/fd/%d", legacy->pid, legacy->fd);
         fd = open(path, O_RDWR | O_CLOEXEC);
-        if (fd >= 0 && (fstat(fd, &st) < 0 || st.st_ino != legacy->inode || st.st_dev != legacy->filesystem)) {
+        if (fd >= 0 &&
+            (fstat(fd, &st) < 0 || st.st_ino != legacy->inode || st.st_dev != legacy->filesystem)) {
                 close(fd);
                 fd = -1;
         }
@@ -198,7 +199,8 @@ cu_result cuIpcOpenMemHandle(cu_address *ret, struct cu_ipc_handle handle, unsig
 
         ENTER(cuIpcOpenMemHandle, NEEDS_CONTEXT);
         memcpy(&legacy, &handle, sizeof legacy);
-        if (!ret || flags != CU_IPC_LAZY_PEER_ACCESS || memcmp(legacy.magic, magic, sizeof magic) != 0)
+        if (!ret || flags != CU_IPC_LAZY_PEER_ACCESS ||
+            memcmp(legacy.magic, magic, sizeof magic) != 0)
                 return CU_INVALID_VALUE;
         if (legacy.pid == getpid() || legacy.device != fake_current()->number)
                 return CU_INVALID_CONTEXT;
@@ -220,7 +222,7 @@ cu_result cuIpcCloseMemHandle(cu_address at) {
         return it ? CU_OK : CU_INVALID_VALUE;
 }
 
-/* ---- of the host ----------------------------------------------------------------------------------------------- */
+/* ---- of the host ----------------------------------------------------------------------------- */
 
 cu_result cuMemHostAlloc(void **ret, size_t bytes, unsigned flags) {
         void *at;
@@ -228,7 +230,8 @@ cu_result cuMemHostAlloc(void **ret, size_t bytes, unsigned flags) {
         ENTER(cuMemHostAlloc, NEEDS_CONTEXT);
         if (!ret || !bytes || flags & ~(CU_HOST_PORTABLE | CU_HOST_MAPPED | CU_HOST_WRITE_COMBINED))
                 return CU_INVALID_VALUE;
-        at = mmap(NULL, ALIGN_UP(bytes, FAKE_PAGE), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        at = mmap(NULL, ALIGN_UP(bytes, FAKE_PAGE), PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED)
                 return CU_OUT_OF_MEMORY;
         memset(at, FAKE_FRESH, bytes);
@@ -265,7 +268,8 @@ cu_result cuMemHostRegister(void *at, size_t bytes, unsigned flags) {
         struct range *it;
 
         ENTER(cuMemHostRegister, NEEDS_CONTEXT);
-        if (!at || !bytes || flags & ~(CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED | CU_REGISTER_READ_ONLY) ||
+        if (!at || !bytes ||
+            flags & ~(CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED | CU_REGISTER_READ_ONLY) ||
             !is_there(at, bytes))
                 return CU_INVALID_VALUE;
         pthread_mutex_lock(&fake.lock);

@@ -102,7 +102,8 @@ void ranges_in_use(bool begin) {
                         range_protect(it);
 }
 
-bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data), int data) {
+bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data),
+                       int data) {
         cu_address end = at + bytes, next = at;
         struct range *it;
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Each stream has a thread that does its work in order. What default streams and events add are waits: work may have to
- * wait until other streams have done so many pieces. Streams are never freed, so that a handle that was destroyed is
- * known as such, unless FAKECUDA_REUSE gives it to the next one.
+ * Each stream has a thread that does its work in order. What default streams and events add are
+ * waits: work may have to wait until other streams have done so many pieces. Streams are never
+ * freed, so that a handle that was destroyed is known as such, unless FAKECUDA_REUSE gives it to
+ * the next one.
  */
 
 #include "tests/gpu/fakecuda/driver.h"
@@ -31,7 +32,7 @@ static unsigned n_executed;
 static uint64_t n_streams = 2; /* ids that default streams may have on drivers */
 static struct sigaction before_us;
 
-/* ---- a thread -------------------------------------------------------------------------------------------------- */
+/* ---- a thread -------------------------------------------------------------------------------- */
 
 static bool is_ready(const struct work *work) {
         for (const struct wait *w = work->waits; w; w = w->next)
@@ -69,7 +70,10 @@ static cu_result run(struct work *work, struct stream *stream) {
         return error;
 }
 
-/* Work of a broken context, and what is left when its stream is dropped, counts as done, without having been done. */
+/*
+ * Work of a broken context, and what is left when its stream is dropped, counts as done, without
+ * having been done.
+ */
 static void execute(struct stream *stream, struct work *work) {
         cu_result error = CU_OK;
 
@@ -113,8 +117,8 @@ static void *serve(void *data) {
 }
 
 /*
- * A fault on a stream's thread is the device's: the context breaks, and this thread, whose work cannot go on, stops
- * where it is. Faults elsewhere are the program's own.
+ * A fault on a stream's thread is the device's: the context breaks, and this thread, whose work
+ * cannot go on, stops where it is. Faults elsewhere are the program's own.
  */
 static void fault(int number, siginfo_t *info, void *context) {
         static const char text[] = "fakecuda: the processor touches memory of the device\n";
@@ -135,7 +139,8 @@ static void fault(int number, siginfo_t *info, void *context) {
 
 static void start(struct stream *stream) {
         static bool handling;
-        struct sigaction action = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+        struct sigaction action = {.sa_sigaction = fault,
+                                   .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
         sigset_t all, old;
         pthread_attr_t detached;
         pthread_t thread;
@@ -156,7 +161,7 @@ static void start(struct stream *stream) {
         stream->started = true;
 }
 
-/* ---- handles --------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 static struct stream *add(struct device *device, bool blocking) {
         struct stream *it = calloc(1, sizeof *it);
@@ -257,7 +262,7 @@ void stream_destroy_all(struct device *device) {
         pthread_cond_broadcast(&fake.changed);
 }
 
-/* ---- queueing -------------------------------------------------------------------------------------------------- */
+/* ---- queueing -------------------------------------------------------------------------------- */
 
 static void wait_for(struct work *work, const struct stream *stream, uint64_t number) {
         struct wait *it;
@@ -312,7 +317,8 @@ cu_result stream_append(struct stream *stream, const struct work *like, const st
         return CU_OK;
 }
 
-cu_result stream_submit(cu_stream handle, const struct work *work, const struct stream *with, uint64_t number) {
+cu_result stream_submit(cu_stream handle, const struct work *work, const struct stream *with,
+                        uint64_t number) {
         cu_result error;
 
         pthread_mutex_lock(&fake.lock);
@@ -334,7 +340,7 @@ cu_result stream_submit_and_wait(cu_stream handle, const struct work *work) {
         return error;
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 cu_result stream_wait(const struct stream *stream, uint64_t number) {
         while (stream->done < number && !stream->device->broken)

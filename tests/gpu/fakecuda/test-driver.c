@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One process: start, devices, contexts, memory, and the promised errors. Each test is a process of its own. */
+/*
+ * One process: start, devices, contexts, memory, and the promised errors. Each test is a process of
+ * its own.
+ */
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -38,7 +41,7 @@ static void write_it(cu_address at) {
         *(volatile uint8_t *)(uintptr_t)at = 1;
 }
 
-/* ---- start ----------------------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
 START_TEST(nothing_works_before_init) {
         cu_context context;
@@ -66,7 +69,8 @@ START_TEST(a_forked_child_cannot_use_it) {
         start();
         pid = fork();
         if (pid == 0)
-                _exit(cuda->cuDeviceGetCount(&n) != CU_NOT_INITIALIZED || cuda->cuInit(0) != CU_NOT_INITIALIZED);
+                _exit(cuda->cuDeviceGetCount(&n) != CU_NOT_INITIALIZED ||
+                      cuda->cuInit(0) != CU_NOT_INITIALIZED);
         ck_assert_int_eq(waitpid(pid, &status, 0), pid);
         ck_assert_int_eq(status, 0);
 }
@@ -89,7 +93,8 @@ START_TEST(functions_by_version) {
         ck_assert_int_eq(get("cuNothing", &at, 12000, 0, &status), CU_NOT_FOUND);
         ck_assert_int_eq(status, 1);
         ck_assert_int_eq(get("cuCtxSynchronize", &at, 2000, 0, &status), CU_OK);
-        ck_assert_int_eq(get("cuCtxSynchronize", &at, 13000, 0, &status), CU_NOT_FOUND); /* another signature */
+        /* another signature */
+        ck_assert_int_eq(get("cuCtxSynchronize", &at, 13000, 0, &status), CU_NOT_FOUND);
         ck_assert_ptr_nonnull(dlsym(library, "cuInit"));
 }
 END_TEST
@@ -113,7 +118,7 @@ START_TEST(errors_in_words) {
 }
 END_TEST
 
-/* ---- devices and contexts -------------------------------------------------------------------------------------- */
+/* ---- devices and contexts -------------------------------------------------------------------- */
 
 START_TEST(no_device) {
         setenv("FAKECUDA_DEVICES", "0", 1);
@@ -162,8 +167,10 @@ START_TEST(visible_devices) {
                 const char *list;
                 int n, first; /* number of the first, which ends its UUID */
         } rows[] = {
-                {"2", 1, 2}, {"1,0", 2, 1}, {"0,7,1", 1, 0}, {"", 0, 0}, {"-1", 0, 0},
-                {"GPU-66616b65-c0da-4001-8002-0305080d1501", 1, 1}, {"GPU-66", 1, 0}, {"GPU-99", 0, 0},
+                {"2", 1, 2},      {"1,0", 2, 1},
+                {"0,7,1", 1, 0},  {"", 0, 0},
+                {"-1", 0, 0},     {"GPU-66616b65-c0da-4001-8002-0305080d1501", 1, 1},
+                {"GPU-66", 1, 0}, {"GPU-99", 0, 0},
         };
         struct cu_uuid uuid;
         int n;
@@ -226,7 +233,7 @@ START_TEST(the_last_release_frees) {
 }
 END_TEST
 
-/* ---- handles and mappings -------------------------------------------------------------------------------------- */
+/* ---- handles and mappings -------------------------------------------------------------------- */
 
 START_TEST(memory_needs_no_context) {
         cu_memory memory;
@@ -267,14 +274,18 @@ START_TEST(only_its_descriptors_are_imported) {
         cu_memory memory;
 
         start();
-        FAILS(CU_INVALID_VALUE, cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)null, CU_HANDLE_POSIX_FD));
-        FAILS(CU_INVALID_VALUE, cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)plain, CU_HANDLE_POSIX_FD));
-        FAILS(CU_INVALID_VALUE, cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)-1, CU_HANDLE_POSIX_FD));
+        FAILS(CU_INVALID_VALUE,
+              cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)null, CU_HANDLE_POSIX_FD));
+        FAILS(CU_INVALID_VALUE,
+              cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)plain, CU_HANDLE_POSIX_FD));
+        FAILS(CU_INVALID_VALUE,
+              cuMemImportFromShareableHandle(&memory, (void *)(intptr_t)-1, CU_HANDLE_POSIX_FD));
 }
 END_TEST
 
 START_TEST(mappings_are_whole) {
-        const struct cu_access write = {.location = {CU_LOCATION_DEVICE, 0}, .flags = CU_ACCESS_READ_WRITE};
+        const struct cu_access write = {.location = {CU_LOCATION_DEVICE, 0},
+                                        .flags = CU_ACCESS_READ_WRITE};
         cu_memory memory;
         cu_address at;
 
@@ -286,8 +297,10 @@ START_TEST(mappings_are_whole) {
         FAILS(CU_INVALID_VALUE, cuMemMap(at, SEGMENT, 0, memory, 0));
         FAILS(CU_INVALID_VALUE, cuMemMap(at, SEGMENT, SEGMENT, memory, 0));
         FAILS(CU_INVALID_VALUE, cuMemMap(at + 4096, 2 * SEGMENT, 0, memory, 0));
-        FAILS(CU_INVALID_VALUE, cuMemMap(at + 3 * SEGMENT, 2 * SEGMENT, 0, memory, 0)); /* past the reservation */
-        FAILS(CU_INVALID_VALUE, cuMemMap(at + 8 * SEGMENT, 2 * SEGMENT, 0, memory, 0)); /* outside it */
+        /* past the reservation */
+        FAILS(CU_INVALID_VALUE, cuMemMap(at + 3 * SEGMENT, 2 * SEGMENT, 0, memory, 0));
+        /* outside it */
+        FAILS(CU_INVALID_VALUE, cuMemMap(at + 8 * SEGMENT, 2 * SEGMENT, 0, memory, 0));
         FAILS(CU_INVALID_VALUE, cuMemMap(at, 2 * SEGMENT, 0, 12345, 0));
         OK(cuMemMap(at, 2 * SEGMENT, 0, memory, 0));
         FAILS(CU_INVALID_VALUE, cuMemMap(at + SEGMENT, 2 * SEGMENT, 0, memory, 0)); /* over it */
@@ -296,7 +309,8 @@ START_TEST(mappings_are_whole) {
         FAILS(CU_INVALID_VALUE, cuMemUnmap(at, SEGMENT));
         FAILS(CU_INVALID_VALUE, cuMemUnmap(at + SEGMENT, SEGMENT));
         FAILS(CU_INVALID_VALUE, cuMemAddressFree(at, 4 * SEGMENT)); /* still mapped */
-        OK(cuMemMap(at + 2 * SEGMENT, 2 * SEGMENT, 0, memory, 0)); /* a handle may be mapped twice */
+        /* a handle may be mapped twice */
+        OK(cuMemMap(at + 2 * SEGMENT, 2 * SEGMENT, 0, memory, 0));
         OK(cuMemSetAccess(at, 4 * SEGMENT, &write, 1));
         *(uint32_t *)(uintptr_t)at = 0x600d;
         ck_assert_uint_eq(*(uint32_t *)(uintptr_t)(at + 2 * SEGMENT), 0x600d);
@@ -309,7 +323,8 @@ START_TEST(mappings_are_whole) {
 END_TEST
 
 START_TEST(access_is_enforced) {
-        const struct cu_access read = {.location = {CU_LOCATION_DEVICE, 0}, .flags = CU_ACCESS_READ};
+        const struct cu_access read = {.location = {CU_LOCATION_DEVICE, 0},
+                                       .flags = CU_ACCESS_READ};
         cu_memory memory;
         cu_address at;
 
@@ -439,7 +454,7 @@ START_TEST(memory_of_two_devices) {
 }
 END_TEST
 
-/* ---- cuMemAlloc and host memory -------------------------------------------------------------------------------- */
+/* ---- cuMemAlloc and host memory -------------------------------------------------------------- */
 
 START_TEST(allocations) {
         struct cu_ipc_handle handle;
@@ -451,7 +466,8 @@ START_TEST(allocations) {
         ck_assert_uint_eq(*(uint8_t *)(uintptr_t)(at + 999), 0xa5);
         FAILS(CU_INVALID_VALUE, cuMemFree(at + 8));
         OK(cuIpcGetMemHandle(&handle, at));
-        FAILS(CU_INVALID_CONTEXT, cuIpcOpenMemHandle(&at, handle, CU_IPC_LAZY_PEER_ACCESS)); /* its own process */
+        /* its own process */
+        FAILS(CU_INVALID_CONTEXT, cuIpcOpenMemHandle(&at, handle, CU_IPC_LAZY_PEER_ACCESS));
         OK(cuMemFree(at));
         FAILS(CU_INVALID_VALUE, cuMemFree(at));
         OK(cuMemFree(0));
@@ -475,7 +491,8 @@ START_TEST(without_legacy_handles) {
 END_TEST
 
 START_TEST(host_memory) {
-        uint8_t *page = mmap(NULL, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        uint8_t *page = mmap(NULL, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                             0);
         void *at;
         cu_address device;
 
@@ -498,7 +515,7 @@ START_TEST(host_memory) {
 }
 END_TEST
 
-/* ---- faults and log -------------------------------------------------------------------------------------------- */
+/* ---- faults and log -------------------------------------------------------------------------- */
 
 START_TEST(the_nth_call_fails) {
         cu_memory memory;
@@ -533,8 +550,8 @@ START_TEST(the_log_shows_who_made_a_context) {
         ck_assert_uint_lt(fread(text, 1, sizeof text - 1, file), sizeof text - 1);
         fclose(file);
         unlink(path);
-        snprintf(want, sizeof want, "%d cuInit = 999\n%d cuInit\n%d cuMemCreate\n%d cuMemRelease\n", getpid(), getpid(),
-                 getpid(), getpid());
+        snprintf(want, sizeof want, "%d cuInit = 999\n%d cuInit\n%d cuMemCreate\n%d cuMemRelease\n",
+                 getpid(), getpid(), getpid(), getpid());
         ck_assert_str_eq(text, want);
         ck_assert_ptr_null(strstr(text, "Ctx"));
 }

@@ -39,7 +39,7 @@ static uint64_t get_word(cu_address at) {
         return value;
 }
 
-/* ---- handles --------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 /* B maps what A made, writes, and A reads it where it is; then the other way round. */
 static void write_in_place(int fd) {
@@ -170,7 +170,7 @@ START_TEST(memory_is_one_for_all) {
 }
 END_TEST
 
-/* ---- legacy handles -------------------------------------------------------------------------------------------- */
+/* ---- legacy handles -------------------------------------------------------------------------- */
 
 static void hold(int fd) {
         struct cu_ipc_handle handle;
@@ -205,7 +205,8 @@ START_TEST(legacy_handles) {
         FAILS(CU_INVALID_VALUE, cuMemFree(at));
         tell(b.fd, "", 1, -1);
         meet(b.fd);
-        FAILS(CU_INVALID_HANDLE, cuIpcOpenMemHandle(&again, handle, CU_IPC_LAZY_PEER_ACCESS)); /* freed */
+        /* freed */
+        FAILS(CU_INVALID_HANDLE, cuIpcOpenMemHandle(&again, handle, CU_IPC_LAZY_PEER_ACCESS));
         ck_assert_uint_eq(get_word(at), 0xa); /* who has it keeps it */
         peer_kill(&b);
         ck_assert_uint_eq(get_word(at + 3 * SEGMENT), 0xa5a5a5a5a5a5a5a5u);
@@ -226,11 +227,14 @@ START_TEST(legacy_handles_end_with_their_process) {
 }
 END_TEST
 
-/* ---- order between streams of two processes -------------------------------------------------------------------- */
+/* ---- order between streams of two processes -------------------------------------------------- */
 
 enum { ROUNDS = 200 };
 
-/* Descriptor 1: the page with the words; 2: the data. B computes round i when word 0 is i, and says so in word 1. */
+/*
+ * Descriptor 1: the page with the words; 2: the data. B computes round i when word 0 is i, and says
+ * so in word 1.
+ */
 static void answer(int fd) {
         uint64_t *page, one;
         cu_stream stream;
@@ -323,7 +327,7 @@ START_TEST(a_waiting_process_can_be_killed) {
 }
 END_TEST
 
-/* ---- struct kvd_device, over all of it ------------------------------------------------------------------------- */
+/* ---- struct kvd_device, over all of it ------------------------------------------------------- */
 
 static struct cu_uuid uuid_of(int ordinal) {
         struct cu_uuid uuid;
@@ -355,7 +359,8 @@ START_TEST(a_device_is_found_by_its_uuid) {
         kvd_device_leave(&device);
         kvd_device_close(&device);
         ck_assert_int_eq(kvd_device_open(&device, &nobody), -ENODEV);
-        ck_assert_str_eq(device.why, "none of the 2 devices that this process sees is the daemon's");
+        ck_assert_str_eq(device.why,
+                         "none of the 2 devices that this process sees is the daemon's");
 }
 END_TEST
 
@@ -407,8 +412,8 @@ END_TEST
 
 /* Wherever a call fails, the next try works, and nothing is left mapped. */
 START_TEST(a_device_survives_failing_calls) {
-        static const char *const faults[] = {"cuMemImportFromShareableHandle:1=2", "cuMemMap:1=2", "cuMemSetAccess:1=2",
-                                             "cuCtxPushCurrent:1=2"};
+        static const char *const faults[] = {"cuMemImportFromShareableHandle:1=2", "cuMemMap:1=2",
+                                             "cuMemSetAccess:1=2", "cuCtxPushCurrent:1=2"};
         struct kvd_device device;
         struct cu_uuid uuid;
         cu_address at;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One process: what streams do in which order, and how a context breaks. Each test is a process of its own. */
+/*
+ * One process: what streams do in which order, and how a context breaks. Each test is a process of
+ * its own.
+ */
 
 #include <pthread.h>
 #include <signal.h>
@@ -54,7 +57,8 @@ static cu_function store_kernel(void) {
 }
 
 /* value, value + 1, ... to n words */
-static void launch_store(cu_function function, cu_stream stream, cu_address to, uint64_t value, uint64_t n) {
+static void launch_store(cu_function function, cu_stream stream, cu_address to, uint64_t value,
+                         uint64_t n) {
         struct store a = {to, value, n};
         void *parameters[] = {&a};
 
@@ -78,7 +82,7 @@ static void add_one(void *data) {
         atomic_fetch_add((_Atomic int *)data, 1);
 }
 
-/* ---- order ----------------------------------------------------------------------------------------------------- */
+/* ---- order ----------------------------------------------------------------------------------- */
 
 START_TEST(a_stream_is_in_order) {
         struct gate gate = {0};
@@ -225,7 +229,7 @@ START_TEST(no_calls_in_host_functions) {
 }
 END_TEST
 
-/* ---- many at once ---------------------------------------------------------------------------------------------- */
+/* ---- many at once ---------------------------------------------------------------------------- */
 
 enum { THREADS = 8, TURNS = 60 };
 
@@ -235,7 +239,10 @@ struct worker {
         uint64_t number;
 };
 
-/* Memory, two streams and an event of its own; the second stream copies what the first one's kernel has written. */
+/*
+ * Memory, two streams and an event of its own; the second stream copies what the first one's kernel
+ * has written.
+ */
 static void turn(struct worker *w, uint64_t *host, cu_stream a, cu_stream b, uint64_t i) {
         uint64_t first = w->number * 1000000 + i * 100;
         cu_event written;
@@ -292,9 +299,12 @@ START_TEST(many_threads) {
 }
 END_TEST
 
-/* ---- copies ---------------------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
-/* What is not registered is there when the call returns; what is registered, later, from the memory as it is then. */
+/*
+ * What is not registered is there when the call returns; what is registered, later, from the memory
+ * as it is then.
+ */
 START_TEST(pageable_and_pinned) {
         struct gate gate = {0};
         uint64_t *pinned, plain = 5;
@@ -337,7 +347,8 @@ START_TEST(addresses_of_nothing) {
 END_TEST
 
 START_TEST(neighbouring_segments_are_one_range) {
-        const struct cu_access write = {.location = {CU_LOCATION_DEVICE, 0}, .flags = CU_ACCESS_READ_WRITE};
+        const struct cu_access write = {.location = {CU_LOCATION_DEVICE, 0},
+                                        .flags = CU_ACCESS_READ_WRITE};
         cu_address at;
 
         start();
@@ -368,9 +379,12 @@ START_TEST(late_copies) {
 }
 END_TEST
 
-/* ---- contexts break -------------------------------------------------------------------------------------------- */
+/* ---- contexts break -------------------------------------------------------------------------- */
 
-/* Every way ends in the same state: 700 from all that needs a context, nothing of what was queued is done. */
+/*
+ * Every way ends in the same state: 700 from all that needs a context, nothing of what was queued
+ * is done.
+ */
 static void expect_broken(cu_address elsewhere) {
         _Atomic int n = 0;
         cu_address at;
@@ -465,7 +479,7 @@ START_TEST(a_wait_ends_when_its_context_breaks) {
 }
 END_TEST
 
-/* ---- kernels --------------------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 START_TEST(kernels) {
         const uint32_t rubbish = 0;
@@ -477,7 +491,8 @@ START_TEST(kernels) {
 
         start();
         at = memory();
-        FAILS(CU_INVALID_IMAGE, cuLibraryLoadData(&library, &rubbish, NULL, NULL, 0, NULL, NULL, 0));
+        FAILS(CU_INVALID_IMAGE,
+              cuLibraryLoadData(&library, &rubbish, NULL, NULL, 0, NULL, NULL, 0));
         OK(cuLibraryLoadData(&library, &fatbin, NULL, NULL, 0, NULL, NULL, 0));
         FAILS(CU_NOT_FOUND, cuLibraryGetKernel(&kernel, library, "kvd_nothing"));
         OK(cuLibraryGetKernel(&kernel, library, "kvd_summarise")); /* the build's own are there */
@@ -501,7 +516,8 @@ START_TEST(wrong_launches) {
 
         start();
         f = store_kernel();
-#define LAUNCH(gx, gy, bx, shared) cuLaunchKernel(f, gx, gy, 1, bx, 1, 1, shared, NULL, parameters, NULL)
+#define LAUNCH(gx, gy, bx, shared) \
+        cuLaunchKernel(f, gx, gy, 1, bx, 1, 1, shared, NULL, parameters, NULL)
         OK(LAUNCH(1, 1, 256, 48 << 10));
         FAILS(CU_INVALID_VALUE, LAUNCH(0, 1, 32, 0));
         FAILS(CU_INVALID_VALUE, LAUNCH(1, 65536, 32, 0));
@@ -518,7 +534,7 @@ START_TEST(wrong_launches) {
 }
 END_TEST
 
-/* ---- words ----------------------------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
 static uint64_t *registered_page(void) {
         void *at = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -595,7 +611,8 @@ START_TEST(who_wakes_a_waiter) {
         OK(cuStreamWriteValue64(NULL, at, 2, 0));
         OK(cuCtxSynchronize());
         atomic_store((_Atomic uint64_t *)page, 3);
-        OK(cuStreamWaitValue64(stream, at, 3, CU_WAIT_GEQ)); /* what is there already needs no waking */
+        /* what is there already needs no waking */
+        OK(cuStreamWaitValue64(stream, at, 3, CU_WAIT_GEQ));
         OK(cuStreamSynchronize(stream));
 }
 END_TEST
@@ -614,7 +631,7 @@ START_TEST(without_words) {
 }
 END_TEST
 
-/* ---- strictly -------------------------------------------------------------------------------------------------- */
+/* ---- strictly -------------------------------------------------------------------------------- */
 
 static bool can_be_read(cu_address at) {
         pid_t pid = fork();
@@ -629,7 +646,10 @@ static bool can_be_read(cu_address at) {
         return status == 0;
 }
 
-/* Streams reach the device's memory, of every kind; the processor does not, and reaches what is the host's. */
+/*
+ * Streams reach the device's memory, of every kind; the processor does not, and reaches what is the
+ * host's.
+ */
 START_TEST(memory_of_the_device_is_not_the_hosts) {
         uint64_t *host, value = 0;
         cu_address at[2];

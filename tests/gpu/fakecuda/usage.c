@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory of a device is memfds with a name. Which of them live, and so how much memory is in use, is what the kernel
- * says of all processes that may be looked at: open descriptors and mappings. Nothing is left behind by a process that
- * was killed, and a descriptor that outlives its maker counts. One that is under way in a socket is not seen.
+ * Memory of a device is memfds with a name. Which of them live, and so how much memory is in use,
+ * is what the kernel says of all processes that may be looked at: open descriptors and mappings.
+ * Nothing is left behind by a process that was killed, and a descriptor that outlives its maker
+ * counts. One that is under way in a socket is not seen.
  */
 
 #include <ctype.h>
@@ -73,7 +74,10 @@ static void count_open(struct files *files, const char *pid) {
                 closedir(folder);
 }
 
-/* Memory is mapped whole, so a mapping is as large as its file; the parts that mprotect makes of one are not seen. */
+/*
+ * Memory is mapped whole, so a mapping is as large as its file; the parts that mprotect makes of
+ * one are not seen.
+ */
 static void count_mapped(struct files *files, const char *pid) {
         char path[64], line[512];
         unsigned long from, to, inode;
@@ -82,7 +86,8 @@ static void count_mapped(struct files *files, const char *pid) {
         snprintf(path, sizeof path, "/proc/%s/maps", pid);
         maps = fopen(path, "re");
         while (maps && fgets(line, sizeof line, maps))
-                if (strstr(line, files->name) && sscanf(line, "%lx-%lx %*s %*x %*s %lu", &from, &to, &inode) == 3)
+                if (strstr(line, files->name) &&
+                    sscanf(line, "%lx-%lx %*s %*x %*s %lu", &from, &to, &inode) == 3)
                         count(files, inode, to - from);
         if (maps)
                 fclose(maps);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Handles are memfds, reservations inaccessible mappings, and what is mapped into them is the memfd, with the access
- * that was set, for the processor as well.
+ * Handles are memfds, reservations inaccessible mappings, and what is mapped into them is the
+ * memfd, with the access that was set, for the processor as well.
  */
 
 #include <fcntl.h>
@@ -18,7 +18,8 @@
 struct memory {
         struct memory *next;
         cu_memory handle;  /* never given twice */
-        unsigned handles;  /* references by cuMemCreate, cuMemImport...; 0: the handle is not valid any more */
+        /* references by cuMemCreate, cuMemImport...; 0: the handle is not valid any more */
+        unsigned handles;
         unsigned mappings;
         struct device *device;
         size_t bytes;
@@ -33,7 +34,7 @@ static bool is_granular(uint64_t n) {
         return n % FAKE_GRANULARITY == 0;
 }
 
-/* ---- handles --------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------------- */
 
 static struct memory *memory_of(cu_memory handle) {
         struct memory *it = memories;
@@ -49,8 +50,14 @@ static struct memory *memory_add(int fd, size_t bytes, struct device *device, bo
 
         if (!it)
                 abort();
-        *it = (struct memory){.next = memories, .handle = ++last_handle, .handles = 1, .device = device,
-                              .bytes = bytes, .fd = fd, .exportable = exportable, .imported = imported};
+        *it = (struct memory){.next = memories,
+                              .handle = ++last_handle,
+                              .handles = 1,
+                              .device = device,
+                              .bytes = bytes,
+                              .fd = fd,
+                              .exportable = exportable,
+                              .imported = imported};
         memories = it;
         device->used += imported ? 0 : bytes;
         return it;
@@ -70,8 +77,8 @@ static void memory_drop_if_unused(struct memory *memory) {
 }
 
 static cu_result check_allocation(const struct cu_allocation *what, struct device **ret) {
-        if (!what || what->type != CU_ALLOCATION_PINNED || what->location.type != CU_LOCATION_DEVICE ||
-            what->handle_types & ~CU_HANDLE_POSIX_FD)
+        if (!what || what->type != CU_ALLOCATION_PINNED ||
+            what->location.type != CU_LOCATION_DEVICE || what->handle_types & ~CU_HANDLE_POSIX_FD)
                 return CU_INVALID_VALUE;
         *ret = fake_device(what->location.id);
         if (!*ret)
@@ -108,7 +115,8 @@ static cu_result create(cu_memory *ret, size_t bytes, struct device *device, boo
         return CU_OK;
 }
 
-cu_result cuMemCreate(cu_memory *ret, size_t bytes, const struct cu_allocation *what, unsigned long long flags) {
+cu_result cuMemCreate(cu_memory *ret, size_t bytes, const struct cu_allocation *what,
+                      unsigned long long flags) {
         struct device *device;
         cu_result error;
 
@@ -138,7 +146,8 @@ cu_result cuMemRelease(cu_memory handle) {
         return memory ? CU_OK : CU_INVALID_VALUE;
 }
 
-cu_result cuMemExportToShareableHandle(void *ret, cu_memory handle, int type, unsigned long long flags) {
+cu_result cuMemExportToShareableHandle(void *ret, cu_memory handle, int type,
+                                       unsigned long long flags) {
         const struct memory *memory;
         int fd = -1;
 
@@ -165,7 +174,8 @@ cu_result cuMemImportFromShareableHandle(cu_memory *ret, void *handle, int type)
         struct stat st;
 
         ENTER(cuMemImportFromShareableHandle, NEEDS_INIT);
-        if (!ret || type != CU_HANDLE_POSIX_FD || fstat(fd, &st) < 0 || !usage_is_ours(fd, "handle", &number))
+        if (!ret || type != CU_HANDLE_POSIX_FD || fstat(fd, &st) < 0 ||
+            !usage_is_ours(fd, "handle", &number))
                 return CU_INVALID_VALUE;
         for (int i = 0; i < fake.n_devices; i++)
                 if (fake.devices[i].number == number)
@@ -181,11 +191,12 @@ cu_result cuMemImportFromShareableHandle(cu_memory *ret, void *handle, int type)
         return CU_OK;
 }
 
-/* ---- addresses ------------------------------------------------------------------------------------------------- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 /* Aligned, by reserving more and letting go of both ends. */
 static void *reserve(size_t bytes, size_t alignment) {
-        uint8_t *at = mmap(NULL, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        uint8_t *at = mmap(NULL, bytes + alignment, PROT_NONE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         size_t before;
 
         if (at == MAP_FAILED)
@@ -234,10 +245,12 @@ static cu_result map(cu_address at, size_t bytes, struct memory *memory) {
         const struct range *reserved = range_holding(RANGE_RESERVED, at);
         struct range *range;
 
-        if (!memory || bytes != memory->bytes || !reserved || reserved->at + reserved->bytes - at < bytes ||
+        if (!memory || bytes != memory->bytes || !reserved ||
+            reserved->at + reserved->bytes - at < bytes ||
             range_overlapping(RANGE_MAPPED, at, bytes))
                 return CU_INVALID_VALUE;
-        if (mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) == MAP_FAILED)
+        if (mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) ==
+            MAP_FAILED)
                 return CU_OUT_OF_MEMORY;
         range = range_add(RANGE_MAPPED, at, bytes, memory->device);
         range->access = CU_ACCESS_NONE;
@@ -246,7 +259,8 @@ static cu_result map(cu_address at, size_t bytes, struct memory *memory) {
         return CU_OK;
 }
 
-cu_result cuMemMap(cu_address at, size_t bytes, size_t offset, cu_memory handle, unsigned long long flags) {
+cu_result cuMemMap(cu_address at, size_t bytes, size_t offset, cu_memory handle,
+                   unsigned long long flags) {
         cu_result error;
 
         ENTER(cuMemMap, NEEDS_INIT);

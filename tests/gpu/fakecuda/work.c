@@ -34,7 +34,7 @@ static bool is_known(unsigned kinds, cu_address at) {
         return r;
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 static cu_result run_copy(struct work *work, struct stream *stream) {
         size_t bytes = work->copy.bytes;
@@ -49,7 +49,8 @@ static cu_result run_copy(struct work *work, struct stream *stream) {
 enum side { NEITHER, TO, FROM };
 
 /* host: the side that may be any memory of the process. */
-static cu_result copy(cu_address to, cu_address from, size_t bytes, enum side host, cu_stream stream) {
+static cu_result copy(cu_address to, cu_address from, size_t bytes, enum side host,
+                      cu_stream stream) {
         const struct work work = {.kind = WORK_COPY, .run = run_copy,
                                   .copy = {to, from, bytes, host == TO, host == FROM}};
         bool to_known = is_known(RANGE_OF_DEVICE | RANGE_OF_HOST, to);
@@ -59,7 +60,8 @@ static cu_result copy(cu_address to, cu_address from, size_t bytes, enum side ho
                 return CU_OK;
         if ((host != TO && !to_known) || (host != FROM && !from_known) || !to || !from)
                 return CU_INVALID_VALUE;
-        return to_known && from_known ? stream_submit(stream, &work, NULL, 0) : stream_submit_and_wait(stream, &work);
+        return to_known && from_known ? stream_submit(stream, &work, NULL, 0) :
+                                        stream_submit_and_wait(stream, &work);
 }
 
 cu_result cuMemcpyHtoDAsync(cu_address to, const void *from, size_t bytes, cu_stream stream) {
@@ -107,7 +109,7 @@ cu_result cuMemsetD32Async(cu_address to, unsigned value, size_t n, cu_stream st
         return set(to, value, 4, n, stream);
 }
 
-/* ---- host functions -------------------------------------------------------------------------------------------- */
+/* ---- host functions -------------------------------------------------------------------------- */
 
 static cu_result run_host(struct work *work, struct stream *stream) {
         fake_in_host_function = true;
@@ -132,7 +134,8 @@ static void free_own(struct work *work) {
 }
 
 cu_result fakecuda_run(cu_stream stream, cu_result (*run)(void *data), void *data) {
-        const struct work work = {.kind = WORK_KERNEL, .run = run_own, .done = free_own, .own = {run, data}};
+        const struct work work = {
+                .kind = WORK_KERNEL, .run = run_own, .done = free_own, .own = {run, data}};
 
         ENTER(fakecuda_run, NEEDS_CONTEXT);
         return stream_submit(stream, &work, NULL, 0);
@@ -142,11 +145,12 @@ bool fakecuda_allows(cu_address at, size_t bytes, int access) {
         return allows(at, bytes, access);
 }
 
-/* ---- words that order streams, of any process ------------------------------------------------------------------ */
+/* ---- words that order streams, of any process ------------------------------------------------ */
 
 /*
- * A waiting stream sleeps on the word's low half, in any process that maps it, and a stream write wakes whoever sleeps
- * there. Sleepers that shall notice a plain store, too, look again every now and then.
+ * A waiting stream sleeps on the word's low half, in any process that maps it, and a stream write
+ * wakes whoever sleeps there. Sleepers that shall notice a plain store, too, look again every now
+ * and then.
  */
 enum { LOOK_AGAIN_US = 200, LOOK_FOR_THE_END_US = 500000 };
 
@@ -179,7 +183,10 @@ static bool look_at(cu_address at, uint64_t *ret) {
         return there;
 }
 
-/* Returns whether it was woken, or the word had changed. Where nobody may reach the word (FAKECUDA_STRICT), it naps. */
+/*
+ * Returns whether it was woken, or the word had changed. Where nobody may reach the word
+ * (FAKECUDA_STRICT), it naps.
+ */
 static bool sleep_on(cu_address at, uint64_t seen, const struct timespec *most) {
         if (syscall(SYS_futex, low_half(at), FUTEX_WAIT, (uint32_t)seen, most, NULL, 0) == 0)
                 return true;
@@ -194,7 +201,8 @@ static bool is_reached(uint64_t word, uint64_t value, unsigned flags) {
 
 static cu_result run_wait(struct work *work, struct stream *stream) {
         bool write_only = fake_settings.only_writes_wake, look = true;
-        const struct timespec most = {.tv_nsec = 1000L * (write_only ? LOOK_FOR_THE_END_US : LOOK_AGAIN_US)};
+        const struct timespec most = {
+                .tv_nsec = 1000L * (write_only ? LOOK_FOR_THE_END_US : LOOK_AGAIN_US)};
 
         while (!stream->device->broken) {
                 uint64_t word;
@@ -208,8 +216,8 @@ static cu_result run_wait(struct work *work, struct stream *stream) {
         return CU_OK;
 }
 
-static cu_result word(cu_result (*run)(struct work *, struct stream *), cu_stream stream, cu_address at,
-                      uint64_t value, unsigned flags) {
+static cu_result word(cu_result (*run)(struct work *, struct stream *), cu_stream stream,
+                      cu_address at, uint64_t value, unsigned flags) {
         const struct work work = {.kind = run == run_write ? WORK_WRITE : WORK_OTHER, .run = run,
                                   .word = {at, value, flags}};
 
@@ -222,11 +230,13 @@ static cu_result word(cu_result (*run)(struct work *, struct stream *), cu_strea
 
 cu_result cuStreamWriteValue64(cu_stream stream, cu_address at, uint64_t value, unsigned flags) {
         ENTER(cuStreamWriteValue64, NEEDS_CONTEXT);
-        return flags == CU_WRITE_DEFAULT ? word(run_write, stream, at, value, flags) : CU_INVALID_VALUE;
+        return flags == CU_WRITE_DEFAULT ? word(run_write, stream, at, value, flags) :
+                                           CU_INVALID_VALUE;
 }
 
 cu_result cuStreamWaitValue64(cu_stream stream, cu_address at, uint64_t value, unsigned flags) {
         ENTER(cuStreamWaitValue64, NEEDS_CONTEXT);
-        return flags == CU_WAIT_GEQ || flags == CU_WAIT_EQ ? word(run_wait, stream, at, value, flags) :
-                                                             CU_INVALID_VALUE;
+        return flags == CU_WAIT_GEQ || flags == CU_WAIT_EQ ?
+                       word(run_wait, stream, at, value, flags) :
+                       CU_INVALID_VALUE;
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Keys and layout: every hash variant gives the same, the paper's keys are the paper's, and bad headers are refused. */
+/*
+ * Keys and layout: every hash variant gives the same, the paper's keys are the paper's, and bad
+ * headers are refused.
+ */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +24,11 @@ static struct kvd_index make_index(uint32_t keys) {
         struct kvd_index ix = {
                 .magic = KVD_INDEX_MAGIC,
                 .version = KVD_LAYOUT_VERSION,
-                .geometry = {.layers = 4, .kv_heads = 2, .head_dim = 64, .dtype = KVD_dtype_f16, .vocab = 32000},
+                .geometry = {.layers = 4,
+                             .kv_heads = 2,
+                             .head_dim = 64,
+                             .dtype = KVD_dtype_f16,
+                             .vocab = 32000},
                 .kind = KVD_kind_causal,
                 .keys = keys,
                 .policy = KVD_policy_lru,
@@ -50,8 +57,10 @@ START_TEST(hash_variants_are_equal) {
                 data[i] = (uint8_t)(i * 31 + i / 7);
         for (size_t n = 0; n < 4100; n += n < 300 ? 1 : 97)
                 for (size_t off = 0; off < 3; off++) {
-                        XXH128_hash_t want = XXH3_128bits_withSecret(data + off, n, ix.secret, sizeof ix.secret);
-                        struct kvd_key a = kvd_hash_plain(data + off, n, ix.secret), b = best(data + off, n, ix.secret);
+                        XXH128_hash_t want = XXH3_128bits_withSecret(data + off, n, ix.secret,
+                                                                     sizeof ix.secret);
+                        struct kvd_key a = kvd_hash_plain(data + off, n, ix.secret),
+                                       b = best(data + off, n, ix.secret);
 
                         ck_assert_uint_eq(a.lo, want.low64);
                         ck_assert_uint_eq(a.hi, want.high64);
@@ -95,7 +104,8 @@ START_TEST(keys_depend_on_all_that_they_should) {
         ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, root, a, 15)));
         ck_assert(!kvd_key_equal(key, kvd_key_block(&ix, key, a, 16)));
         ck_assert(!kvd_key_equal(key, kvd_key_block(&other, root, a, 16)));
-        ck_assert(!kvd_key_equal(kvd_key_prefix_root(&ix, key, 0), kvd_key_prefix_root(&ix, root, 0)));
+        ck_assert(!kvd_key_equal(kvd_key_prefix_root(&ix, key, 0),
+                                 kvd_key_prefix_root(&ix, root, 0)));
 }
 END_TEST
 
@@ -112,7 +122,10 @@ START_TEST(every_changed_header_field_is_refused) {
                 bad = good;
                 before = *word;
                 *word = 0xfffffff1;
-                /* instance, fingerprint, kind and the like are any value; sizes and offsets must fit together */
+                /*
+                 * instance, fingerprint, kind and the like are any value; sizes and offsets must
+                 * fit together
+                 */
                 if (kvd_index_validate(&bad, bytes) == 0) {
                         ck_assert_uint_le(bad.size, bytes);
                         ck_assert_uint_eq(bad.capacity, good.capacity);
@@ -153,8 +166,7 @@ START_TEST(impossible_geometries_are_refused) {
 }
 END_TEST
 
-SUITE("base",
-      TESTS(hash_variants_are_equal),
-      WHEN(KVD_HASH_BITS == 128,
-           TESTS(paper_keys_are_xxh64_of_the_ids, B1_hash_vectors, keys_depend_on_all_that_they_should)),
+SUITE("base", TESTS(hash_variants_are_equal),
+      WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids, B1_hash_vectors,
+                                       keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused))

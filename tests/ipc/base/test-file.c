@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Shared files: nobody can change their size, those of one writer are read-only to others, and one that could not be
- * made whole leaves nothing behind. Each call of the system fails once.
+ * Shared files: nobody can change their size, those of one writer are read-only to others, and one
+ * that could not be made whole leaves nothing behind. Each call of the system fails once.
  */
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #define BYTES 8192u
 
-/* ---- what is made ----------------------------------------------------------------------------------------------- */
+/* ---- what is made ---------------------------------------------------------------------------- */
 
 START_TEST(size_and_seals_stay) {
         struct shared_file f;
@@ -37,7 +37,9 @@ START_TEST(one_writer_stays_one) {
         struct shared_file f;
         void *at;
 
-        ck_assert_int_eq(shared_file_new("test", BYTES, SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER, &f), 0);
+        ck_assert_int_eq(
+                shared_file_new("test", BYTES, SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER, &f),
+                0);
         *(uint64_t *)f.at = 7;
         ck_assert_int_eq(shared_file_map(f.fd_ro, BYTES, PROT_READ, &at), 0);
         ck_assert_uint_eq(*(uint64_t *)at, 7);
@@ -61,7 +63,7 @@ START_TEST(a_short_one_is_refused) {
 }
 END_TEST
 
-/* ---- what fails ------------------------------------------------------------------------------------------------- */
+/* ---- what fails ------------------------------------------------------------------------------ */
 
 static unsigned calls_left;
 
@@ -104,7 +106,8 @@ START_TEST(each_failure_leaves_nothing) {
         for (unsigned n = 0; n < 6; n++) {
                 calls_left = n;
                 sys = &failing;
-                ck_assert_int_eq(shared_file_new("test", BYTES, SHARED_MAPPED | SHARED_TWIN, &f), -ENOSPC);
+                ck_assert_int_eq(shared_file_new("test", BYTES, SHARED_MAPPED | SHARED_TWIN, &f),
+                                 -ENOSPC);
                 sys = &kvd_sys_real;
                 ck_assert(f.fd == -1 && f.fd_ro == -1 && f.at == NULL);
                 ck_assert_int_eq(next_descriptor(), before);

@@ -2,7 +2,10 @@
 #ifndef KVD_TESTS_FUZZ_FOLDER_H
 #define KVD_TESTS_FUZZ_FOLDER_H
 
-/* kvlm reads its files from a model's folder: here is one with a single file in it, written anew for each input. */
+/*
+ * kvlm reads its files from a model's folder: here is one with a single file in it, written anew
+ * for each input.
+ */
 
 #include <fcntl.h>
 #include <stdio.h>

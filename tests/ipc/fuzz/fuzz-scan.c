@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The scan against msgpack-c: what passes can be unpacked, completely, and within the memory set aside for it. */
+/*
+ * The scan against msgpack-c: what passes can be unpacked, completely, and within the memory set
+ * aside for it.
+ */
 
 #include <msgpack.h>
 
@@ -14,7 +17,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
 
         if (kvd_scan(data, size) != KVD_SCAN_OK || !msgpack_zone_init(&zone, 65536))
                 return 0;
-        MUST(msgpack_unpack((const char *)data, size, &offset, &zone, &root) == MSGPACK_UNPACK_SUCCESS);
+        MUST(msgpack_unpack((const char *)data, size, &offset, &zone, &root) ==
+             MSGPACK_UNPACK_SUCCESS);
         MUST(offset == size);
         msgpack_zone_destroy(&zone);
         return 0;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A method's setting, "name=value", as any client may send it: refused, or a number that the setting may have. */
+/*
+ * A method's setting, "name=value", as any client may send it: refused, or a number that the
+ * setting may have.
+ */
 
 #include <math.h>
 #include <string.h>
@@ -20,7 +23,8 @@ static void try_value(enum kvd_setting which, const char *text) {
                 MUST(value == floor(value) && value >= 0 && value < 16);
         else
                 MUST(value >= info->least && value <= info->most);
-        MUST(kvd_setting_parse(which, kvd_setting_format(which, value, printed, sizeof printed), &again) == 0);
+        MUST(kvd_setting_parse(which, kvd_setting_format(which, value, printed, sizeof printed),
+                               &again) == 0);
         MUST(fabs(again - value) <= 1e-5 * fabs(value));
 }
 

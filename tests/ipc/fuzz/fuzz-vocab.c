@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* kvlm's vocabulary: any file gives a tokenizer or is refused; what it encodes decodes to the same text. */
+/*
+ * kvlm's vocabulary: any file gives a tokenizer or is refused; what it encodes decodes to the same
+ * text.
+ */
 
 #include <string.h>
 
@@ -15,7 +18,8 @@ static void round_trip(const struct tokenizer *t, const char *text, size_t size)
         for (uint32_t i = 0; i < n; i++) {
                 const char *bytes = tokenizer_decode(t, ids[i], &part);
 
-                MUST(ids[i] < tokenizer_size(t) && part > 0 && part <= size - at && memcmp(bytes, text + at, part) == 0);
+                MUST(ids[i] < tokenizer_size(t) && part > 0 && part <= size - at &&
+                     memcmp(bytes, text + at, part) == 0);
                 at += part;
         }
         MUST(at == size);

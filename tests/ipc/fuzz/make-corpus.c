@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writes seeds for the fuzz targets: three of every message, known bombs, configurations, settings, a dictionary. */
+/*
+ * Writes seeds for the fuzz targets: three of every message, known bombs, configurations, settings,
+ * a dictionary.
+ */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +31,8 @@ static FILE *create(const char *folder, const char *sub, const char *name) {
         return f;
 }
 
-static void write_seed(const char *folder, const char *sub, const char *name, const void *data, size_t size) {
+static void write_seed(const char *folder, const char *sub, const char *name, const void *data,
+                       size_t size) {
         FILE *f = create(folder, sub, name);
 
         fwrite(data, 1, size, f);
@@ -54,8 +58,8 @@ static void write_messages(const char *folder, uint32_t number) {
 }
 
 static void write_bombs(const char *folder) {
-        static const char *const bombs[] = {"\xdd\x1f\0\0\0", "\xdf\x1f\0\0\0", "\xc6\xff\xff\xff\xff",
-                                            "\xdb\xff\xff\xff\xff"};
+        static const char *const bombs[] = {"\xdd\x1f\0\0\0", "\xdf\x1f\0\0\0",
+                                            "\xc6\xff\xff\xff\xff", "\xdb\xff\xff\xff\xff"};
         char name[16];
 
         for (size_t i = 0; i < ARRAY_SIZE(bombs); i++) {
@@ -65,8 +69,9 @@ static void write_bombs(const char *folder) {
 }
 
 static void write_configs(const char *folder) {
-        static const char domains[] = "[daemon]\npool = 1G\nadmins = 1, 2\n[domain a]\nusers = 5\nquota = 512M\n"
-                                      "[domain b]\ngroups = 0\nisolation = arena\n";
+        static const char domains[] =
+                "[daemon]\npool = 1G\nadmins = 1, 2\n[domain a]\nusers = 5\nquota = 512M\n"
+                "[domain b]\ngroups = 0\nisolation = arena\n";
         FILE *f = create(folder, "config", "default");
 
         config_print(f);
@@ -74,7 +79,8 @@ static void write_configs(const char *folder) {
         write_seed(folder, "config", "domains", domains, sizeof domains - 1);
 }
 
-static void write_setting(const char *folder, const struct kvd_setting_info *info, double value, const char *kind) {
+static void write_setting(const char *folder, const struct kvd_setting_info *info, double value,
+                          const char *kind) {
         FILE *f;
         char name[96];
 
@@ -85,7 +91,8 @@ static void write_setting(const char *folder, const struct kvd_setting_info *inf
 }
 
 static void write_settings(const char *folder) {
-        static const char *const odd[] = {"=nan", "=inf", "=0x1p1023", "=1e400", "=", "=-0", "=on off"};
+        static const char *const odd[] = {"=nan", "=inf", "=0x1p1023", "=1e400",
+                                          "=",    "=-0",  "=on off"};
         char name[32];
 
         for (int i = 0; i < KVD_N_SETTINGS; i++) {
@@ -105,8 +112,10 @@ static void write_dictionary(const char *folder) {
 
         for (uint32_t i = 1; i < 256; i++)
                 if (kvd_msg_info(i))
-                        for (const struct kvd_field *field = kvd_msg_info(i)->fields; field->name; field++)
-                                fprintf(f, "\"\\x%02x%s\"\n", 0xa0u | field->name_size, field->name);
+                        for (const struct kvd_field *field = kvd_msg_info(i)->fields; field->name;
+                             field++)
+                                fprintf(f, "\"\\x%02x%s\"\n", 0xa0u | field->name_size,
+                                        field->name);
         fclose(f);
 }
 

@@ -46,8 +46,8 @@ static void *typed(float *x, size_t n, uint32_t number) {
 static uint8_t *slot_at(const struct data *d, uint32_t id, bool value, uint32_t h, uint32_t slot) {
         const struct gpu_attend *a = &d->a;
 
-        return d->pool + id * d->block_bytes + (value ? a->v_offset : a->k_offset) + h * a->head_stride +
-               slot * a->token_stride;
+        return d->pool + id * d->block_bytes + (value ? a->v_offset : a->k_offset) +
+               h * a->head_stride + slot * a->token_stride;
 }
 
 static void random_row(uint8_t *to, uint32_t dim, uint32_t number) {
@@ -69,7 +69,8 @@ static void fill_pool(struct data *d) {
                         uint32_t id = d->ids[s * d->per_table + i / d->c.block_tokens];
 
                         for (uint32_t h = 0; h < 2 * d->c.kv_heads && id != GPU_NO_BLOCK; h++)
-                                random_row(slot_at(d, id, h % 2, h / 2, i % d->c.block_tokens), d->c.dim, d->c.number);
+                                random_row(slot_at(d, id, h % 2, h / 2, i % d->c.block_tokens),
+                                           d->c.dim, d->c.number);
                 }
 }
 
@@ -83,7 +84,8 @@ static void make_tables(struct data *d) {
                 order[j] = i;
         }
         for (uint32_t i = 0; i < d->c.n * d->per_table; i++) {
-                d->ids[i] = d->c.absent && random_u32() % d->c.absent == 0 ? GPU_NO_BLOCK : order[used++];
+                d->ids[i] = d->c.absent && random_u32() % d->c.absent == 0 ? GPU_NO_BLOCK :
+                                                                             order[used++];
                 d->rotation[i] = d->c.rotations ? random_u32() % (d->c.rotations + 1) : 0;
         }
 }
@@ -109,7 +111,8 @@ static void make_chosen(struct data *d) {
 
                         for (uint32_t i = 0; i < d->max_length && d->c.chosen; i++)
                                 if (random_u32() % d->c.chosen == 0 && i < d->c.lengths[s] + 2)
-                                        d->chosen[(s * d->c.kv_heads + h) * d->max_length + (*n)++] = i;
+                                        d->chosen[(s * d->c.kv_heads + h) * d->max_length +
+                                                  (*n)++] = i;
                 }
 }
 
@@ -191,7 +194,8 @@ static void refer_head(const struct data *d, uint32_t s, uint32_t h) {
                 .dim = c->dim,
                 .first = c->lengths[s] - n,
                 .n_keys = c->bidirectional ? c->lengths[s] : 0,
-                .chosen = c->chosen ? d->n_chosen[head] ? d->chosen + head * d->max_length : &none : NULL,
+                .chosen = c->chosen ? d->n_chosen[head] ? d->chosen + head * d->max_length : &none :
+                                      NULL,
                 .n_chosen = d->n_chosen[head],
                 .n = n,
                 .group = c->group,
@@ -259,7 +263,8 @@ struct found {
 
 static struct found run(const struct data *d) {
         size_t n_heads = d->c.n * d->c.kv_heads, n_out = d->n_tokens * d->heads * d->c.dim;
-        struct found f = {buffer(n_out * size_of(d->c.out_number)), copy_floats(d->block_mass, n_heads * d->per_table),
+        struct found f = {buffer(n_out * size_of(d->c.out_number)),
+                          copy_floats(d->block_mass, n_heads * d->per_table),
                           copy_floats(d->token_mass, n_heads * d->max_length)};
         struct gpu_attend a = d->a;
         uint8_t *workspace;
@@ -279,36 +284,43 @@ static struct found run(const struct data *d) {
 
 /* ---- comparison ---- */
 
-static void compare(const struct data *d, const float *got, const float *expected, size_t n, double tolerance,
-                    const char *what) {
+static void compare(const struct data *d, const float *got, const float *expected, size_t n,
+                    double tolerance, const char *what) {
         for (size_t i = 0; i < n; i++)
                 if (!(fabs((double)got[i] - (double)expected[i]) <= tolerance))
-                        ck_abort_msg("%s %zu: %g, expected %g (type %u, dim %u, group %u, blocks of %u, tokens %u)",
-                                     what, i, (double)got[i], (double)expected[i], d->c.number, d->c.dim, d->c.group,
-                                     d->c.block_tokens, d->c.tokens);
+                        ck_abort_msg("%s %zu: %g, expected %g (type %u, dim %u, group %u, blocks "
+                                     "of %u, tokens %u)",
+                                     what, i, (double)got[i], (double)expected[i], d->c.number,
+                                     d->c.dim, d->c.group, d->c.block_tokens, d->c.tokens);
 }
 
 /* Results of 16 bits are rounded once more, and where weights are, too, by as much. */
 static double tolerance_of(const struct data *d) {
         double t = 2e-6 * sqrt(d->c.dim) * (d->c.dim < 8 ? 2.0 : 1.0);
 
-        return d->c.out_number == KVD_NUMBER_F16 ? 1e-3 : d->c.out_number == KVD_NUMBER_BF16 ? 8e-3 : t;
+        return d->c.out_number == KVD_NUMBER_F16  ? 1e-3 :
+               d->c.out_number == KVD_NUMBER_BF16 ? 8e-3 :
+                                                    t;
 }
 
 static void compare_masses(const struct data *d, const struct found *f) {
         size_t n_heads = d->c.n * d->c.kv_heads;
         double tolerance = 2e-5 * d->c.group * MAX(d->c.tokens, 1);
 
-        compare(d, f->block_mass, d->block_mass, n_heads * d->per_table, tolerance, "mass of block");
-        compare(d, f->token_mass, d->token_mass, n_heads * d->max_length, tolerance, "mass of token");
+        compare(d, f->block_mass, d->block_mass, n_heads * d->per_table, tolerance,
+                "mass of block");
+        compare(d, f->token_mass, d->token_mass, n_heads * d->max_length, tolerance,
+                "mass of token");
 }
 
 static void compare_bits(const struct data *d, const struct found *f, const struct found *again) {
         size_t n_heads = d->c.n * d->c.kv_heads, n_out = d->n_tokens * d->heads * d->c.dim;
 
         ck_assert(memcmp(f->out, again->out, n_out * size_of(d->c.out_number)) == 0);
-        ck_assert(memcmp(f->block_mass, again->block_mass, n_heads * d->per_table * sizeof(float)) == 0);
-        ck_assert(memcmp(f->token_mass, again->token_mass, n_heads * d->max_length * sizeof(float)) == 0);
+        ck_assert(memcmp(f->block_mass, again->block_mass,
+                         n_heads * d->per_table * sizeof(float)) == 0);
+        ck_assert(memcmp(f->token_mass, again->token_mass,
+                         n_heads * d->max_length * sizeof(float)) == 0);
 }
 
 /* Both sides know of it; queries, results and masses are there. */
@@ -340,7 +352,8 @@ void attend_check_alone(struct attend_case c) {
                 alone.a.max_tokens = n;
                 alone.a.q = d.a.q + (c.tokens - n) * width * size_of(d.c.q_number);
                 some = run(&alone);
-                ck_assert(memcmp(all.out + (c.tokens - n) * width * size, some.out, n * width * size) == 0);
+                ck_assert(memcmp(all.out + (c.tokens - n) * width * size, some.out,
+                                 n * width * size) == 0);
         }
         buffers_free();
 }

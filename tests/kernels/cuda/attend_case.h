@@ -2,7 +2,10 @@
 #ifndef KVD_TESTS_KERNELS_CUDA_ATTEND_CASE_H
 #define KVD_TESTS_KERNELS_CUDA_ATTEND_CASE_H
 
-/* One attention on a device, and the same by kernels/attend.h. Members that are 0 are as the comment says. */
+/*
+ * One attention on a device, and the same by kernels/attend.h. Members that are 0 are as the
+ * comment says.
+ */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,7 +20,8 @@ struct attend_case {
         bool nhd;
         uint32_t n;            /* sequences; 0: 3 */
         const uint32_t *lengths;
-        uint32_t tokens;       /* prefill: of the first sequence; the others have fewer. 0: decode */
+        /* prefill: of the first sequence; the others have fewer. 0: decode */
+        uint32_t tokens;
         bool bidirectional;
         uint32_t absent;       /* every so-manieth block is not resident; 0: none */
         uint32_t rotations;        /* that blocks have; 0: none */
@@ -31,7 +35,10 @@ struct attend_case {
 /* Results and masses agree within the tolerances of the reference; twice the same bits. */
 void attend_check(struct attend_case c);
 
-/* The first sequence has the same bits if it is alone, and, in prefill, if only its last tokens are in the call. */
+/*
+ * The first sequence has the same bits if it is alone, and, in prefill, if only its last tokens are
+ * in the call.
+ */
 void attend_check_alone(struct attend_case c);
 
 #endif

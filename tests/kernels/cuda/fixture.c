@@ -10,10 +10,10 @@
 
 static struct gpu device;
 
-/* ---- the driver that this processor needs ------------------------------------------------------------------------ */
+/* ---- the driver that this processor needs ---------------------------------------------------- */
 
-static cu_result load(cu_library *ret, const void *image, void *jit, void **jit_values, unsigned n_jit, void *options,
-                      void **values, unsigned n) {
+static cu_result load(cu_library *ret, const void *image, void *jit, void **jit_values,
+                      unsigned n_jit, void *options, void **values, unsigned n) {
         *ret = (void *)image;
         return CU_OK;
 }
@@ -37,8 +37,9 @@ static cu_result occupancy(int *ret, cu_function function, int threads, size_t s
         return CU_OK;
 }
 
-static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                        unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra) {
+static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                        unsigned by, unsigned bz, unsigned shared, cu_stream stream,
+                        void **parameters, void **extra) {
         const struct fake_kernel *kernel = function;
         struct fake_launch l = {{gx, gy, gz}, {bx, by, bz}, shared};
         void *argument = malloc(kernel->argument_bytes); /* as large as it is, and not more */
@@ -77,7 +78,7 @@ static const struct kvd_cuda emulated = {
         .cuMemsetD8Async = fill,
 };
 
-/* ---- the device -------------------------------------------------------------------------------------------------- */
+/* ---- the device ------------------------------------------------------------------------------ */
 
 bool fixture_is_real(void) {
         const char *real = getenv("KVD_TEST_GPU");
@@ -92,7 +93,10 @@ struct gpu *fixture_gpu(void) {
                 fixture_ok(gpu_open(&device, getenv("KVD_GPU") ? atoi(getenv("KVD_GPU")) : 0));
                 fixture_ok(mirror_begin(&device));
         } else {
-                device = (struct gpu){.cuda = &emulated, .multiprocessors = 3, .capability = 90, .l2_bytes = 50 << 20,
+                device = (struct gpu){.cuda = &emulated,
+                                      .multiprocessors = 3,
+                                      .capability = 90,
+                                      .l2_bytes = 50 << 20,
                                       .shared_bytes = EMULATE_MOST_SHARED};
         }
         return &device;

@@ -43,8 +43,10 @@ void mirror_add(void *at, size_t bytes) {
 
 cu_address mirror_of(const void *at) {
         for (size_t i = 0; i < n_mirrors; i++)
-                if ((const uint8_t *)at >= mirrors[i].host && (const uint8_t *)at <= mirrors[i].host + mirrors[i].bytes)
-                        return mirrors[i].copy + (cu_address)((const uint8_t *)at - mirrors[i].host);
+                if ((const uint8_t *)at >= mirrors[i].host &&
+                    (const uint8_t *)at <= mirrors[i].host + mirrors[i].bytes)
+                        return mirrors[i].copy +
+                               (cu_address)((const uint8_t *)at - mirrors[i].host);
         return 0;
 }
 
@@ -71,11 +73,14 @@ static cu_result push(void) {
         return r ? r : real->cuCtxSynchronize();
 }
 
-static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                        unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra) {
+static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                        unsigned by, unsigned bz, unsigned shared, cu_stream stream,
+                        void **parameters, void **extra) {
         cu_result r = push();
 
-        return r ? r : real->cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+        return r ? r :
+                   real->cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream,
+                                        parameters, extra);
 }
 
 static cu_result copy(cu_address to, cu_address from, size_t bytes, cu_stream stream) {
@@ -110,7 +115,8 @@ int mirror_pull(void) {
                 struct mirror *m = &mirrors[i];
 
                 if (!buffer_is_taken(i) || memcmp(m->host, m->last, m->bytes) != 0)
-                        continue; /* not of this case, or the test wrote it since: no kernel has seen that */
+                        /* not of this case, or the test wrote it since: no kernel has seen that */
+                        continue;
                 r = real->cuMemcpyDtoHAsync(m->last, m->copy, m->bytes, NULL);
                 r = r ? r : real->cuCtxSynchronize();
                 memcpy(m->host, m->last, m->bytes);

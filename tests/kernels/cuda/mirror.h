@@ -3,8 +3,9 @@
 #define KVD_TESTS_KERNELS_CUDA_MIRROR_H
 
 /*
- * On a GPU, tests' buffers (buffers.h) have a copy each in its memory, and kernels get the copy's address. Before a
- * launch the copies get what the test has written since, after it the buffers get what kernels have written.
+ * On a GPU, tests' buffers (buffers.h) have a copy each in its memory, and kernels get the copy's
+ * address. Before a launch the copies get what the test has written since, after it the buffers get
+ * what kernels have written.
  */
 
 #include "kernels/cuda/gpu.h"

@@ -9,7 +9,8 @@
 
 void pool_make(struct pool *pool, uint32_t n, size_t block_bytes) {
         *pool = (struct pool){.bytes = buffer(n * block_bytes), .n = n, .ids = buffer(n * sizeof(uint32_t))};
-        pool->blocks = (struct gpu_blocks){address_of(pool->bytes), block_bytes, address_of(pool->ids)};
+        pool->blocks = (struct gpu_blocks){address_of(pool->bytes), block_bytes,
+                                           address_of(pool->ids)};
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t at = random_u32() % (i + 1);
 
@@ -19,7 +20,8 @@ void pool_make(struct pool *pool, uint32_t n, size_t block_bytes) {
 }
 
 uint8_t *pool_block(const struct pool *pool, uint32_t i) {
-        return pool->ids[i] == GPU_NO_BLOCK ? NULL : pool->bytes + pool->ids[i] * pool->blocks.block_bytes;
+        return pool->ids[i] == GPU_NO_BLOCK ? NULL :
+                                              pool->bytes + pool->ids[i] * pool->blocks.block_bytes;
 }
 
 void pool_drop(struct pool *pool, uint32_t i) {
@@ -67,7 +69,8 @@ const float *floats_of(cu_address at) {
 
 void assert_same_numbers(const float *expected, const float *got, size_t n, const char *what) {
         for (size_t i = 0; i < n; i++)
-                if (memcmp(expected + i, got + i, sizeof *got) != 0 && !(isnan(expected[i]) && isnan(got[i])))
-                        ck_abort_msg("%s: number %zu of %zu is %a, expected %a", what, i, n, (double)got[i],
-                                     (double)expected[i]);
+                if (memcmp(expected + i, got + i, sizeof *got) != 0 &&
+                    !(isnan(expected[i]) && isnan(got[i])))
+                        ck_abort_msg("%s: number %zu of %zu is %a, expected %a", what, i, n,
+                                     (double)got[i], (double)expected[i]);
 }

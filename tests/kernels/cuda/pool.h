@@ -14,7 +14,8 @@ struct pool {
         uint32_t n;
 };
 
-void pool_make(struct pool *pool, uint32_t n, size_t block_bytes); /* zeros, ids in a random order */
+/* zeros, ids in a random order */
+void pool_make(struct pool *pool, uint32_t n, size_t block_bytes);
 uint8_t *pool_block(const struct pool *pool, uint32_t i);          /* ids[i]; NULL: not resident */
 void pool_drop(struct pool *pool, uint32_t i);                     /* now it is not */
 

@@ -30,9 +30,9 @@ enum {
         N_WRONG
 };
 
-extern const struct fake_kernel fake_kernel_probe_barrier, fake_kernel_probe_warp, fake_kernel_probe_mma,
-        fake_kernel_probe_copy, fake_kernel_probe_order, fake_kernel_probe_atomic, fake_kernel_probe_narrow,
-        fake_kernel_probe_wrong;
+extern const struct fake_kernel fake_kernel_probe_barrier, fake_kernel_probe_warp,
+        fake_kernel_probe_mma, fake_kernel_probe_copy, fake_kernel_probe_order,
+        fake_kernel_probe_atomic, fake_kernel_probe_narrow, fake_kernel_probe_wrong;
 
 #ifdef __cplusplus
 }

@@ -13,16 +13,21 @@
 
 enum { F32 = KVD_NUMBER_F32, F16 = KVD_NUMBER_F16, BF16 = KVD_NUMBER_BF16 };
 
-static const uint32_t lengths[] = {61, 200, 17}, short_ones[] = {1, 33, 16}, with_none[] = {40, 0, 5};
+static const uint32_t lengths[] = {61, 200, 17}, short_ones[] = {1, 33, 16},
+                      with_none[] = {40, 0, 5};
 
 START_TEST(decode_of_all_shapes) {
-        static const uint32_t dims[] = {32, 64, 80, 96, 128, 192, 256}, groups[] = {1, 2, 5, 8, 9, 16, 24};
+        static const uint32_t dims[] = {32, 64, 80, 96, 128, 192, 256},
+                              groups[] = {1, 2, 5, 8, 9, 16, 24};
 
         for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
                 for (size_t g = 0; g < ARRAY_SIZE(groups); g++)
-                        attend_check((struct attend_case){.number = (i + g) % 2 ? F16 : BF16, .dim = dims[i],
-                                                          .group = groups[g], .lengths = g % 2 ? short_ones : with_none,
-                                                          .kv_heads = 1 + g % 2, .nhd = g % 2});
+                        attend_check((struct attend_case){.number = (i + g) % 2 ? F16 : BF16,
+                                                          .dim = dims[i],
+                                                          .group = groups[g],
+                                                          .lengths = g % 2 ? short_ones : with_none,
+                                                          .kv_heads = 1 + g % 2,
+                                                          .nhd = g % 2});
 }
 END_TEST
 
@@ -31,9 +36,15 @@ START_TEST(decode_of_all_block_sizes) {
 
         for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
                 for (uint32_t number = F32; number <= BF16; number++)
-                        attend_check((struct attend_case){.number = number, .dim = 64, .group = 4, .lengths = lengths,
-                                                          .block_tokens = sizes[i], .nhd = i % 2, .pad = 8 * (i % 3),
-                                                          .absent = i % 3 * 2, .split = 16 * (i % 4)});
+                        attend_check((struct attend_case){.number = number,
+                                                          .dim = 64,
+                                                          .group = 4,
+                                                          .lengths = lengths,
+                                                          .block_tokens = sizes[i],
+                                                          .nhd = i % 2,
+                                                          .pad = 8 * (i % 3),
+                                                          .absent = i % 3 * 2,
+                                                          .split = 16 * (i % 4)});
 }
 END_TEST
 
@@ -43,11 +54,17 @@ START_TEST(decode_of_odd_shapes) {
 
         for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
                 for (uint32_t number = F32; number <= BF16; number++)
-                        attend_check((struct attend_case){.number = number, .dim = dims[i], .group = 1 + i * 3,
-                                                          .lengths = i % 2 ? short_ones : with_none, .pad = i % 3,
-                                                          .nhd = number == F16, .absent = i % 4});
-        attend_check((struct attend_case){.number = F32, .dim = 128, .group = 8, .lengths = lengths});
-        attend_check((struct attend_case){.number = F32, .dim = 256, .group = 3, .lengths = lengths});
+                        attend_check((struct attend_case){.number = number,
+                                                          .dim = dims[i],
+                                                          .group = 1 + i * 3,
+                                                          .lengths = i % 2 ? short_ones : with_none,
+                                                          .pad = i % 3,
+                                                          .nhd = number == F16,
+                                                          .absent = i % 4});
+        attend_check(
+                (struct attend_case){.number = F32, .dim = 128, .group = 8, .lengths = lengths});
+        attend_check(
+                (struct attend_case){.number = F32, .dim = 256, .group = 3, .lengths = lengths});
 }
 END_TEST
 
@@ -55,20 +72,32 @@ START_TEST(decode_with_options) {
         for (uint32_t i = 0; i < 24; i++) {
                 uint32_t dim = i % 3 == 0 ? 128 : i % 3 == 1 ? 64 : 80;
 
-                attend_check((struct attend_case){.number = F32 + i / 2 % 3, .dim = dim, .group = i % 2 ? 8 : 12,
-                                                  .lengths = lengths, .block_tokens = i % 4 ? 16 : 5,
-                                                  .rotations = i % 4 < 2 ? 3 : 0, .mass = i % 3 < 2,
-                                                  .chosen = i % 5 < 3 ? i % 5 + 1 : 0, .absent = i % 2 * 4,
-                                                  .split = i % 4 * 32, .q_number = F32 + i % 3,
-                                                  .out_number = F32 + i / 3 % 3, .bidirectional = i % 7 == 0});
+                attend_check((struct attend_case){.number = F32 + i / 2 % 3,
+                                                  .dim = dim,
+                                                  .group = i % 2 ? 8 : 12,
+                                                  .lengths = lengths,
+                                                  .block_tokens = i % 4 ? 16 : 5,
+                                                  .rotations = i % 4 < 2 ? 3 : 0,
+                                                  .mass = i % 3 < 2,
+                                                  .chosen = i % 5 < 3 ? i % 5 + 1 : 0,
+                                                  .absent = i % 2 * 4,
+                                                  .split = i % 4 * 32,
+                                                  .q_number = F32 + i % 3,
+                                                  .out_number = F32 + i / 3 % 3,
+                                                  .bidirectional = i % 7 == 0});
         }
 }
 END_TEST
 
 START_TEST(decode_with_all_masked) {
         for (uint32_t number = F32; number <= BF16; number++)
-                attend_check((struct attend_case){.number = number, .dim = 64, .group = 2, .lengths = lengths,
-                                                  .absent = 1, .mass = true, .rotations = 1});
+                attend_check((struct attend_case){.number = number,
+                                                  .dim = 64,
+                                                  .group = 2,
+                                                  .lengths = lengths,
+                                                  .absent = 1,
+                                                  .mass = true,
+                                                  .rotations = 1});
 }
 END_TEST
 
@@ -76,10 +105,19 @@ END_TEST
 START_TEST(decode_with_little_shared_memory) {
         for (size_t shared = 40 << 10; shared <= 160 << 10; shared += 40 << 10)
                 for (uint32_t rotations = 0; rotations < 2; rotations++) {
-                        attend_check((struct attend_case){.number = BF16, .dim = 256, .group = 8, .lengths = lengths,
-                                                          .rotations = rotations, .shared_bytes = shared});
-                        attend_check((struct attend_case){.number = BF16, .dim = 128, .group = 3, .lengths = lengths,
-                                                          .rotations = rotations, .shared_bytes = shared, .tokens = 9});
+                        attend_check((struct attend_case){.number = BF16,
+                                                          .dim = 256,
+                                                          .group = 8,
+                                                          .lengths = lengths,
+                                                          .rotations = rotations,
+                                                          .shared_bytes = shared});
+                        attend_check((struct attend_case){.number = BF16,
+                                                          .dim = 128,
+                                                          .group = 3,
+                                                          .lengths = lengths,
+                                                          .rotations = rotations,
+                                                          .shared_bytes = shared,
+                                                          .tokens = 9});
                 }
 }
 END_TEST
@@ -89,10 +127,15 @@ START_TEST(prefill_of_all_shapes) {
 
         for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
                 for (size_t g = 0; g < ARRAY_SIZE(groups); g++)
-                        attend_check((struct attend_case){.number = (i + g) % 2 ? F16 : BF16, .dim = dims[i],
-                                                          .group = groups[g], .lengths = lengths, .n = 2,
-                                                          .tokens = g ? 14 / g + 1 : 60, .bidirectional = i % 3 == 1,
-                                                          .nhd = g % 2, .kv_heads = 1 + g % 2});
+                        attend_check((struct attend_case){.number = (i + g) % 2 ? F16 : BF16,
+                                                          .dim = dims[i],
+                                                          .group = groups[g],
+                                                          .lengths = lengths,
+                                                          .n = 2,
+                                                          .tokens = g ? 14 / g + 1 : 60,
+                                                          .bidirectional = i % 3 == 1,
+                                                          .nhd = g % 2,
+                                                          .kv_heads = 1 + g % 2});
 }
 END_TEST
 
@@ -100,34 +143,69 @@ START_TEST(prefill_with_options) {
         for (uint32_t i = 0; i < 24; i++) {
                 uint32_t number = F32 + i / 2 % 3;
 
-                attend_check((struct attend_case){.number = number, .dim = i % 3 == 0 ? 128 : i % 3 == 1 ? 64 : 80,
-                                                  .group = i % 2 ? 2 : 9, .lengths = lengths, .tokens = 6 + i % 8,
-                                                  .block_tokens = i % 4 ? 16 : 5, .rotations = i % 4 < 2 ? 3 : 0,
-                                                  .mass = i % 3 < 2, .chosen = i % 5 < 3 ? i % 5 + 1 : 0,
-                                                  .absent = i % 2 * 4, .split = i / 3 % 3 * 32,
+                attend_check((struct attend_case){.number = number,
+                                                  .dim = i % 3 == 0 ? 128 :
+                                                         i % 3 == 1 ? 64 :
+                                                                      80,
+                                                  .group = i % 2 ? 2 : 9,
+                                                  .lengths = lengths,
+                                                  .tokens = 6 + i % 8,
+                                                  .block_tokens = i % 4 ? 16 : 5,
+                                                  .rotations = i % 4 < 2 ? 3 : 0,
+                                                  .mass = i % 3 < 2,
+                                                  .chosen = i % 5 < 3 ? i % 5 + 1 : 0,
+                                                  .absent = i % 2 * 4,
+                                                  .split = i / 3 % 3 * 32,
                                                   .q_number = i % 3 ? number : F32,
-                                                  .out_number = i % 3 ? number : F32, .bidirectional = i % 7 == 0});
+                                                  .out_number = i % 3 ? number : F32,
+                                                  .bidirectional = i % 7 == 0});
         }
 }
 END_TEST
 
 START_TEST(orders_of_threads_make_no_difference) {
         fixture_seed((uint64_t)_i);
-        attend_check((struct attend_case){.number = BF16, .dim = 128, .group = 8, .lengths = lengths, .split = 64,
-                                          .mass = true, .rotations = 2, .absent = 5});
-        attend_check((struct attend_case){.number = F32, .dim = 48, .group = 3, .lengths = lengths, .split = 32,
-                                          .mass = true, .chosen = 2});
-        attend_check((struct attend_case){.number = F16, .dim = 96, .group = 4, .lengths = lengths, .tokens = 11,
-                                          .mass = true, .rotations = 2, .absent = 5});
+        attend_check((struct attend_case){.number = BF16,
+                                          .dim = 128,
+                                          .group = 8,
+                                          .lengths = lengths,
+                                          .split = 64,
+                                          .mass = true,
+                                          .rotations = 2,
+                                          .absent = 5});
+        attend_check((struct attend_case){.number = F32,
+                                          .dim = 48,
+                                          .group = 3,
+                                          .lengths = lengths,
+                                          .split = 32,
+                                          .mass = true,
+                                          .chosen = 2});
+        attend_check((struct attend_case){.number = F16,
+                                          .dim = 96,
+                                          .group = 4,
+                                          .lengths = lengths,
+                                          .tokens = 11,
+                                          .mass = true,
+                                          .rotations = 2,
+                                          .absent = 5});
 }
 END_TEST
 
 START_TEST(results_do_not_depend_on_the_others) {
         for (uint32_t number = F32; number <= BF16; number++) {
-                attend_check_alone((struct attend_case){.number = number, .dim = 64, .group = 5, .lengths = lengths,
-                                                        .split = 64, .absent = 6});
-                attend_check_alone((struct attend_case){.number = number, .dim = 128, .group = 3, .lengths = lengths,
-                                                        .tokens = 23, .absent = 6, .rotations = number == BF16,
+                attend_check_alone((struct attend_case){.number = number,
+                                                        .dim = 64,
+                                                        .group = 5,
+                                                        .lengths = lengths,
+                                                        .split = 64,
+                                                        .absent = 6});
+                attend_check_alone((struct attend_case){.number = number,
+                                                        .dim = 128,
+                                                        .group = 3,
+                                                        .lengths = lengths,
+                                                        .tokens = 23,
+                                                        .absent = 6,
+                                                        .rotations = number == BF16,
                                                         .split = number == F32 ? 48 : 0});
         }
 }
@@ -135,9 +213,23 @@ END_TEST
 
 START_TEST(wrong_arguments_are_refused) {
         static const struct gpu_attend right = {
-                .blocks = {.ids = 256}, .ld_blocks = 2, .number = F32, .block_tokens = 16, .dim = 32, .kv_heads = 1,
-                .group = 1, .n_sequences = 1, .max_length = 20, .lengths = 256, .q_number = F32, .out_number = F32,
-                .scale = 1.0f, .q = 256, .out = 256, .q_token = 32, .out_token = 32,
+                .blocks = {.ids = 256},
+                .ld_blocks = 2,
+                .number = F32,
+                .block_tokens = 16,
+                .dim = 32,
+                .kv_heads = 1,
+                .group = 1,
+                .n_sequences = 1,
+                .max_length = 20,
+                .lengths = 256,
+                .q_number = F32,
+                .out_number = F32,
+                .scale = 1.0f,
+                .q = 256,
+                .out = 256,
+                .q_token = 32,
+                .out_token = 32,
         };
         struct gpu_attend a;
 

@@ -14,8 +14,8 @@
 #include "tests/kernels/cuda/probe.h"
 #include "tests/lib/suite.h"
 
-static void launch(const struct fake_kernel *kernel, unsigned blocks, unsigned threads, size_t shared,
-                   const struct probe *a) {
+static void launch(const struct fake_kernel *kernel, unsigned blocks, unsigned threads,
+                   size_t shared, const struct probe *a) {
         struct fake_launch l = {{blocks, 1, 1}, {threads, 1, 1}, shared};
 
         ck_assert_uint_eq(kernel->argument_bytes, sizeof *a);
@@ -107,7 +107,8 @@ START_TEST(copies_come_when_waited_for) {
                         uint32_t late = kind && i / THREADS >= GROUPS - 2;
 
                         ck_assert_uint_eq(to[i], late ? 0xeeeeeeee :
-                                                 from[i / THREADS * THREADS + (i % THREADS + 1) % THREADS][0]);
+                                                        from[i / THREADS * THREADS +
+                                                             (i % THREADS + 1) % THREADS][0]);
                 }
         }
 }
@@ -122,7 +123,8 @@ START_TEST(seeds_change_the_order) {
                 emulate_seed(seed / 2);
                 launch(&fake_kernel_probe_order, 9, 256, 0, &a);
                 if (seed % 2)
-                        ck_assert_mem_eq(to[seed - 1], to[seed], sizeof to[0]); /* but a seed means one order */
+                        /* but a seed means one order */
+                        ck_assert_mem_eq(to[seed - 1], to[seed], sizeof to[0]);
                 different += seed >= 2 && to[seed][0] != to[0][0] && to[seed][1] != to[0][1];
         }
         ck_assert(to[0][0] == 8 && to[0][1] == 255);
@@ -138,7 +140,8 @@ START_TEST(atomic_operations_add_up) {
         emulate_seed((uint64_t)_i);
         launch(&fake_kernel_probe_atomic, 3, 256, 0, &a);
         memcpy(&sum, &to[4], sizeof sum);
-        ck_assert(to[0] == 768 && to[1] == 767 && to[2] == 0 && to[3] == UINT32_MAX && sum == 384.0f);
+        ck_assert(to[0] == 768 && to[1] == 767 && to[2] == 0 && to[3] == UINT32_MAX &&
+                  sum == 384.0f);
         ck_assert(_i || to[5] == 768); /* each finds what the one before it left */
 }
 END_TEST

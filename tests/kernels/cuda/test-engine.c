@@ -42,14 +42,16 @@ static float *widened(const void *from, size_t n, uint32_t number) {
         return to;
 }
 
-/* ---- embedding -------------------------------------------------------------------------------------------------- */
+/* ---- embedding ------------------------------------------------------------------------------- */
 
 static void embed_case(uint32_t n, uint32_t width, uint32_t number) {
         enum { VOCABULARY = 37 };
         void *table = narrowed(random_floats(VOCABULARY * width), VOCABULARY * width, number);
-        float *wide = widened(table, VOCABULARY * width, number), *to = buffer(n * width * sizeof *to);
+        float *wide = widened(table, VOCABULARY * width, number),
+              *to = buffer(n * width * sizeof *to);
         uint32_t *tokens = buffer(n * sizeof *tokens);
-        const struct gpu_embed a = {address_of(to), address_of(table), address_of(tokens), n, width, number};
+        const struct gpu_embed a = {address_of(to), address_of(table), address_of(tokens), n, width,
+                                    number};
 
         for (uint32_t i = 0; i < n; i++)
                 tokens[i] = i == 0 ? VOCABULARY - 1 : random_u32() % VOCABULARY;
@@ -68,24 +70,35 @@ START_TEST(embedding_copies_rows) {
 }
 END_TEST
 
-/* ---- norm ------------------------------------------------------------------------------------------------------- */
+/* ---- norm ------------------------------------------------------------------------------------ */
 
-static void assert_near(const void *got, const float *expected, size_t n, uint32_t number, const char *what) {
-        const double unit = number == KVD_NUMBER_F32 ? 4e-6 : number == KVD_NUMBER_F16 ? 1e-3 : 8e-3;
+static void assert_near(const void *got, const float *expected, size_t n, uint32_t number,
+                        const char *what) {
+        const double unit = number == KVD_NUMBER_F32 ? 4e-6 :
+                            number == KVD_NUMBER_F16 ? 1e-3 :
+                                                       8e-3;
         const float *wide = widened(got, n, number);
 
         for (size_t i = 0; i < n; i++)
-                if (!(fabs((double)wide[i] - (double)expected[i]) <= unit * (fabs((double)expected[i]) + 1e-3)))
-                        ck_abort_msg("%s: number %zu of %zu is %g, not %g", what, i, n, (double)wide[i],
-                                     (double)expected[i]);
+                if (!(fabs((double)wide[i] - (double)expected[i]) <=
+                      unit * (fabs((double)expected[i]) + 1e-3)))
+                        ck_abort_msg("%s: number %zu of %zu is %g, not %g", what, i, n,
+                                     (double)wide[i], (double)expected[i]);
 }
 
 static void norm_case(uint32_t n, uint32_t width, uint32_t number, bool change) {
-        float *x = random_floats(n * width), *added = random_floats(n * width), *weights = random_floats(width);
+        float *x = random_floats(n * width), *added = random_floats(n * width),
+              *weights = random_floats(width);
         float *sum = copy_floats(x, n * width), *expected = buffer(n * width * sizeof *expected);
         void *to = buffer(n * width * size_of(number));
-        struct gpu_norm a = {address_of(to), address_of(x), change ? address_of(added) : 0, address_of(weights), n, width,
-                             number, 1e-5f};
+        struct gpu_norm a = {address_of(to),
+                             address_of(x),
+                             change ? address_of(added) : 0,
+                             address_of(weights),
+                             n,
+                             width,
+                             number,
+                             1e-5f};
 
         if (change)
                 ops()->add(sum, added, n * width);
@@ -112,7 +125,7 @@ START_TEST(norms_add_the_change_first) {
 }
 END_TEST
 
-/* ---- queries, keys and values ------------------------------------------------------------------------------------ */
+/* ---- queries, keys and values ---------------------------------------------------------------- */
 
 struct shape {
         uint32_t heads, kv_heads, half, block_tokens;
@@ -138,27 +151,32 @@ static struct planes planes_of(const struct shape *s) {
 }
 
 /* What the pool should be: every row that is new, head by head. */
-static void expect(const struct shape *s, const struct gpu_rotate *a, float *qkv, const float *cosine, const float *sine,
-                   const uint32_t *ids, uint8_t *pool) {
+static void expect(const struct shape *s, const struct gpu_rotate *a, float *qkv,
+                   const float *cosine, const float *sine, const uint32_t *ids, uint8_t *pool) {
         struct planes p = planes_of(s);
-        size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim, bytes = size_of(a->number);
+        size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim,
+               bytes = size_of(a->number);
 
         for (uint32_t r = 0; r < a->n; r++) {
                 uint32_t position = a->first + r, id = ids[position / s->block_tokens];
                 float *row = qkv + r * all, *keys = row + s->heads * dim;
 
                 for (uint32_t h = 0; h < s->heads + s->kv_heads; h++)
-                        ops()->rope(row + h * dim, cosine + r * s->half, sine + r * s->half, s->half);
-                for (uint32_t h = 0; id != GPU_NO_BLOCK && position >= a->stored && h < 2 * s->kv_heads; h++) {
-                        size_t at = id * p.block + (2 * LAYER + h / s->kv_heads) * p.plane + h % s->kv_heads * p.head +
-                                    position % s->block_tokens * p.slot;
+                        ops()->rope(row + h * dim, cosine + r * s->half, sine + r * s->half,
+                                    s->half);
+                for (uint32_t h = 0;
+                     id != GPU_NO_BLOCK && position >= a->stored && h < 2 * s->kv_heads; h++) {
+                        size_t at = id * p.block + (2 * LAYER + h / s->kv_heads) * p.plane +
+                                    h % s->kv_heads * p.head + position % s->block_tokens * p.slot;
 
-                        memcpy(pool + at * bytes, narrowed(keys + h * dim, dim, a->number), dim * bytes);
+                        memcpy(pool + at * bytes, narrowed(keys + h * dim, dim, a->number),
+                               dim * bytes);
                 }
         }
 }
 
-static void rotate_case(const struct shape *s, uint32_t first, uint32_t n, uint32_t stored, uint32_t number) {
+static void rotate_case(const struct shape *s, uint32_t first, uint32_t n, uint32_t stored,
+                        uint32_t number) {
         struct planes p = planes_of(s);
         size_t dim = 2 * s->half, all = (s->heads + 2 * s->kv_heads) * dim, bytes = size_of(number);
         float *qkv = random_floats(n * all), *expected = copy_floats(qkv, n * all);
@@ -166,15 +184,26 @@ static void rotate_case(const struct shape *s, uint32_t first, uint32_t n, uint3
         uint32_t *ids = buffer(((first + n - 1) / s->block_tokens + 1) * sizeof *ids);
         uint8_t *pool = buffer(BLOCKS * p.block * bytes), *same = buffer(BLOCKS * p.block * bytes);
         const struct gpu_rotate a = {
-                .qkv = address_of(qkv), .cosine = address_of(cosine), .sine = address_of(sine),
+                .qkv = address_of(qkv),
+                .cosine = address_of(cosine),
+                .sine = address_of(sine),
                 .blocks = {address_of(pool), p.block * bytes, address_of(ids)},
-                .k_offset = 2 * LAYER * p.plane * bytes, .v_offset = (2 * LAYER + 1) * p.plane * bytes,
-                .head_stride = p.head * bytes, .slot_stride = p.slot * bytes, .n = n, .first = first, .stored = stored,
-                .heads = s->heads, .kv_heads = s->kv_heads, .half = s->half, .block_tokens = s->block_tokens,
+                .k_offset = 2 * LAYER * p.plane * bytes,
+                .v_offset = (2 * LAYER + 1) * p.plane * bytes,
+                .head_stride = p.head * bytes,
+                .slot_stride = p.slot * bytes,
+                .n = n,
+                .first = first,
+                .stored = stored,
+                .heads = s->heads,
+                .kv_heads = s->kv_heads,
+                .half = s->half,
+                .block_tokens = s->block_tokens,
                 .number = number,
         };
 
-        for (uint32_t i = 0; i <= (first + n - 1) / s->block_tokens; i++) /* no two of the last ones are the same */
+        /* no two of the last ones are the same */
+        for (uint32_t i = 0; i <= (first + n - 1) / s->block_tokens; i++)
                 ids[i] = i % 4 == 3 ? GPU_NO_BLOCK : (3 * i + 1) % BLOCKS;
         expect(s, &a, expected, cosine, sine, ids, same);
         fixture_ok(gpu_rotate(fixture_gpu(), NULL, &a));
@@ -187,7 +216,8 @@ static void rotate_case(const struct shape *s, uint32_t first, uint32_t n, uint3
 
 START_TEST(keys_and_values_reach_their_slots) {
         static const struct shape shapes[] = {
-                {4, 2, 16, 16, false}, {4, 2, 16, 16, true}, {1, 1, 1, 1, false}, {6, 3, 5, 7, true}, {8, 8, 64, 3, false},
+                {4, 2, 16, 16, false}, {4, 2, 16, 16, true}, {1, 1, 1, 1, false},
+                {6, 3, 5, 7, true},    {8, 8, 64, 3, false},
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(shapes); i++)
@@ -202,17 +232,19 @@ START_TEST(keys_and_values_reach_their_slots) {
 }
 END_TEST
 
-/* ---- feed-forward ------------------------------------------------------------------------------------------------ */
+/* ---- feed-forward ---------------------------------------------------------------------------- */
 
 static void swiglu_case(uint32_t n, uint32_t width, uint32_t number) {
-        float *gate_up = random_floats(2 * n * width), *expected = buffer(n * width * sizeof *expected);
+        float *gate_up = random_floats(2 * n * width),
+              *expected = buffer(n * width * sizeof *expected);
         void *to = buffer(n * width * size_of(number));
         const struct gpu_swiglu a = {address_of(to), address_of(gate_up), n, width, number};
 
         for (uint32_t i = 0; i < 2 * n * width; i += 3)
                 gate_up[i] *= 100; /* to where the exponential is cut off, too */
         for (uint32_t r = 0; r < n; r++)
-                ops()->swiglu(expected + r * width, gate_up + 2 * r * width, gate_up + (2 * r + 1) * width, width);
+                ops()->swiglu(expected + r * width, gate_up + 2 * r * width,
+                              gate_up + (2 * r + 1) * width, width);
         fixture_ok(gpu_swiglu(fixture_gpu(), NULL, &a));
         fixture_wait();
         ck_assert_mem_eq(to, narrowed(expected, n * width, number), n * width * size_of(number));

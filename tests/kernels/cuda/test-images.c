@@ -14,7 +14,8 @@
 
 GPU_USES(keydiff_blocks);
 
-#define IMAGES_BUILT (memcmp(gpu_image_keydiff_blocks, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) != 0)
+#define IMAGES_BUILT \
+        (memcmp(gpu_image_keydiff_blocks, GPU_NOT_BUILT, sizeof GPU_NOT_BUILT - 1) != 0)
 
 static struct kvd_cuda cuda;
 static struct gpu gpu;
@@ -24,8 +25,8 @@ static struct {
         int shared;
 } driver;
 
-static cu_result load(cu_library *ret, const void *image, void *jit, void **jit_values, unsigned n_jit, void *options,
-                      void **values, unsigned n) {
+static cu_result load(cu_library *ret, const void *image, void *jit, void **jit_values,
+                      unsigned n_jit, void *options, void **values, unsigned n) {
         driver.loads++;
         *ret = &driver;
         return driver.error;
@@ -45,8 +46,9 @@ static cu_result set_attribute(cu_function function, int attribute, int value) {
         return driver.error;
 }
 
-static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                        unsigned bz, unsigned shared, cu_stream stream, void **parameters, void **extra) {
+static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                        unsigned by, unsigned bz, unsigned shared, cu_stream stream,
+                        void **parameters, void **extra) {
         ck_assert_int_le((int)shared, driver.shared);
         driver.launches++;
         return driver.error;
@@ -65,13 +67,15 @@ static void setup(void) {
 static int launch_blocks(size_t shared) {
         struct gpu_keydiff_blocks a = {.n = 1};
 
-        return gpu_launch(&gpu, GPU_KERNEL_keydiff_blocks, (struct gpu_grid){1, 1, 1, 256, shared}, NULL, &a);
+        return gpu_launch(&gpu, GPU_KERNEL_keydiff_blocks, (struct gpu_grid){1, 1, 1, 256, shared},
+                          NULL, &a);
 }
 
 START_TEST(a_kernel_is_looked_up_once) {
         ck_assert_int_eq(launch_blocks(0), 0);
         ck_assert_int_eq(launch_blocks(0), 0);
-        ck_assert(driver.loads == 1 && driver.lookups == 1 && driver.launches == 2 && driver.raises == 0);
+        ck_assert(driver.loads == 1 && driver.lookups == 1 && driver.launches == 2 &&
+                  driver.raises == 0);
         ck_assert_int_eq(gpu_has_kernels(&gpu), 0);
         ck_assert_uint_eq(driver.loads, 1); /* the only one that this program has */
 }
@@ -93,7 +97,8 @@ START_TEST(an_image_that_the_driver_refuses) {
         ck_assert_int_eq(gpu_has_kernels(&gpu), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
         ck_assert(strstr(gpu.why, IMAGES_BUILT ? "keydiff_blocks" : "nvcc was not found"));
         ck_assert_int_eq(launch_blocks(0), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
-        ck_assert(driver.launches == 0 && gpu_resident_blocks(&gpu, GPU_KERNEL_keydiff_blocks, 256, 0) == 0);
+        ck_assert(driver.launches == 0 &&
+                  gpu_resident_blocks(&gpu, GPU_KERNEL_keydiff_blocks, 256, 0) == 0);
         driver.error = CU_OK; /* and nothing of it is kept */
         ck_assert_int_eq(launch_blocks(0), 0);
 }
@@ -112,7 +117,9 @@ START_TEST(a_launch_that_fails_says_which) {
 END_TEST
 
 START_TEST(an_image_that_is_not_linked_is_said_to_be_missing) {
-        ck_assert_int_eq(gpu_launch(&gpu, GPU_KERNEL_summarise, (struct gpu_grid){1, 1, 1, 32, 0}, NULL, &gpu), -ENOSYS);
+        ck_assert_int_eq(gpu_launch(&gpu, GPU_KERNEL_summarise, (struct gpu_grid){1, 1, 1, 32, 0},
+                                    NULL, &gpu),
+                         -ENOSYS);
         ck_assert_str_eq(gpu.why, "this program has no kernels of summarise");
 }
 END_TEST

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* KeyDiff's kernels for GPUs against the scalar reference: every way to load a row, and its ends. */
+/*
+ * KeyDiff's kernels for GPUs against the scalar reference: every way to load a row, and its ends.
+ */
 
 #include <errno.h>
 #include <math.h>
@@ -41,30 +43,38 @@ static float key_element(const struct shape *s, uint32_t token, uint32_t d) {
         return number_random(-0.9f, 1.1f);
 }
 
-static void fill_block(const struct shape *s, const struct gpu_key_rows *k, uint32_t b, uint8_t *block) {
+static void fill_block(const struct shape *s, const struct gpu_key_rows *k, uint32_t b,
+                       uint8_t *block) {
         for (uint32_t l = 0; l < s->layers; l++)
                 for (uint32_t h = 0; h < s->heads; h++)
                         for (uint32_t t = 0; t < s->per_block; t++)
                                 for (uint32_t d = 0; d < s->dim; d++)
-                                        number_put(block + k->offset + l * k->layer_stride +
-                                                           (h * k->head_stride + t * k->token_stride + d) *
-                                                                   number_bytes(s->type),
-                                                   s->type, key_element(s, b * s->per_block + t, d));
+                                        number_put(
+                                                block + k->offset + l * k->layer_stride +
+                                                        (h * k->head_stride + t * k->token_stride +
+                                                         d) * number_bytes(s->type),
+                                                s->type, key_element(s, b * s->per_block + t, d));
 }
 
 /* Layers are two planes apart, as where V follows K. */
 static void make_scene(struct scene *s, const struct shape *shape) {
         uint32_t n = DIV_UP(shape->tokens, shape->per_block);
-        size_t plane = (size_t)shape->heads * shape->per_block * shape->dim * number_bytes(shape->type);
+        size_t plane = (size_t)shape->heads * shape->per_block * shape->dim *
+                       number_bytes(shape->type);
         struct gpu_key_rows *k = &s->a.keys;
 
         *s = (struct scene){.shape = shape};
-        *k = (struct gpu_key_rows){.offset = shape->lead * number_bytes(shape->type), .layer_stride = 2 * plane,
-                                   .layers = shape->layers, .heads = shape->heads, .dim = shape->dim,
-                                   .per_block = shape->per_block, .number = shape->type};
+        *k = (struct gpu_key_rows){.offset = shape->lead * number_bytes(shape->type),
+                                   .layer_stride = 2 * plane,
+                                   .layers = shape->layers,
+                                   .heads = shape->heads,
+                                   .dim = shape->dim,
+                                   .per_block = shape->per_block,
+                                   .number = shape->type};
         k->head_stride = shape->nhd ? shape->dim : (uint64_t)shape->per_block * shape->dim;
         k->token_stride = shape->nhd ? (uint64_t)shape->heads * shape->dim : shape->dim;
-        pool_make(&s->pool, n, ALIGN_UP(k->offset + (2 * shape->layers - 1) * plane, shape->lead % 8 ? 4 : 16));
+        pool_make(&s->pool, n,
+                  ALIGN_UP(k->offset + (2 * shape->layers - 1) * plane, shape->lead % 8 ? 4 : 16));
         s->blocks = buffer(n * sizeof *s->blocks);
         for (uint32_t b = 0; b < n; b++) {
                 fill_block(shape, k, b, pool_block(&s->pool, b));
@@ -78,13 +88,16 @@ static void make_scene(struct scene *s, const struct shape *shape) {
 /* The reference on one layer; scores are against sums, whatever they are. */
 static void reference(struct scene *s, uint32_t layer, const float *sums) {
         const struct gpu_key_rows *k = &s->a.keys;
-        struct kvd_key_rows keys = {s->blocks, k->offset + layer * k->layer_stride, k->head_stride, k->token_stride,
-                                    k->per_block, k->heads, k->dim, (enum kvd_number)k->number};
+        struct kvd_key_rows keys = {s->blocks,      k->offset + layer * k->layer_stride,
+                                    k->head_stride, k->token_stride,
+                                    k->per_block,   k->heads,
+                                    k->dim,         (enum kvd_number)k->number};
         const struct kvd_keydiff_ops *ops = kvd_ops_pick("scalar")->keydiff;
         size_t row = (size_t)layer * k->heads;
         float *scratch = buffer(kvd_keydiff_scratch(&keys) * sizeof *scratch);
 
-        ops->anchor(s->expected_sums + row * k->dim, s->expected_counts + row, &keys, s->a.from, s->a.to, scratch);
+        ops->anchor(s->expected_sums + row * k->dim, s->expected_counts + row, &keys, s->a.from,
+                    s->a.to, scratch);
         ops->score(s->expected_scores + row * s->a.stride, s->a.stride, &keys, s->a.from, s->a.to,
                    sums + row * k->dim, scratch);
 }
@@ -94,18 +107,21 @@ static void assert_sums(const struct scene *s) {
         const float *got = floats_of(s->a.sums);
 
         fixture_wait();
-        ck_assert_int_eq(memcmp(s->expected_counts, host_of(s->a.counts), rows * sizeof *s->expected_counts), 0);
+        ck_assert_int_eq(
+                memcmp(s->expected_counts, host_of(s->a.counts), rows * sizeof *s->expected_counts),
+                0);
         for (uint32_t row = 0; row < rows; row++) {
                 const float *expected = s->expected_sums + (size_t)row * dim;
                 double length = 0, difference = 0;
 
                 for (uint32_t d = 0; d < dim; d++) {
                         length += (double)expected[d] * (double)expected[d];
-                        difference = fmax(difference, fabs((double)got[(size_t)row * dim + d] - (double)expected[d]));
+                        difference = fmax(difference, fabs((double)got[(size_t)row * dim + d] -
+                                                           (double)expected[d]));
                 }
                 if (!(difference <= 1e-5 * sqrt(length)))
-                        ck_abort_msg("dim %u, type %u, row %u: sums differ by %g of %g", dim, s->a.keys.number, row,
-                                     difference, sqrt(length));
+                        ck_abort_msg("dim %u, type %u, row %u: sums differ by %g of %g", dim,
+                                     s->a.keys.number, row, difference, sqrt(length));
         }
 }
 
@@ -115,10 +131,12 @@ static void assert_scores(const struct scene *s) {
 
         for (size_t row = 0; row < rows; row++)
                 for (size_t i = row * s->a.stride; i < row * s->a.stride + s->a.to - s->a.from; i++)
-                        if (isinf(got[i]) || isinf(s->expected_scores[i]) ? got[i] != s->expected_scores[i]
-                                : !(fabsf(got[i] - s->expected_scores[i]) <= 2e-6f))
-                                ck_abort_msg("dim %u, type %u, row %zu, token %zu: %g, expected %g", s->a.keys.dim,
-                                             s->a.keys.number, row, i - row * s->a.stride, (double)got[i],
+                        if (isinf(got[i]) || isinf(s->expected_scores[i]) ?
+                                    got[i] != s->expected_scores[i] :
+                                    !(fabsf(got[i] - s->expected_scores[i]) <= 2e-6f))
+                                ck_abort_msg("dim %u, type %u, row %zu, token %zu: %g, expected %g",
+                                             s->a.keys.dim, s->a.keys.number, row,
+                                             i - row * s->a.stride, (double)got[i],
                                              (double)s->expected_scores[i]);
 }
 
@@ -159,14 +177,22 @@ static void shape_case(const struct shape *shape, uint32_t from) {
 }
 
 START_TEST(anchors_and_scores_equal_the_reference) {
-        static const uint32_t dims[] = {1, 3, 8, 17, 32, 33, 64, 72, 80, 96, 100, 127, 128, 131, 192, 256};
+        static const uint32_t dims[] = {1,  3,  8,   17,  32,  33,  64,  72,
+                                        80, 96, 100, 127, 128, 131, 192, 256};
         static const uint32_t tokens[] = {1, 15, 40}, per_block[] = {16, 3, 64, 1};
 
         fixture_seed((uint64_t)_i);
         for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
                 for (uint32_t i = 0; i < 12; i++) {
-                        struct shape s = {tokens[(d + i) % 3], per_block[(i / 3 + (uint32_t)_i) % 4], 1 + i % 2,
-                                          1 + (d + i / 3) % 3, dims[d], types[i % 3], i & 2, i & 4, i & 1 || d % 3 == 0,
+                        struct shape s = {tokens[(d + i) % 3],
+                                          per_block[(i / 3 + (uint32_t)_i) % 4],
+                                          1 + i % 2,
+                                          1 + (d + i / 3) % 3,
+                                          dims[d],
+                                          types[i % 3],
+                                          i & 2,
+                                          i & 4,
+                                          i & 1 || d % 3 == 0,
                                           i % 4 == 3 ? 5 : 8};
 
                         shape_case(&s, s.tokens / 4);
@@ -178,8 +204,9 @@ END_TEST
 START_TEST(long_sequences_equal_the_reference) {
         fixture_seed(7);
         for (size_t i = 0; i < ARRAY_SIZE(types); i++)
-                shape_case(&(struct shape){1500 + (uint32_t)i, i == 0 ? 16 : 48, 1, 2, i == 2 ? 128 : 64, types[i],
-                                           i == 1, i == 2, true, 8}, 7);
+                shape_case(&(struct shape){1500 + (uint32_t)i, i == 0 ? 16 : 48, 1, 2,
+                                           i == 2 ? 128 : 64, types[i], i == 1, i == 2, true, 8},
+                           7);
 }
 END_TEST
 
@@ -202,14 +229,18 @@ START_TEST(nothing_at_all_has_sums_of_zero) {
 END_TEST
 
 static float some_score(uint32_t i) {
-        return i % 11 == 3 ? -INFINITY : i % 13 == 5 ? NAN : (float)((double)random_u32() / 2147483648.0 - 1.0);
+        return i % 11 == 3 ? -INFINITY :
+               i % 13 == 5 ? NAN :
+                             (float)((double)random_u32() / 2147483648.0 - 1.0);
 }
 
 static void blocks_case(uint32_t i, uint32_t per_block) {
-        struct gpu_keydiff_blocks a = {.heads = 1 + i % 9, .n = 1 + random_u32() % 90, .per_block = per_block};
+        struct gpu_keydiff_blocks a = {
+                .heads = 1 + i % 9, .n = 1 + random_u32() % 90, .per_block = per_block};
         const struct kvd_keydiff_ops *ops = kvd_ops_pick("scalar")->keydiff;
         uint32_t blocks = DIV_UP(a.n, a.per_block), all;
-        float *mean = buffer(blocks * sizeof *mean), *best = buffer((size_t)blocks * a.heads * sizeof *best);
+        float *mean = buffer(blocks * sizeof *mean),
+              *best = buffer((size_t)blocks * a.heads * sizeof *best);
         float *scores;
 
         a.stride = a.n + i % 3;

@@ -32,7 +32,8 @@ static size_t elements(const struct kvd_memshare_shape *s) {
 }
 
 static struct gpu_memshare_shape gpu_shape(const struct kvd_memshare_shape *s) {
-        return (struct gpu_memshare_shape){s->layers, s->heads, s->tokens, s->dim, GPU_ORDER_HND, s->type};
+        return (struct gpu_memshare_shape){s->layers, s->heads,      s->tokens,
+                                           s->dim,    GPU_ORDER_HND, s->type};
 }
 
 static const void *data_of(const struct scene *s, uint32_t i) {
@@ -52,7 +53,8 @@ static void fill_blocks(struct scene *s) {
 
                 for (size_t i = 0; i < elements(&s->shape); i++)
                         number_put(to + i * size, s->shape.type,
-                                   base[i] + (float)b * number_random(-0.1f, 0.1f) + (b % 3 == 2 ? 0.5f : 0.0f));
+                                   base[i] + (float)b * number_random(-0.1f, 0.1f) +
+                                           (b % 3 == 2 ? 0.5f : 0.0f));
                 ops->norms(&s->shape, to, s->norms + b * n_norms);
         }
 }
@@ -63,27 +65,33 @@ static void make_angles(struct scene *s, uint32_t half) {
         s->angles = buffer(ALIGN_UP(ANGLES * 2 * half * sizeof(float), 16));
         kvd_memshare_frequencies(frequencies, half, 1e4);
         for (uint32_t i = 0; i < ANGLES; i++)
-                kvd_memshare_angles(frequencies, half, (int64_t)i * 97 - 100, s->angles + (size_t)2 * i * half,
+                kvd_memshare_angles(frequencies, half, (int64_t)i * 97 - 100,
+                                    s->angles + (size_t)2 * i * half,
                                     s->angles + ((size_t)2 * i + 1) * half);
 }
 
 /* Each block with the others; lead: elements before the first. */
-static void make_scene(struct scene *s, struct kvd_memshare_shape shape, enum kvd_memshare_metric metric,
-                       uint32_t half, uint32_t lead) {
+static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
+                       enum kvd_memshare_metric metric, uint32_t half, uint32_t lead) {
         size_t size = number_bytes(shape.type);
         uint32_t n = 0;
 
         *s = (struct scene){.shape = shape};
-        s->a = (struct gpu_memshare){.offset = lead * size, .shape = gpu_shape(&shape), .metric = metric, .half = half,
+        s->a = (struct gpu_memshare){.offset = lead * size,
+                                     .shape = gpu_shape(&shape),
+                                     .metric = metric,
+                                     .half = half,
                                      .limit = (double)INFINITY};
-        pool_make(&s->pool, BLOCKS, ALIGN_UP(s->a.offset + elements(&shape) * size, lead % 8 ? 4 : 16));
+        pool_make(&s->pool, BLOCKS,
+                  ALIGN_UP(s->a.offset + elements(&shape) * size, lead % 8 ? 4 : 16));
         s->a.blocks = s->pool.blocks;
         fill_blocks(s);
         make_angles(s, half);
         s->pairs = buffer(BLOCKS * (BLOCKS - 1) * sizeof *s->pairs);
         for (uint32_t i = 0; i < BLOCKS * BLOCKS; i++)
                 if (i / BLOCKS != i % BLOCKS)
-                        s->pairs[n++] = (struct gpu_memshare_pair){i / BLOCKS, i % BLOCKS, i % ANGLES};
+                        s->pairs[n++] = (struct gpu_memshare_pair){i / BLOCKS, i % BLOCKS,
+                                                                   i % ANGLES};
         s->a.n = n;
         s->a.pairs = address_of(s->pairs);
         s->a.angles = half ? address_of(s->angles) : 0;
@@ -97,8 +105,10 @@ static double expected_of(const struct scene *s, uint32_t i) {
         const float *cosine = s->angles + (size_t)2 * p->angle * s->a.half;
         struct kvd_memshare_query q = {&s->shape, (enum kvd_memshare_metric)s->a.metric, s->a.limit,
                                        cosine, cosine + s->a.half, s->a.half};
-        struct kvd_memshare_block a = {data_of(s, p->a), s->a.norms ? s->norms + p->a * n_norms : NULL};
-        struct kvd_memshare_block b = {data_of(s, p->b), s->a.norms ? s->norms + p->b * n_norms : NULL};
+        struct kvd_memshare_block a = {data_of(s, p->a),
+                                       s->a.norms ? s->norms + p->a * n_norms : NULL};
+        struct kvd_memshare_block b = {data_of(s, p->b),
+                                       s->a.norms ? s->norms + p->b * n_norms : NULL};
 
         if (!a.data || !b.data)
                 return (double)INFINITY;
@@ -116,8 +126,10 @@ static uint32_t compare(const struct scene *s) {
                 double expected = expected_of(s, i);
 
                 if (memcmp(&expected, &distances[i], sizeof expected) != 0)
-                        ck_abort_msg("metric %u, type %u, dim %u, half %u, pair %u: %a, expected %a", s->a.metric,
-                                     s->a.shape.number, s->a.shape.dim, s->a.half, i, distances[i], expected);
+                        ck_abort_msg(
+                                "metric %u, type %u, dim %u, half %u, pair %u: %a, expected %a",
+                                s->a.metric, s->a.shape.number, s->a.shape.dim, s->a.half, i,
+                                distances[i], expected);
                 near += expected < (double)INFINITY;
         }
         return near;
@@ -149,11 +161,13 @@ START_TEST(distances_have_the_bits_of_the_reference) {
                 for (uint32_t i = 0; i < 9; i++) {
                         uint32_t half = (i + d + (uint32_t)_i) % 3 == 0 ? 0
                                         : (i + d) % 2 == 0 ? dims[d] / 2 : dims[d] / 4;
-                        struct kvd_memshare_shape shape = {1 + (d + i) % 5, 1 + i % 3, 1 + (d * 5 + i) % 17, dims[d],
+                        struct kvd_memshare_shape shape = {1 + (d + i) % 5, 1 + i % 3,
+                                                           1 + (d * 5 + i) % 17, dims[d],
                                                            types[(i / 3 + (uint32_t)_i) % 3]};
                         struct scene s;
 
-                        make_scene(&s, shape, (enum kvd_memshare_metric)(1 + i % 3), half, i % 4 == 3 ? 5 : 8);
+                        make_scene(&s, shape, (enum kvd_memshare_metric)(1 + i % 3), half,
+                                   i % 4 == 3 ? 5 : 8);
                         s.a.n = 7;
                         limits_case(&s);
                         buffers_free();
@@ -161,7 +175,10 @@ START_TEST(distances_have_the_bits_of_the_reference) {
 }
 END_TEST
 
-/* Planes of several chunks, the last not whole; one of more chunks than threads; more layers than a step has. */
+/*
+ * Planes of several chunks, the last not whole; one of more chunks than threads; more layers than a
+ * step has.
+ */
 START_TEST(large_planes_have_them_too) {
         static const struct kvd_memshare_shape shapes[] = {
                 {3, 5, 16, 72, KVD_NUMBER_BF16},
@@ -174,7 +191,8 @@ START_TEST(large_planes_have_them_too) {
                 const struct kvd_memshare_shape *shape = &shapes[i / 3];
                 struct scene s;
 
-                make_scene(&s, *shape, (enum kvd_memshare_metric)(1 + i % 3), i % 2 ? shape->dim / 2 : 0, 8);
+                make_scene(&s, *shape, (enum kvd_memshare_metric)(1 + i % 3),
+                           i % 2 ? shape->dim / 2 : 0, 8);
                 s.a.n = 7;
                 limits_case(&s);
                 buffers_free();

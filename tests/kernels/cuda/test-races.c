@@ -11,9 +11,11 @@
 #include "tests/kernels/cuda/race_probe.h"
 #include "tests/lib/suite.h"
 
-static const uint32_t in_order[] = {ORDER_BARRIER, ORDER_WARP, ORDER_ATOMIC, ORDER_BYTES, ORDER_FENCE, ORDER_COPY};
-static const uint32_t races[] = {RACE_NOTHING, RACE_WARP_ELSEWHERE, RACE_SHUFFLE, RACE_READ_BARRIER, RACE_ATOMIC,
-                                 RACE_BLOCKS, RACE_COPY_BARRIER, RACE_COPY_WAITS_LATE, RACE_COPY_OVER};
+static const uint32_t in_order[] = {ORDER_BARRIER, ORDER_WARP,  ORDER_ATOMIC,
+                                    ORDER_BYTES,   ORDER_FENCE, ORDER_COPY};
+static const uint32_t races[] = {RACE_NOTHING,      RACE_WARP_ELSEWHERE,  RACE_SHUFFLE,
+                                 RACE_READ_BARRIER, RACE_ATOMIC,          RACE_BLOCKS,
+                                 RACE_COPY_BARRIER, RACE_COPY_WAITS_LATE, RACE_COPY_OVER};
 
 static void launch(uint32_t kind, uint32_t memory) {
         struct fake_launch l = {{2, 1, 1}, {64, 1, 1}, 64 * 16};

@@ -37,9 +37,10 @@ static void fill_blocks(struct scene *s, bool broken) {
         for (uint32_t b = 0; b < BLOCKS; b++)
                 for (size_t i = 0; i < n; i++)
                         number_put(pool_block(&s->pool, b) + s->a.offset + i * s->size, type,
-                                   broken && random_u32() % 97 == 0   ? random_u32() % 2 ? NAN : INFINITY
-                                   : broken && random_u32() % 89 == 0 ? number_random(-1e5f, 1e5f)
-                                                                      : number_random(-2, 2));
+                                   broken && random_u32() % 97 == 0 ?
+                                           random_u32() % 2 ? NAN : INFINITY :
+                                   broken && random_u32() % 89 == 0 ? number_random(-1e5f, 1e5f) :
+                                                                      number_random(-2, 2));
 }
 
 static void choose_channels(struct scene *s) {
@@ -51,17 +52,20 @@ static void choose_channels(struct scene *s) {
         s->a.channels = address_of(s->channels);
 }
 
-static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, uint32_t n_channels, uint32_t lead,
-                       bool broken) {
+static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, uint32_t n_channels,
+                       uint32_t lead, bool broken) {
         uint64_t heads = (uint64_t)shape->layers * shape->heads, labels = (n_channels + 1) / 2 + 4;
 
         *s = (struct scene){.a = {.shape = *shape, .n = BLOCKS, .n_channels = n_channels},
                             .size = number_bytes((enum kvd_number)shape->number)};
         s->plane = (size_t)shape->heads * shape->tokens * shape->dim * s->size;
-        s->head_stride = shape->order == GPU_ORDER_HND ? (uint64_t)shape->tokens * shape->dim : shape->dim;
-        s->token_stride = shape->order == GPU_ORDER_HND ? shape->dim : (uint64_t)shape->heads * shape->dim;
+        s->head_stride = shape->order == GPU_ORDER_HND ? (uint64_t)shape->tokens * shape->dim :
+                                                         shape->dim;
+        s->token_stride = shape->order == GPU_ORDER_HND ? shape->dim :
+                                                          (uint64_t)shape->heads * shape->dim;
         s->a.offset = lead * s->size;
-        pool_make(&s->pool, BLOCKS, ALIGN_UP(s->a.offset + 2 * shape->layers * s->plane, lead % 8 ? 4 : 16));
+        pool_make(&s->pool, BLOCKS,
+                  ALIGN_UP(s->a.offset + 2 * shape->layers * s->plane, lead % 8 ? 4 : 16));
         fill_blocks(s, broken);
         choose_channels(s);
         s->tokens = buffer(BLOCKS * sizeof *s->tokens);
@@ -79,7 +83,7 @@ static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, 
         memcpy(s->expected, s->got, BLOCKS * s->a.row_bytes);
 }
 
-/* ---- the worker's way: daemon/worker/job_summarise.c ------------------------------------------------------------- */
+/* ---- the worker's way: daemon/worker/job_summarise.c ----------------------------------------- */
 
 /* What is behind a block's last token counts as zeros. */
 static const uint8_t *whole_layer(const struct scene *s, const uint8_t *planes, uint32_t tokens) {
@@ -88,33 +92,38 @@ static const uint8_t *whole_layer(const struct scene *s, const uint8_t *planes, 
         for (uint32_t v = 0; v < 2; v++)
                 for (uint32_t h = 0; h < s->a.shape.heads; h++)
                         for (uint32_t t = 0; t < tokens; t++) {
-                                size_t at = v * s->plane + (h * s->head_stride + t * s->token_stride) * s->size;
+                                size_t at = v * s->plane +
+                                            (h * s->head_stride + t * s->token_stride) * s->size;
 
                                 memcpy(to + at, planes + at, s->a.shape.dim * s->size);
                         }
         return to;
 }
 
-static void put_layer(const struct scene *s, const uint8_t *planes, uint32_t layer, uint32_t tokens, uint8_t *row) {
+static void put_layer(const struct scene *s, const uint8_t *planes, uint32_t layer, uint32_t tokens,
+                      uint8_t *row) {
         const struct gpu_memshare_shape *shape = &s->a.shape;
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         enum kvd_number type = (enum kvd_number)shape->number;
         struct kvd_memshare_shape one = {1, shape->heads, shape->tokens, shape->dim,
                                          type};
-        struct kvd_key_rows keys = {&planes, 0, s->head_stride, s->token_stride, shape->tokens, shape->heads,
-                                    shape->dim, type};
+        struct kvd_key_rows keys = {
+                &planes,    0,   s->head_stride, s->token_stride, shape->tokens, shape->heads,
+                shape->dim, type};
         size_t label = kvd_label_bytes(s->a.n_channels), first = (size_t)layer * shape->heads;
         float *anchors = (float *)(row + s->a.anchors_off) + first * shape->dim;
 
-        ops->memshare->norms(&one, whole_layer(s, planes, tokens), (float *)(row + s->a.norms_off) + 2 * layer);
+        ops->memshare->norms(&one, whole_layer(s, planes, tokens),
+                             (float *)(row + s->a.norms_off) + 2 * layer);
         memset(anchors, 0, (size_t)shape->heads * shape->dim * sizeof *anchors);
         ops->keydiff->anchor(anchors, buffer(shape->heads * sizeof(uint32_t)), &keys, 0, tokens,
                              buffer(kvd_keydiff_scratch(&keys) * sizeof(float)));
         for (uint32_t h = 0; h < shape->heads; h++) {
                 uint8_t *labels = row + s->a.labels_off + (first + h) * shape->tokens * label;
 
-                ops->hshare->label(labels, planes + h * s->head_stride * s->size, s->token_stride, type, tokens,
-                                   s->channels + (first + h) * s->a.n_channels, s->a.n_channels);
+                ops->hshare->label(labels, planes + h * s->head_stride * s->size, s->token_stride,
+                                   type, tokens, s->channels + (first + h) * s->a.n_channels,
+                                   s->a.n_channels);
                 memset(labels + tokens * label, 0, (shape->tokens - tokens) * label);
         }
 }
@@ -123,7 +132,8 @@ static void reference(const struct scene *s) {
         for (uint32_t b = 0; b < BLOCKS; b++)
                 for (uint32_t l = 0; l < s->a.shape.layers && pool_block(&s->pool, b); l++)
                         put_layer(s, pool_block(&s->pool, b) + s->a.offset + 2 * l * s->plane, l,
-                                  s->a.tokens ? MIN(s->tokens[b], s->a.shape.tokens) : s->a.shape.tokens,
+                                  s->a.tokens ? MIN(s->tokens[b], s->a.shape.tokens) :
+                                                s->a.shape.tokens,
                                   s->expected + b * s->a.row_bytes);
 }
 
@@ -133,16 +143,20 @@ static void compare(const struct scene *s, const char *what) {
         fixture_wait();
         reference(s);
         for (uint32_t b = 0; b < BLOCKS; b++) {
-                const uint8_t *expected = s->expected + b * s->a.row_bytes, *got = s->got + b * s->a.row_bytes;
+                const uint8_t *expected = s->expected + b * s->a.row_bytes,
+                              *got = s->got + b * s->a.row_bytes;
 
                 ck_assert_int_eq(memcmp(expected, got, STAMP), 0);
                 assert_same_numbers((const float *)(expected + STAMP), (const float *)(got + STAMP),
                                     (s->a.labels_off - STAMP) / sizeof(float), what);
                 for (size_t i = s->a.labels_off; i < s->a.row_bytes; i++)
                         if (expected[i] != got[i])
-                                ck_abort_msg("%s: block %u, dim %u, type %u, %u channels: byte %zu of labels is %02x, "
-                                             "expected %02x", what, b, s->a.shape.dim, s->a.shape.number,
-                                             s->a.n_channels, i - s->a.labels_off, got[i], expected[i]);
+                                ck_abort_msg("%s: block %u, dim %u, type %u, %u channels: byte %zu "
+                                             "of labels is %02x, "
+                                             "expected %02x",
+                                             what, b, s->a.shape.dim, s->a.shape.number,
+                                             s->a.n_channels, i - s->a.labels_off, got[i],
+                                             expected[i]);
         }
 }
 
@@ -153,13 +167,15 @@ START_TEST(rows_are_those_of_the_reference) {
         fixture_seed((uint64_t)_i);
         for (uint32_t d = 0; d < ARRAY_SIZE(dims); d++)
                 for (uint32_t i = 0; i < 6; i++) {
-                        struct gpu_memshare_shape shape = {1 + i % 2, 1 + (d + i) % 10, 1 + (d * 7 + i * 5) % 20,
-                                                           dims[d], 1 + i / 3, types[(i + (uint32_t)_i) % 3]};
+                        struct gpu_memshare_shape shape = {
+                                1 + i % 2, 1 + (d + i) % 10, 1 + (d * 7 + i * 5) % 20,
+                                dims[d],   1 + i / 3,        types[(i + (uint32_t)_i) % 3]};
                         struct scene s;
 
                         if (i < 3)
                                 shape.tokens = 16;
-                        make_scene(&s, &shape, channels[(d + i) % ARRAY_SIZE(channels)], i == 4 ? 5 : 8, i % 2);
+                        make_scene(&s, &shape, channels[(d + i) % ARRAY_SIZE(channels)],
+                                   i == 4 ? 5 : 8, i % 2);
                         if (i == 5)
                                 pool_drop(&s.pool, 2);
                         if (i == 3)
@@ -173,7 +189,8 @@ END_TEST
 /* More tokens than one tile, and more than one chunk in a head. */
 START_TEST(long_blocks_are_summarised) {
         for (uint32_t i = 0; i < 6; i++) {
-                struct gpu_memshare_shape shape = {1, 2, i % 2 ? 64 : 37, 128, 1 + i % 2, types[i % 3]};
+                struct gpu_memshare_shape shape = {1,   2,         i % 2 ? 64 : 37,
+                                                   128, 1 + i % 2, types[i % 3]};
                 struct scene s;
 
                 make_scene(&s, &shape, 32, 8, i > 2);
