@@ -16,7 +16,8 @@
  *      C1  read the slot word of the deepest block: SEALED, generation g
  *      C2  compare links and tokens along the chain
  *      C3  pins[leaf] += 1     C4  full fence (one add does both)       partner: D2 to D4
- *      C5  slot word still SEALED, generation g? then C6: use it in place, and at the end C7: pins[leaf] -= 1
+ *      C5  slot word still SEALED, generation g? then C6: use it in place, and at the end
+ *          C7: pins[leaf] -= 1
  *      C8  if not: pins[leaf] -= 1, and search again
  *
  * That the leaf is still the same incarnation means that all of the chain is: parents outlive their
@@ -219,9 +220,8 @@ static bool try_block(struct search *s, uint32_t id, uint32_t n) {
                 return false;
         desc = kvd_index_desc(s->ix, id);
         slot = shm_load(&desc->slot); /* C1 */
-        /* C2 */
         if (kvd_slot_state(slot) != KVD_SEALED || !matches(s, desc, n) ||
-            !shm_recheck(&desc->slot, slot))
+            !shm_recheck(&desc->slot, slot)) /* C2 */
                 return false;
         if (s->blocks)
                 s->blocks[s->n_found] = id;
@@ -345,13 +345,13 @@ static void search(struct search *s) {
 bool pin_block(struct view *view, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref);
         uint64_t sealed = kvd_slot_make(KVD_SEALED, kvd_ref_generation(ref));
+        const shm_u64 *slot;
 
         if (id >= view->ix->capacity)
                 return false;
+        slot = &kvd_index_desc(view->ix, id)->slot;
         atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3, C4 */
-        /* C5 */
-        if (atomic_load_explicit(&kvd_index_desc(view->ix, id)->slot, memory_order_seq_cst) ==
-            sealed)
+        if (atomic_load_explicit(slot, memory_order_seq_cst) == sealed)      /* C5 */
                 return true;
         unpin_block(view, id); /* C8 */
         return false;
