@@ -57,8 +57,9 @@ static int connect_failed(const char *path, int error) {
 
         switch (error) {
         case ENOENT:
-                return client_fail(
-                        -ENOENT, "no kvd at %s: start one, or set KVD_SOCKET to its socket", path);
+                return client_fail(-ENOENT,
+                                   "no kvd at %s: start one, or set KVD_SOCKET to its socket",
+                                   path);
         case ECONNREFUSED:
                 if (stat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
                         return client_fail(-ENOTSOCK, "%s is a %s, not the socket of a kvd", path,
@@ -111,10 +112,10 @@ static int greet(struct conn *c, const char *name) {
         if (r < 0)
                 return r;
         if (peer.protocol != KVD_PROTOCOL)
-                return client_fail(
-                        -EPROTO,
-                        "the kvd at %s speaks protocol %u, this library %u: use the same version",
-                        c->path, peer.protocol, KVD_PROTOCOL);
+                return client_fail(-EPROTO,
+                                   "the kvd at %s speaks protocol %u, this library %u: use the "
+                                   "same version",
+                                   c->path, peer.protocol, KVD_PROTOCOL);
         keep_peer(c, &peer);
         return 0;
 }
@@ -217,9 +218,10 @@ static int send_request(struct conn *c, uint32_t number, const void *request,
                 memcpy(&msg.attach, request, kvd_msg_info(number)->size);
         n = kvd_msg_encode(&msg, c->out, sizeof c->out);
         if (n < 0)
-                return client_fail(
-                        (int)n, "request %u is larger than a frame, or has a value over its limit",
-                        number);
+                return client_fail((int)n,
+                                   "request %u is larger than a frame, or has a value over its "
+                                   "limit",
+                                   number);
         while ((r = kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT)) == -EAGAIN) {
                 r = wait_for(c->fd, POLLOUT, deadline_ns);
                 if (r < 0)

@@ -63,9 +63,8 @@ static int check(const struct kvd_space *space, uint32_t n_tokens) {
         if (space_check(space) < 0)
                 return -ECHILD;
         if (space->options.kind != KVD_BIDIRECTIONAL || n_tokens == 0)
-                return client_fail(
-                        -EINVAL,
-                        "leases are for prefixes of bidirectional spaces, of one token at least");
+                return client_fail(-EINVAL, "leases are for prefixes of bidirectional spaces, of "
+                                            "one token at least");
         return 0;
 }
 

@@ -173,8 +173,9 @@ static uint32_t seek_runs(const struct search *s, struct kvd_key *keys, uint32_t
                 uint32_t id;
 
                 if (i < n) {
-                        key = keys[i] = kvd_key_run(
-                                s->ix, key, s->tokens + s->n_covered + i * run_tokens, run_tokens);
+                        key = keys[i] = kvd_key_run(s->ix, key,
+                                                    s->tokens + s->n_covered + i * run_tokens,
+                                                    run_tokens);
                         __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->run_table_slots - 1)]);
                 }
                 if (i < RUN_LAG)

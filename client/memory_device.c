@@ -51,8 +51,8 @@ static int reserve(struct view *view) {
         int r;
 
         if (is_fixed(view->space))
-                return client_fail(
-                        -ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
+                return client_fail(-ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in "
+                                             "host memory");
         d = sys->calloc(1, sizeof *d);
         if (!d)
                 return client_fail(-ENOMEM, "out of memory");

@@ -86,10 +86,9 @@ static int map(struct view *view, uint32_t number, const struct segment_source *
         int r = 0;
 
         if (is_fixed(view->space) && !view_is_last(view))
-                return client_fail(
-                        -ESTALE,
-                        "blocks or pins of the daemon that is gone are held, and the addresses are "
-                        "fixed: let them go first");
+                return client_fail(-ESTALE, "blocks or pins of the daemon that is gone are held, "
+                                            "and the addresses are "
+                                            "fixed: let them go first");
         if (!view_has(view, number))
                 r = map_at(view, view->sealed, number, from->fd, PROT_READ);
         return r == 0 ? map_at(view, view->base, number, from->fd,

@@ -131,9 +131,8 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
                                    (unsigned long long)bytes, n);
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(
-                                -ESTALE,
-                                "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
+                                                    "daemon that is gone");
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};
@@ -245,9 +244,8 @@ static int refs_of(const struct kvd_block *blocks, uint32_t n, const struct view
                    kvd_ref *ret) {
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != view)
-                        return client_fail(
-                                -ESTALE,
-                                "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
+                                                    "daemon that is gone");
                 ret[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         return 0;

@@ -209,20 +209,17 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
         if (pin->n_tokens % bt != 0)
                 return client_fail(-EINVAL, "the chain ended with a partial block");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->salt)
-                return client_fail(
-                        -EINVAL,
-                        "salts are for causal spaces: a bidirectional prefix is found by all of "
-                        "its tokens");
+                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix "
+                                            "is found by all of "
+                                            "its tokens");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->view)
-                return client_fail(
-                        -EINVAL,
-                        "a bidirectional prefix is sealed whole: the pin must hold nothing");
+                return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must "
+                                            "hold nothing");
         for (uint32_t i = 0; i < n; i++)
                 if (!blocks[i].view || !blocks[i].data || blocks[i].view != blocks[0].view ||
                     (pin->view && blocks[i].view != pin->view))
-                        return client_fail(
-                                -ESTALE,
-                                "a block is not allocated, or belongs to a daemon that is gone");
+                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
+                                                    "daemon that is gone");
         return 0;
 }
 

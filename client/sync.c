@@ -270,9 +270,8 @@ int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
                         return changed;
                 now = sys_now_ns();
                 if (now >= deadline)
-                        return client_fail(
-                                -ETIMEDOUT,
-                                "something that the sequence asked for is still under way");
+                        return client_fail(-ETIMEDOUT, "something that the sequence asked for is "
+                                                       "still under way");
                 sleep_until_moved(s, epoch, MIN(pause, deadline - now));
                 pause = MIN(2 * pause, PAUSE_MOST_NS);
         }

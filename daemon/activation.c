@@ -76,16 +76,16 @@ int activation_take(int *ret, struct kvd_why *why) {
         for (long k = 0; k < n; k++)
                 fcntl(FIRST_FD + (int)k, F_SETFD, FD_CLOEXEC);
         if (i < 0)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "none of the %ld descriptors handed over is called 'listen'; write "
-                        "FileDescriptorName=listen in the socket unit",
-                        n);
+                return kvd_refuse(why, -EINVAL,
+                                  "none of the %ld descriptors handed over is called 'listen'; "
+                                  "write "
+                                  "FileDescriptorName=listen in the socket unit",
+                                  n);
         if (!is_listening(FIRST_FD + i))
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "the descriptor called 'listen' is not a listening seqpacket Unix "
-                        "socket; write ListenSequentialPacket= in the socket unit");
+                return kvd_refuse(why, -EINVAL,
+                                  "the descriptor called 'listen' is not a listening seqpacket "
+                                  "Unix "
+                                  "socket; write ListenSequentialPacket= in the socket unit");
         *ret = FIRST_FD + i;
         return 1;
 }

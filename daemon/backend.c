@@ -147,10 +147,10 @@ static int take_legacy(struct backend *b, const struct config *config, const cha
         if (r < 0)
                 return kvd_refuse(&b->why, r, "%s%s%s", because, also, why);
         b->backend = KVD_BACKEND_LEGACY;
-        return kvd_refuse(
-                &b->why, 0,
-                "%s%san exporter can make memory, and give it to other processes as legacy handles",
-                because, also);
+        return kvd_refuse(&b->why, 0,
+                          "%s%san exporter can make memory, and give it to other processes as "
+                          "legacy handles",
+                          because, also);
 }
 
 static int take_gpu(struct backend *b, const struct config *config) {
@@ -204,9 +204,9 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
                                   (unsigned long long)(config->pool >> 20), b->device,
                                   (unsigned long long)(b->bytes >> 20));
         if (config->worker == CONFIG_OFF)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "worker = off, and a GPU's memory is cleared by the worker before "
-                        "anybody gets it; set worker = auto, or backend = host");
+                return kvd_refuse(why, -EINVAL,
+                                  "worker = off, and a GPU's memory is cleared by the worker "
+                                  "before "
+                                  "anybody gets it; set worker = auto, or backend = host");
         return config_check(config, why);
 }

@@ -243,9 +243,9 @@ int client_find_domain(struct client *c, struct kvd_slice name, struct domain **
         if (name.size == 0 || kvd_slice_is(name, domain_config(c->domain)->name))
                 return 0;
         if (!c->admin)
-                return client_refuse(
-                        c, -EPERM,
-                        "only administrators may name another domain; see admins in kvd.conf");
+                return client_refuse(c, -EPERM,
+                                     "only administrators may name another domain; see admins in "
+                                     "kvd.conf");
         *ret = store_domain_by_name(c->server->store, kvd_slice_copy(name, text, sizeof text));
         if (!*ret)
                 return client_refuse(c, -ENOENT, "there is no domain '%s'", text);

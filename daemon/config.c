@@ -117,10 +117,10 @@ static int open_section(struct config *config, const char *title, bool may_exist
         title += 7 + strspn(title + 7, " \t");
         domain = find_domain(config, title);
         if (domain && !may_exist)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "domain '%s' was described before; put everything about it in one section",
-                        title);
+                return kvd_refuse(why, -EINVAL,
+                                  "domain '%s' was described before; put everything about it in "
+                                  "one section",
+                                  title);
         if (!domain) {
                 r = add_domain(config, title, &domain, why);
                 if (r < 0)
@@ -146,9 +146,10 @@ static int assign(const struct section *section, char *text, struct kvd_why *why
         const struct setting *setting;
 
         if (!equals)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "'%.64s' is neither a section nor an assignment; write key = value", text);
+                return kvd_refuse(why, -EINVAL,
+                                  "'%.64s' is neither a section nor an assignment; write key = "
+                                  "value",
+                                  text);
         *equals = 0;
         key = strip(text);
         value = strip(equals + 1);
@@ -179,9 +180,9 @@ static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
         title = strip(line + 1);
         daemon = strcmp(title, "daemon") == 0;
         if (daemon && reader->seen_daemon)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "[daemon] was opened before; put everything about it in one section");
+                return kvd_refuse(why, -EINVAL,
+                                  "[daemon] was opened before; put everything about it in one "
+                                  "section");
         reader->seen_daemon |= daemon;
         return open_section(reader->config, title, false, &reader->section, why);
 }
@@ -193,9 +194,10 @@ static int read_line(struct reader *reader, char *line, struct kvd_why *why) {
         if (line[0] == '[')
                 return read_header(reader, line, why);
         if (!reader->section.settings)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "'%.64s' stands before the first section; write [daemon] above it", line);
+                return kvd_refuse(why, -EINVAL,
+                                  "'%.64s' stands before the first section; write [daemon] above "
+                                  "it",
+                                  line);
         return assign(&reader->section, line, why);
 }
 
@@ -285,10 +287,10 @@ static int check_segment(const struct config *config, struct kvd_why *why) {
                                   "segment is smaller than %u KiB; raise it, or leave it out",
                                   CONFIG_SEGMENT_MIN >> 10);
         if (config->segment > config->pool && !share_unknown(config))
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "segment is larger than pool (%llu MiB); lower it, or leave it out",
-                        (unsigned long long)(config->pool >> 20));
+                return kvd_refuse(why, -EINVAL,
+                                  "segment is larger than pool (%llu MiB); lower it, or leave it "
+                                  "out",
+                                  (unsigned long long)(config->pool >> 20));
         return 0;
 }
 
@@ -312,10 +314,10 @@ int config_check(const struct config *config, struct kvd_why *why) {
                 if (r < 0)
                         return r;
                 if (d->quota && d->guarantee > d->quota)
-                        return kvd_refuse(
-                                why, -EINVAL,
-                                "the guarantee of domain '%s' is larger than its quota; lower it",
-                                d->name);
+                        return kvd_refuse(why, -EINVAL,
+                                          "the guarantee of domain '%s' is larger than its quota; "
+                                          "lower it",
+                                          d->name);
                 guaranteed += d->guarantee;
                 if (guaranteed > config->pool && !share_unknown(config))
                         return kvd_refuse(why, -EINVAL,

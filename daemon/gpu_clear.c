@@ -71,11 +71,11 @@ int gpu_clear_wait(struct gpu_clear *g, struct kvd_why *why) {
         if (r < 0)
                 return kvd_refuse(why, r, "waiting for events failed: %s", strerror(-r));
         if (clears.dirty && !clears.clean)
-                return kvd_refuse(
-                        why, -EIO,
-                        "the GPU's memory cannot be made and cleared: %s; see kvd(8), or set "
-                        "backend = host",
-                        child_why(g->child));
+                return kvd_refuse(why, -EIO,
+                                  "the GPU's memory cannot be made and cleared: %s; see kvd(8), or "
+                                  "set "
+                                  "backend = host",
+                                  child_why(g->child));
         log_info("%u segments of GPU memory are ready, %u are not", clears.clean,
                  clears.dirty + clears.missing);
         return 0;

@@ -40,9 +40,10 @@ static int import_profile(struct client *c, struct space *space, const struct kv
         uint8_t depth[KVD_MOST_profile_depth];
 
         if (m->depth.size != sizeof depth)
-                return client_refuse(
-                        c, -EINVAL, "a table has 101 depths, for 0 to 100 percent; this one has %u",
-                        m->depth.size);
+                return client_refuse(c, -EINVAL,
+                                     "a table has 101 depths, for 0 to 100 percent; this one has "
+                                     "%u",
+                                     m->depth.size);
         if (m->def == 0)
                 return client_refuse(
                         c, -EINVAL, "def is missing: 1 the ratio includes generated tokens, 2 not");

@@ -37,10 +37,10 @@ static int tell_configuration(struct client *c, struct attachment *attachment, u
         int r;
 
         if (g->layers > sizeof s->layers || (uint64_t)g->layers * g->kv_heads > sizeof s->heads)
-                return client_refuse(
-                        c, -E2BIG,
-                        "the answer would not fit: at most %zu layers and %zu heads of them",
-                        sizeof s->layers, sizeof s->heads);
+                return client_refuse(c, -E2BIG,
+                                     "the answer would not fit: at most %zu layers and %zu heads "
+                                     "of them",
+                                     sizeof s->layers, sizeof s->heads);
         r = sequence_sharing(attachment, sequence, s->layers, s->heads);
         if (r < 0)
                 return client_store_failed(c, r);

@@ -22,17 +22,17 @@ static int check_limits(struct client *c) {
         uint32_t per_user = config->user_clients ?: config->max_clients - config->max_clients / 16;
 
         if (c->server->seats.n_attached >= config->max_clients)
-                return client_refuse(
-                        c, -EUSERS,
-                        "all %u connections are in use; close some, or raise max_clients "
-                        "in kvd.conf",
-                        config->max_clients);
+                return client_refuse(c, -EUSERS,
+                                     "all %u connections are in use; close some, or raise "
+                                     "max_clients "
+                                     "in kvd.conf",
+                                     config->max_clients);
         if (seats_of_user(&c->server->seats, c->peer.uid) >= per_user)
-                return client_refuse(
-                        c, -EUSERS,
-                        "user %u has %u connections, which is the limit; close some, or raise "
-                        "user_clients or max_clients in kvd.conf",
-                        c->peer.uid, per_user);
+                return client_refuse(c, -EUSERS,
+                                     "user %u has %u connections, which is the limit; close some, "
+                                     "or raise "
+                                     "user_clients or max_clients in kvd.conf",
+                                     c->peer.uid, per_user);
         return 0;
 }
 
@@ -45,11 +45,11 @@ static int choose_domain(struct client *c, struct domain **ret) {
 
         listed = config_find_domain(config, c->peer.uid, c->peer.groups, c->peer.n_groups);
         if (!listed && config->unlisted == CONFIG_REFUSE)
-                return client_refuse(
-                        c, -EACCES,
-                        "user %u belongs to no domain; add it to users of a [domain] in "
-                        "kvd.conf",
-                        c->peer.uid);
+                return client_refuse(c, -EACCES,
+                                     "user %u belongs to no domain; add it to users of a [domain] "
+                                     "in "
+                                     "kvd.conf",
+                                     c->peer.uid);
         if (listed)
                 config_domain_to_store(listed, &domain);
         else
@@ -96,10 +96,10 @@ static int admit(struct client *c, const struct kvd_msg *request, struct domain 
         int r;
 
         if (request->attach.protocol != KVD_PROTOCOL)
-                return client_refuse(
-                        c, -EPROTO,
-                        "kvd %s speaks protocol %u and the client %u; update the older one",
-                        KVD_PROJECT_VERSION, KVD_PROTOCOL, request->attach.protocol);
+                return client_refuse(c, -EPROTO,
+                                     "kvd %s speaks protocol %u and the client %u; update the "
+                                     "older one",
+                                     KVD_PROJECT_VERSION, KVD_PROTOCOL, request->attach.protocol);
         r = check_limits(c);
         return r < 0 ? r : choose_domain(c, ret);
 }

@@ -49,11 +49,11 @@ static int check_space_count(struct client *c, struct domain *domain, const char
              s = store_next_space(c->server->store, space_number(s) + 1))
                 n += space_domain(s) == domain;
         if (n >= limit)
-                return client_refuse(
-                        c, -EDQUOT,
-                        "domain '%s' has %u spaces, which is the limit; delete one, or raise "
-                        "max_spaces in kvd.conf",
-                        domain_config(domain)->name, limit);
+                return client_refuse(c, -EDQUOT,
+                                     "domain '%s' has %u spaces, which is the limit; delete one, "
+                                     "or raise "
+                                     "max_spaces in kvd.conf",
+                                     domain_config(domain)->name, limit);
         return 0;
 }
 

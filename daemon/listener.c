@@ -94,11 +94,11 @@ static int remove_stale(const char *path, const struct kvd_address *address, str
         if (r < 0)
                 return kvd_refuse(why, r, "no socket: %s", strerror(-r));
         if (r)
-                return kvd_refuse(
-                        why, -EADDRINUSE,
-                        "%s: another daemon serves this socket; stop it, or give this one "
-                        "another path with --socket or --instance",
-                        path);
+                return kvd_refuse(why, -EADDRINUSE,
+                                  "%s: another daemon serves this socket; stop it, or give this "
+                                  "one "
+                                  "another path with --socket or --instance",
+                                  path);
         unlink(path);
         return 0;
 }
@@ -126,10 +126,10 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
         if (is_file)
                 memcpy(l->path, path, strlen(path));
         if (is_file && group != UINT32_MAX && sys->lchown(path, (uid_t)-1, group) < 0)
-                return kvd_refuse(
-                        why, -errno,
-                        "%s: cannot be given to group %u: %s; put the daemon's user in it", path,
-                        group, strerror(errno));
+                return kvd_refuse(why, -errno,
+                                  "%s: cannot be given to group %u: %s; put the daemon's user in "
+                                  "it",
+                                  path, group, strerror(errno));
         if (sys->listen(l->fd, BACKLOG) < 0)
                 return kvd_refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
         return 0;

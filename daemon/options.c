@@ -182,10 +182,10 @@ int options_parse(struct options *o, int argc, char **argv, struct kvd_why *why)
 static int make_private(const char *dir, struct config *config, struct kvd_why *why) {
         if (snprintf(config->socket, sizeof config->socket, "%s/kvd.sock", dir) >=
             (int)sizeof config->socket)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "--private: the folder's path is too long for a socket; at most %zu bytes",
-                        sizeof config->socket - sizeof "/kvd.sock");
+                return kvd_refuse(why, -EINVAL,
+                                  "--private: the folder's path is too long for a socket; at most "
+                                  "%zu bytes",
+                                  sizeof config->socket - sizeof "/kvd.sock");
         config->socket_mode = 0600;
         config->socket_group = UINT32_MAX;
         config->own_user_only = true;

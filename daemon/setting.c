@@ -151,10 +151,10 @@ static bool parse_number(const char *text, int base, uint64_t *ret, const char *
 
 static int parse_path(const char *value, char to[static 108], struct kvd_why *why) {
         if (!value[0] || (value[0] != '/' && value[0] != '@'))
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "'%s' is not a path; write one that begins with / or, if abstract, with @",
-                        value);
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is not a path; write one that begins with / or, if "
+                                  "abstract, with @",
+                                  value);
         if (strlen(value) > 107)
                 return kvd_refuse(why, -EINVAL,
                                   "the path has %zu bytes; a socket's has at most 107",
@@ -215,9 +215,10 @@ static int parse_bytes(const struct setting *o, const char *value, uint64_t *to,
                 return kvd_refuse(why, -EINVAL, "'%s' is not a size; write %s, such as 512M or 8G",
                                   value, setting_unit(o));
         if (n < o->low || n > o->high)
-                return kvd_refuse(
-                        why, -EINVAL, "'%s' is out of range; at least %lluK, at most %lluG", value,
-                        (unsigned long long)(o->low / KIB), (unsigned long long)(o->high >> 30));
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is out of range; at least %lluK, at most %lluG", value,
+                                  (unsigned long long)(o->low / KIB),
+                                  (unsigned long long)(o->high >> 30));
         *to = n;
         if (share)
                 *share = strcmp(rest, "%") == 0 ? (uint32_t)strtoul(value, NULL, 10) : 0;
@@ -272,10 +273,10 @@ static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *
                 *ret = p ? p->pw_uid : UINT32_MAX;
         }
         if (*ret == UINT32_MAX)
-                return kvd_refuse(
-                        why, -EINVAL,
-                        "there is no %s '%s' on this machine; create it or write its number",
-                        group ? "group" : "user", name);
+                return kvd_refuse(why, -EINVAL,
+                                  "there is no %s '%s' on this machine; create it or write its "
+                                  "number",
+                                  group ? "group" : "user", name);
         return 0;
 }
 

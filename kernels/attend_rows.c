@@ -191,10 +191,10 @@ KERNEL void mix_last(float *sum, const float *p, const uint8_t *const *values, u
                 lanes acc = lanes_load_to(sum + d, count);
 
                 for (uint32_t t = 0; t < n; t++)
-                        acc = lanes_fma(
-                                lanes_set(p[t]),
-                                lanes_widen_to(values[t] + at + d * number_size(type), count, type),
-                                acc);
+                        acc = lanes_fma(lanes_set(p[t]),
+                                        lanes_widen_to(values[t] + at + d * number_size(type),
+                                                       count, type),
+                                        acc);
                 lanes_store_to(sum + d, acc, count);
         }
 }

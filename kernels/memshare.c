@@ -59,8 +59,8 @@ KERNEL float chunk_squares(const uint8_t *a, const uint8_t *b, size_t n, bool pa
                         lanes d = lanes_widen(a + (i + k * 16) * number_size(type), type);
 
                         if (pair)
-                                d = lanes_sub(
-                                        d, lanes_widen(b + (i + k * 16) * number_size(type), type));
+                                d = lanes_sub(d, lanes_widen(b + (i + k * 16) * number_size(type),
+                                                             type));
                         sum[k] = lanes_fma(d, d, sum[k]);
                 }
         for (int k = 0; k < CHAINS && i < n; k++, i += 16) {
@@ -195,9 +195,10 @@ static double plane_distance(const struct kvd_memshare_query *q, const struct kv
         if (q->metric == KVD_MEMSHARE_MEAN_L2)
                 return weigh(q, rotated ? rotated_norms(q, x, y) : plain_norms(q, x, y), norm_a,
                              norm_b);
-        return weigh(
-                q, sqrt(rotated ? rotated_squares(q, x, y) : squares_of_difference(q->shape, x, y)),
-                norm_a, norm_b);
+        return weigh(q,
+                     sqrt(rotated ? rotated_squares(q, x, y) :
+                                    squares_of_difference(q->shape, x, y)),
+                     norm_a, norm_b);
 }
 
 static double plane_bound(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,

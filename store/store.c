@@ -38,11 +38,11 @@ static int choose_pages(struct store *store) {
         uint64_t have = store->config.pages == STORE_PAGES_SMALL ? 0 : free_huge_pages();
 
         if (store->config.pages == STORE_PAGES_HUGE && have < needed)
-                return store_refuse(
-                        store, -ENOMEM,
-                        "pages = huge needs %llu reserved 2 MiB pages and %llu are free; "
-                        "raise vm.nr_hugepages or set pages = auto",
-                        (unsigned long long)needed, (unsigned long long)have);
+                return store_refuse(store, -ENOMEM,
+                                    "pages = huge needs %llu reserved 2 MiB pages and %llu are "
+                                    "free; "
+                                    "raise vm.nr_hugepages or set pages = auto",
+                                    (unsigned long long)needed, (unsigned long long)have);
         store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
         store->page_bytes = store->huge ? HUGE_BYTES : 4096;
         return 0;
@@ -125,11 +125,11 @@ int store_domain(struct store *store, const struct domain_config *config, struct
         struct domain *domain = store_domain_by_name(store, config->name);
 
         if (config->arena && store->config.backend == KVD_BACKEND_LEGACY)
-                return store_refuse(
-                        store, -EOPNOTSUPP,
-                        "isolation = arena of domain '%s' needs memory that can be "
-                        "mapped read-only, and legacy CUDA handles cannot; set isolation = shared",
-                        config->name);
+                return store_refuse(store, -EOPNOTSUPP,
+                                    "isolation = arena of domain '%s' needs memory that can be "
+                                    "mapped read-only, and legacy CUDA handles cannot; set "
+                                    "isolation = shared",
+                                    config->name);
         if (!domain) {
                 domain = sys->calloc(1, sizeof *domain);
                 if (!domain)

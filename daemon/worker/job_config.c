@@ -50,10 +50,10 @@ static int check(struct config *c) {
         c->words = param[3];
         if (!c->layers || c->layers > 256 || !c->heads || c->heads > 256 || !c->queries ||
             c->queries > 4096 || !c->words || c->words > 65536)
-                return task_refuse(
-                        c->task, -EINVAL,
-                        "a configuration is of 1 to 256 layers and heads, 4096 queries, and "
-                        "65536 words of bits");
+                return task_refuse(c->task, -EINVAL,
+                                   "a configuration is of 1 to 256 layers and heads, 4096 queries, "
+                                   "and "
+                                   "65536 words of bits");
         rows = (uint64_t)c->layers * c->heads * c->queries;
         bytes = rows * c->words * sizeof(uint64_t);
         if (bytes > c->task->job->n_items * c->task->shape.block_bytes)
@@ -139,8 +139,9 @@ static void plan_heads(void *data, uint32_t layer, uint32_t thread) {
         memset(s, 0, (size_t)c->heads * c->heads * sizeof *s);
         for (uint32_t i = 0; i < c->heads; i++)
                 for (uint32_t j = 0; j < i; j++)
-                        s[(size_t)i * c->heads + j] = similarity(
-                                c, row_of(c, layer, i), row_of(c, layer, j), c->queries, thread);
+                        s[(size_t)i * c->heads + j] = similarity(c, row_of(c, layer, i),
+                                                                 row_of(c, layer, j), c->queries,
+                                                                 thread);
         kvd_share_plan(s, c->heads, layer < c->dense ? 0 : k, c->how, plan,
                        s + (size_t)c->heads * c->heads);
         for (uint32_t h = 0; h < c->heads; h++)

@@ -255,9 +255,10 @@ int sketch_remove_estimates(struct sketch_use *use) {
         struct task *task = use->task;
         struct change change = {.use = use};
 
-        change.rooms = task_room(
-                task, (size_t)threads_count(task->threads) * task->shape.tokens * task->shape.dim,
-                sizeof(float));
+        change.rooms = task_room(task,
+                                 (size_t)threads_count(task->threads) * task->shape.tokens *
+                                         task->shape.dim,
+                                 sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
         on_all_parts(use, remove_estimate, &change);

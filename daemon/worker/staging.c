@@ -73,9 +73,10 @@ static int find_room(struct task *task, enum task_access access, uint8_t **at) {
                 bytes += access_to(task, access, i) == TASK_NONE ? 0 : task->shape.block_bytes;
 
         if (bytes > STAGED_MOST)
-                return task_refuse(
-                        task, -ENOMEM, "a job of %llu MiB of GPU memory; %llu can be staged",
-                        (unsigned long long)(bytes >> 20), (unsigned long long)(STAGED_MOST >> 20));
+                return task_refuse(task, -ENOMEM,
+                                   "a job of %llu MiB of GPU memory; %llu can be staged",
+                                   (unsigned long long)(bytes >> 20),
+                                   (unsigned long long)(STAGED_MOST >> 20));
         task->staged = task_room(task, task->job->n_items, sizeof *task->staged);
         *at = task->staged ? device_staging(task->device, bytes) : NULL;
         return *at ? 0 : device_refused(task, -ENOMEM);

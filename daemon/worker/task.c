@@ -51,10 +51,10 @@ void *task_results(struct task *task, size_t n, size_t size) {
 int task_needs_numbers(struct task *task) {
         if (task->shape.type)
                 return 0;
-        return task_refuse(
-                task, -EOPNOTSUPP,
-                "numbers of 8 bits without a scale cannot be compared or summed; spilling "
-                "and reviving exactly is all that can be done with them");
+        return task_refuse(task, -EOPNOTSUPP,
+                           "numbers of 8 bits without a scale cannot be compared or summed; "
+                           "spilling "
+                           "and reviving exactly is all that can be done with them");
 }
 
 uint8_t *task_row(const struct task *task, uint32_t row) {

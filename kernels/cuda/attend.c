@@ -83,9 +83,8 @@ static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
                 return refuse(gpu, "attention: a scale is above 0");
         if (a->chosen &&
             (!a->n_chosen || a->ld_chosen < a->max_chosen || a->max_chosen > MOST_COLUMNS))
-                return refuse(
-                        gpu,
-                        "attention: lists of chosen positions without their lengths, or too long");
+                return refuse(gpu, "attention: lists of chosen positions without their lengths, or "
+                                   "too long");
         if (a->rotation && (!a->rotations || a->dim % 2))
                 return refuse(gpu, "attention: rotations of %u dimensions", a->dim);
         if ((a->block_mass && a->ld_block_mass * a->block_tokens < a->max_length) ||

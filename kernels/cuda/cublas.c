@@ -102,10 +102,10 @@ static int open_handle(struct gpu_blas *b, cu_stream stream) {
         if (r == 0)
                 r = check(b->gpu, b->calls->set_stream(b->handle, stream), "cublasSetStream");
         if (r == 0) /* cublasSetStream has just taken it away */
-                r = check(
-                        b->gpu,
-                        b->calls->set_workspace(b->handle, pointer(b->workspace), WORKSPACE_BYTES),
-                        "cublasSetWorkspace");
+                r = check(b->gpu,
+                          b->calls->set_workspace(b->handle, pointer(b->workspace),
+                                                  WORKSPACE_BYTES),
+                          "cublasSetWorkspace");
         if (r == 0)
                 r = check(b->gpu,
                           b->calls->set_math_mode(b->handle, CUBLAS_MATH_DEFAULT |

@@ -232,8 +232,9 @@ uint32_t gpu_resident_blocks(struct gpu *gpu, enum gpu_kernel kernel, uint32_t t
         if (prepare(gpu, kernel, shared) < 0)
                 return 0;
         if (gpu_check(gpu,
-                      gpu->cuda->cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                              &blocks, gpu->kernels[kernel], (int)threads, shared),
+                      gpu->cuda->cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks,
+                                                                             gpu->kernels[kernel],
+                                                                             (int)threads, shared),
                       kernels[kernel].name) < 0)
                 return 0;
         return (uint32_t)blocks * gpu->multiprocessors;

@@ -191,9 +191,9 @@ static __device__ __forceinline__ void finish_step(struct work *w, const struct 
         double of_plane = 0.0;
 
         if (plane < 2 * n)
-                of_plane = plane_distance(
-                        a, w->pair, 2 * (uint64_t)first + plane,
-                        total_of(sums + plane * stride, chunks_in<PLAIN>(a, q, plane % 2)));
+                of_plane = plane_distance(a, w->pair, 2 * (uint64_t)first + plane,
+                                          total_of(sums + plane * stride,
+                                                   chunks_in<PLAIN>(a, q, plane % 2)));
         add_layers(w, a, of_plane, n, step);
 }
 

@@ -69,8 +69,8 @@ int gpu_summarise(struct gpu *gpu, cu_stream stream, const struct gpu_summarise 
         if (shared_of(&a->shape) > gpu->shared_bytes ||
             (uint64_t)a->n * a->shape.layers > INT32_MAX)
                 return refuse(gpu, "planes too large, or more blocks than one launch takes");
-        return gpu_launch(
-                gpu, GPU_KERNEL_summarise,
-                (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared_of(&a->shape)},
-                stream, a);
+        return gpu_launch(gpu, GPU_KERNEL_summarise,
+                          (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS,
+                                            shared_of(&a->shape)},
+                          stream, a);
 }

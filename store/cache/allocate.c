@@ -74,13 +74,13 @@ static int refuse_full(struct space *space, int error) {
                                     "the system gives no memory for the pool (%s); set "
                                     "pool below what is free",
                                     strerror(-error));
-        return store_refuse(
-                space_store(space), -ENOBUFS,
-                "space '%s' has no block left: %llu are being filled, %llu "
-                "are sealed and in use; let some go, or raise pool or quota",
-                space->name,
-                (unsigned long long)(space->count[KVD_FILLING] + space->count[KVD_LIMBO]),
-                (unsigned long long)space->count[KVD_SEALED]);
+        return store_refuse(space_store(space), -ENOBUFS,
+                            "space '%s' has no block left: %llu are being filled, %llu "
+                            "are sealed and in use; let some go, or raise pool or quota",
+                            space->name,
+                            (unsigned long long)(space->count[KVD_FILLING] +
+                                                 space->count[KVD_LIMBO]),
+                            (unsigned long long)space->count[KVD_SEALED]);
 }
 
 static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {

@@ -72,9 +72,9 @@ static int check_parent(struct attachment *a, const struct seal_request *q,
 
         if (parent->group != q->group || parent->n_tokens < space->ix->geometry.block_tokens ||
             parent->root != q->root)
-                return refuse(
-                        a, -EINVAL,
-                        "the chain cannot go on there: other group, ended, other salt or prefix");
+                return refuse(a, -EINVAL,
+                              "the chain cannot go on there: other group, ended, other salt or "
+                              "prefix");
         return 0;
 }
 
@@ -84,9 +84,9 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
         bool partial = q->n_tokens % ix->geometry.block_tokens != 0;
 
         if (ix->kind == KVD_kind_bidirectional && (end > q->root || (partial && end != q->root)))
-                return refuse(
-                        a, -EINVAL,
-                        "more tokens than the prefix has, or a part-filled block before its end");
+                return refuse(a, -EINVAL,
+                              "more tokens than the prefix has, or a part-filled block before its "
+                              "end");
         return 0;
 }
 

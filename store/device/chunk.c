@@ -110,11 +110,11 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
         config->pool_bytes -= config->pool_bytes % config->segment_bytes;
         store->page_bytes = granularity;
         if (config->pool_bytes == 0)
-                return store_refuse(
-                        store, -EINVAL,
-                        "pool is smaller than one segment of GPU memory, %llu MiB; raise "
-                        "it",
-                        (unsigned long long)(config->segment_bytes >> 20));
+                return store_refuse(store, -EINVAL,
+                                    "pool is smaller than one segment of GPU memory, %llu MiB; "
+                                    "raise "
+                                    "it",
+                                    (unsigned long long)(config->segment_bytes >> 20));
         return 0;
 }
 

@@ -161,9 +161,9 @@ static int check_borrowed(struct attachment *a, const struct sequence *q,
                         group = desc->group;
                 if (desc->group != group || desc->n_tokens != bt ||
                     (uint64_t)desc->depth * bt != q->n_tokens + i * bt)
-                        return refuse(
-                                a, -EINVAL,
-                                "a borrowed block is of another layer group, or not at its place");
+                        return refuse(a, -EINVAL,
+                                      "a borrowed block is of another layer group, or not at its "
+                                      "place");
                 if (memcmp(desc->tokens, req->tokens + i * bt, bt * sizeof *req->tokens) != 0)
                         return refuse(a, -EINVAL, "a borrowed block has other tokens");
         }

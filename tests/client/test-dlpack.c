@@ -395,9 +395,9 @@ START_TEST(a_deleted_tensor_waits_for_its_stream) {
         ck_assert_int_eq(cuda->cuDevicePrimaryCtxRetain(&context, place.device), CU_OK);
         ck_assert_int_eq(cuda->cuCtxPushCurrent(context), CU_OK);
         if (_i)
-                ck_assert_int_eq(
-                        cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0),
-                        CU_OK);
+                ck_assert_int_eq(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING,
+                                                                  0),
+                                 CU_OK);
         seal_chain(1, 0, &pin, &one);
         ck_assert_int_eq(kvd_dlpack_block(space, &pin, one.id, &tensor), 0);
         if (_i)

@@ -560,8 +560,9 @@ START_TEST(duplicates_are_kept) {
         make_tokens(2, 4, tokens); /* what was kept can be anything else yet */
         for (uint32_t i = 0; i < 4; i++)
                 oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
-        ck_assert_int_eq(
-                kvd_seal_keep_on(ours.space, &third, 4, blocks, tokens, 4 * TOKENS, ids, NULL), 4);
+        ck_assert_int_eq(kvd_seal_keep_on(ours.space, &third, 4, blocks, tokens, 4 * TOKENS, ids,
+                                          NULL),
+                         4);
         ck_assert_uint_eq(found(&other, 2, 4), 4);
         kvd_unpin(ours.space, &third);
         kvd_unpin(ours.space, &pin);

@@ -154,9 +154,10 @@ static void expect_packed(const struct table *t, uint32_t first, uint32_t end, u
                         if (!stays(t, score, i, keep))
                                 continue;
                         for (uint32_t plane = 0; plane < 2; plane++)
-                                ck_assert_mem_eq(
-                                        packed_row(entries, first, head / 2, plane, head % 2, at),
-                                        row(t, head / 2, plane, head % 2, i), DIM * sizeof(float));
+                                ck_assert_mem_eq(packed_row(entries, first, head / 2, plane,
+                                                            head % 2, at),
+                                                 row(t, head / 2, plane, head % 2, i),
+                                                 DIM * sizeof(float));
                         at++;
                 }
                 ck_assert_uint_eq(at, keep);

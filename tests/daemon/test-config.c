@@ -148,9 +148,8 @@ START_TEST(a_missing_file) {
         unlink(path);
         ck_assert_int_eq(config_read(&config, path, true, &why), 0);
         ck_assert_int_lt(config_read(&config, path, false, &why), 0);
-        ck_assert_str_eq(
-                why.line + strlen(path),
-                ": cannot be opened: No such file or directory; give another with --config");
+        ck_assert_str_eq(why.line + strlen(path), ": cannot be opened: No such file or directory; "
+                                                  "give another with --config");
 }
 END_TEST
 

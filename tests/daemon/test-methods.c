@@ -146,18 +146,20 @@ START_TEST(requests_are_checked) {
         peer_refused(p, MSG(append, .space = handle, .sequence = sequence, .own = 1), -EINVAL);
         peer_refused(p, MSG(cool, .space = handle, .sequence = sequence, .slots = {slots, 4}),
                      -EINVAL);
-        peer_refused(
-                p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 8}),
-                -EINVAL);
-        peer_refused(
-                p, MSG(cool, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 3}),
-                -EINVAL);
+        peer_refused(p,
+                     MSG(cool, .space = handle, .sequence = sequence, .how = 1,
+                         .slots = {slots, 8}),
+                     -EINVAL);
+        peer_refused(p,
+                     MSG(cool, .space = handle, .sequence = sequence, .how = 1,
+                         .slots = {slots, 3}),
+                     -EINVAL);
         peer_refused(p, MSG(revive, .space = handle, .sequence = sequence, .slots = {slots, 4}),
                      -EINVAL);
-        peer_refused(
-                p,
-                MSG(revive, .space = handle, .sequence = sequence, .how = 1, .slots = {slots, 4}),
-                -EINVAL);
+        peer_refused(p,
+                     MSG(revive, .space = handle, .sequence = sequence, .how = 1,
+                         .slots = {slots, 4}),
+                     -EINVAL);
         peer_refused(p, MSG(sync, .space = handle, .sequence = sequence, .taken = {slots, 2}),
                      -EINVAL);
         peer_refused(p, MSG(critical, .space = handle, .sequence = sequence), -EINVAL);
@@ -246,8 +248,9 @@ START_TEST(labels_stay_with_what_leaves_and_comes_back) {
                 wait_for(4);
                 expect_labels(4, want);
                 if (round == 0) {
-                        ck_assert_int_eq(
-                                kvd_sequence_revive(u.sequence, 4, slots, KVD_REVIVE_APPROX), 4);
+                        ck_assert_int_eq(kvd_sequence_revive(u.sequence, 4, slots,
+                                                             KVD_REVIVE_APPROX),
+                                         4);
                         wait_for(4);
                         expect_labels(4, want);
                 }

@@ -184,10 +184,10 @@ START_TEST(a_block_from_free_to_evicted) {
         r = peer_ok(p, MSG(seal, .space = space, .blocks = {&block, 8},
                            .tokens = {tokens, sizeof tokens}));
         ck_assert_uint_eq(r.seal_reply.blocks.size, 8);
-        peer_refused(
-                p,
-                MSG(seal, .space = space, .blocks = {&block, 8}, .tokens = {tokens, sizeof tokens}),
-                -ESTALE);
+        peer_refused(p,
+                     MSG(seal, .space = space, .blocks = {&block, 8},
+                         .tokens = {tokens, sizeof tokens}),
+                     -ESTALE);
         r = peer_ok(p, MSG(release, .space = space, .blocks = {&block, 8}));
         ck_assert_uint_eq(r.release_reply.released, 0);
 
@@ -226,16 +226,16 @@ START_TEST(leases) {
         q = peer_attach(in.socket);
         a = peer_open_space(p, "s");
         b = peer_open_space(q, "s");
-        ck_assert_uint_eq(
-                peer_ok(p, MSG(lease, .space = a, .op = 1, .prefix_key = key)).lease_reply.granted,
-                1);
-        ck_assert_uint_eq(
-                peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted,
-                0);
+        ck_assert_uint_eq(peer_ok(p, MSG(lease, .space = a, .op = 1, .prefix_key = key))
+                                  .lease_reply.granted,
+                          1);
+        ck_assert_uint_eq(peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key))
+                                  .lease_reply.granted,
+                          0);
         peer_ok(p, MSG(lease, .space = a, .op = 2, .prefix_key = key));
-        ck_assert_uint_eq(
-                peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key)).lease_reply.granted,
-                1);
+        ck_assert_uint_eq(peer_ok(q, MSG(lease, .space = b, .op = 1, .prefix_key = key))
+                                  .lease_reply.granted,
+                          1);
         peer_close(p);
         peer_close(q);
         instance_end(&in);

@@ -107,9 +107,10 @@ static struct inproc it;
 static struct user u;
 
 static void start_daemon(const char *program) {
-        inproc_start_with_worker(
-                &it, SETTINGS("daemon.pool=64M", "daemon.segment=1M", "daemon.worker_deadline=2"),
-                program);
+        inproc_start_with_worker(&it,
+                                 SETTINGS("daemon.pool=64M", "daemon.segment=1M",
+                                          "daemon.worker_deadline=2"),
+                                 program);
 }
 
 static const char *const spilling[] = {"kvreviver=on", NULL};

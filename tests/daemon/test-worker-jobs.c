@@ -421,9 +421,11 @@ static void check_packed(uint32_t keep, uint32_t first_dest, uint32_t l, uint32_
         for (uint32_t i = 0; i < ALIGN_UP(keep, o.g.block_tokens); i++)
                 for (int plane = 0; plane < 2; plane++)
                         for (uint32_t d = 0; d < o.g.head_dim; d++) {
-                                double have = owner_get(
-                                        &o, owner_block(&o, first_dest + i / o.g.block_tokens), l,
-                                        plane, h, i % o.g.block_tokens, d);
+                                double have =
+                                        owner_get(&o,
+                                                  owner_block(&o,
+                                                              first_dest + i / o.g.block_tokens),
+                                                  l, plane, h, i % o.g.block_tokens, d);
                                 double want = i >= keep ?
                                                       0 :
                                                       owner_get(&o,

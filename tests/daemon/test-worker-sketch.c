@@ -280,11 +280,11 @@ static void expect_revived(int key_mode, int hash, uint32_t rows, uint32_t colum
                 for (uint32_t t = 0; t < n_tokens; t++)
                         for (uint32_t at = 0; at < floats; at++) {
                                 double want = median(&e, t, plane, key_mode, at);
-                                double got = owner_get(
-                                        &o, owner_block(&o, FRESH + t / o.g.block_tokens),
-                                        at / o.g.head_dim / o.g.kv_heads, plane,
-                                        at / o.g.head_dim % o.g.kv_heads, t % o.g.block_tokens,
-                                        at % o.g.head_dim);
+                                double got =
+                                        owner_get(&o, owner_block(&o, FRESH + t / o.g.block_tokens),
+                                                  at / o.g.head_dim / o.g.kv_heads, plane,
+                                                  at / o.g.head_dim % o.g.kv_heads,
+                                                  t % o.g.block_tokens, at % o.g.head_dim);
 
                                 ck_assert_msg(fabs(want - got) <= tolerance, "%g, not %g", got,
                                               want);
@@ -453,24 +453,26 @@ START_TEST(nonsense_is_refused) {
         ck_assert_uint_eq(owner_do(&o, new_job(77, 0)), EPROTO);
         job = spill_job(1, true);
         ck_assert_uint_eq(owner_do(&o, job), EPROTO); /* no sketch was sent */
-        ck_assert_uint_eq(
-                owner_ask(&o,
-                          (struct kvd_msg){.number = KVD_MSG_work_segments,
-                                           .work_segments = {.space = 5, .first = 3, .count = 1}},
-                          &o.fds[4], 1),
-                EPROTO);
+        ck_assert_uint_eq(owner_ask(&o,
+                                    (struct kvd_msg){.number = KVD_MSG_work_segments,
+                                                     .work_segments = {.space = 5,
+                                                                       .first = 3,
+                                                                       .count = 1}},
+                                    &o.fds[4], 1),
+                          EPROTO);
         ck_assert_uint_eq(owner_ask(&o,
                                     (struct kvd_msg){.number = KVD_MSG_work_sketch,
                                                      .work_sketch = {5, 1, 100}},
                                     &o.fds[4], 1),
                           EPROTO);
-        ck_assert_uint_eq(
-                owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work, .work = {1, 3}}, NULL, 0),
-                EPROTO);
-        ck_assert_uint_eq(
-                owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work_forget, .work_forget = {5}},
-                          NULL, 0),
-                0);
+        ck_assert_uint_eq(owner_ask(&o, (struct kvd_msg){.number = KVD_MSG_work, .work = {1, 3}},
+                                    NULL, 0),
+                          EPROTO);
+        ck_assert_uint_eq(owner_ask(&o,
+                                    (struct kvd_msg){.number = KVD_MSG_work_forget,
+                                                     .work_forget = {5}},
+                                    NULL, 0),
+                          0);
         ck_assert_uint_eq(owner_do(&o, spill_job(1, false)), EPROTO);
         owner_stop(&o);
 }

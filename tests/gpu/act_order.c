@@ -115,9 +115,9 @@ static void act_consume(struct stage *s, struct note *note) {
 /* ---- work to be killed in -------------------------------------------------------------------- */
 
 static void act_beat(struct stage *s, struct note *note) {
-        TRY(stage_launch(
-                s, "kvd_check_beat",
-                &(struct check_beat){s->host_at + 8 * 8, s->at, s->host_at + 9 * 8, note->n[0]}));
+        TRY(stage_launch(s, "kvd_check_beat",
+                         &(struct check_beat){s->host_at + 8 * 8, s->at, s->host_at + 9 * 8,
+                                              note->n[0]}));
         s->cuda->cuStreamQuery(s->streams[1]);
 }
 

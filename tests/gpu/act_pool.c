@@ -77,9 +77,10 @@ static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
 
         *wrong = 0;
         for (uint32_t i = 0; i < m->n_blocks && !r; i++) {
-                r = s->cuda->cuMemcpyDtoHAsync(
-                        m->copy, (cu_address)(uintptr_t)kvd_pin_block(&m->pin, m->blocks[i]),
-                        m->block_bytes, s->streams[0]);
+                r = s->cuda->cuMemcpyDtoHAsync(m->copy,
+                                               (cu_address)(uintptr_t)kvd_pin_block(&m->pin,
+                                                                                    m->blocks[i]),
+                                               m->block_bytes, s->streams[0]);
                 r = r ? r : s->cuda->cuStreamSynchronize(s->streams[0]);
                 for (uint64_t w = 0; w < m->block_bytes / 4 && !r; w++)
                         *wrong += m->copy[w] != word_of(seed, i);
@@ -130,9 +131,9 @@ static int start_long_work(struct stage *s, uint64_t n) {
                 if (r)
                         return r;
         }
-        return stage_launch(
-                s, "kvd_check_beat",
-                &(struct check_beat){s->host_at + 64, s->host_at + 72, s->host_at + 80, n});
+        return stage_launch(s, "kvd_check_beat",
+                            &(struct check_beat){s->host_at + 64, s->host_at + 72, s->host_at + 80,
+                                                 n});
 }
 
 static void act_put(struct stage *s, struct note *note) {

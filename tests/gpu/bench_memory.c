@@ -16,19 +16,19 @@ struct copies {
 static int copy_inside(struct bench *b, const void *state, unsigned turn) {
         const struct copies *c = state;
 
-        return gpu_check(
-                &b->gpu,
-                b->gpu.cuda->cuMemcpyDtoDAsync(c->to[turn], c->from[turn], c->bytes, b->stream),
-                "cuMemcpyDtoDAsync");
+        return gpu_check(&b->gpu,
+                         b->gpu.cuda->cuMemcpyDtoDAsync(c->to[turn], c->from[turn], c->bytes,
+                                                        b->stream),
+                         "cuMemcpyDtoDAsync");
 }
 
 static int copy_out(struct bench *b, const void *state, unsigned turn) {
         const struct copies *c = state;
 
-        return gpu_check(
-                &b->gpu,
-                b->gpu.cuda->cuMemcpyDtoHAsync(c->host, c->from[turn], c->bytes, b->stream),
-                "cuMemcpyDtoHAsync");
+        return gpu_check(&b->gpu,
+                         b->gpu.cuda->cuMemcpyDtoHAsync(c->host, c->from[turn], c->bytes,
+                                                        b->stream),
+                         "cuMemcpyDtoHAsync");
 }
 
 static int copy_in(struct bench *b, const void *state, unsigned turn) {
@@ -50,10 +50,10 @@ struct reading {
 static int read_all(struct bench *b, const void *state, unsigned turn) {
         const struct reading *r = state;
 
-        return gpu_check(
-                &b->gpu,
-                stage_launch_on(r->stage, "kvd_check_read", r->blocks, b->stream, &r->a[turn]),
-                "kvd_check_read");
+        return gpu_check(&b->gpu,
+                         stage_launch_on(r->stage, "kvd_check_read", r->blocks, b->stream,
+                                         &r->a[turn]),
+                         "kvd_check_read");
 }
 
 /* Blocks of threads: as many as run at once, once, twice, four times; the best is the bandwidth. */

@@ -92,9 +92,9 @@ static void legacy_outlives(void) {
         struct line l;
         int r;
 
-        line_begin(
-                &l, "T2",
-                "memory is open by a legacy handle when its maker is killed: is it still there?");
+        line_begin(&l, "T2",
+                   "memory is open by a legacy handle when its maker is killed: is it still "
+                   "there?");
         r = ask(&maker, OPEN);
         r = r ? r : ask(&maker, ALLOC, CHUNK);
         handle = maker.note;
@@ -221,9 +221,9 @@ void check_owner(void) {
         struct line l;
         int r;
 
-        line_begin(
-                &l, "T5",
-                "can a process make and export memory after cuInit alone, and what does it cost?");
+        line_begin(&l, "T5",
+                   "can a process make and export memory after cuInit alone, and what does it "
+                   "cost?");
         r = ask(&onlooker, OPEN);
         before = free_mib(&onlooker);
         r = r ? r : ask(&owner, INIT);

@@ -190,10 +190,10 @@ static void data_behind(unsigned where) {
         struct line l;
         int r = 0;
 
-        line_begin(
-                &l, "T4",
-                "data, then a slot in %s, by one stream: does who waits for the slot see the data?",
-                where == IN_HOST ? "host memory" : "the device's memory");
+        line_begin(&l, "T4",
+                   "data, then a slot in %s, by one stream: does who waits for the slot see the "
+                   "data?",
+                   where == IN_HOST ? "host memory" : "the device's memory");
         if (begin(&p, &l)) {
                 for (unsigned i = 0; i < rounds && !r; i++) {
                         uint64_t value = p.next++;
@@ -254,9 +254,9 @@ static void passed_wait(void) {
         struct line l;
         int r = 0;
 
-        line_begin(
-                &l, "T4",
-                "a wait for a slot in host memory that has its value already: what does it cost?");
+        line_begin(&l, "T4",
+                   "a wait for a slot in host memory that has its value already: what does it "
+                   "cost?");
         if (begin(&p, &l)) {
                 for (; n < rounds && !r; n++) {
                         r = ask(&p.waiter, AWAIT, IN_HOST, 6, 0, 1000);

@@ -161,11 +161,11 @@ static void together(void) {
         struct scene s;
         struct line l;
 
-        line_begin(
-                &l, "share",
-                "%d processes fill, find and read chains of %u blocks at once: does anybody see a "
-                "wrong byte?",
-                CLIENTS, BLOCKS / 8);
+        line_begin(&l, "share",
+                   "%d processes fill, find and read chains of %u blocks at once: does anybody see "
+                   "a "
+                   "wrong byte?",
+                   CLIENTS, BLOCKS / 8);
         scene_start(&s, CLIENTS);
         if (cannot_join(&s, &l))
                 goto out;

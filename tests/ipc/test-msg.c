@@ -142,9 +142,9 @@ static void damage(uint32_t number, uint64_t *seed) {
         for (uint64_t k = sample_random(seed) % 4 + 1; k > 0; k--)
                 frame[sample_random(seed) % MIN(n, 64)] = (uint8_t)sample_random(seed);
         if (kvd_msg_decode(decoder, frame, n, &msg) == 0)
-                ck_assert_int_gt(
-                        kvd_msg_encode(&msg, frame + SAMPLE_FRAME_MAX / 2, SAMPLE_FRAME_MAX / 2),
-                        0);
+                ck_assert_int_gt(kvd_msg_encode(&msg, frame + SAMPLE_FRAME_MAX / 2,
+                                                SAMPLE_FRAME_MAX / 2),
+                                 0);
 }
 
 /* Random damage is refused or gives a message within all limits: encoding it again must work. */
@@ -291,9 +291,8 @@ START_TEST(envelopes) {
         for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
                 ck_assert_int_eq(kvd_msg_decode(decoder, bad[i].bytes, bad[i].size, &msg),
                                  -EBADMSG);
-                ck_assert_str_eq(
-                        kvd_decoder_why(decoder),
-                        "a message must be an array of number, serial and a map of fields");
+                ck_assert_str_eq(kvd_decoder_why(decoder), "a message must be an array of number, "
+                                                           "serial and a map of fields");
         }
 }
 END_TEST

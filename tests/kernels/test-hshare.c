@@ -211,9 +211,9 @@ static void top_case(float *x, uint32_t n, uint32_t z) {
 
                 if (!(*v)->works())
                         continue;
-                ck_assert_uint_eq(
-                        (*v)->hshare->top(got, x, n, z, 7, buffer(3 * (size_t)n * sizeof *got)),
-                        count);
+                ck_assert_uint_eq((*v)->hshare->top(got, x, n, z, 7,
+                                                    buffer(3 * (size_t)n * sizeof *got)),
+                                  count);
                 assert_same_bytes(expected, got, count * sizeof *got, (*v)->name);
         }
         buffers_free();

@@ -158,8 +158,9 @@ START_TEST(table_for_programs) {
         _cleanup_(answer_freep) struct answer *answer = two_rows("home");
         _cleanup_(freep) char *text = printed(answer, true);
 
-        ck_assert_ptr_nonnull(strstr(
-                text, "\"size\": {\n        \"bytes\": 1536,\n        \"exact\": 1536\n      },"));
+        ck_assert_ptr_nonnull(
+                strstr(text,
+                       "\"size\": {\n        \"bytes\": 1536,\n        \"exact\": 1536\n      },"));
         ck_assert_ptr_nonnull(strstr(text, "\"used\": null"));
         ck_assert_ptr_nonnull(strstr(text, "\"used\": 0.125"));
         ck_assert_ptr_nonnull(strstr(text, "\"ids\": [1, 2, 3]"));

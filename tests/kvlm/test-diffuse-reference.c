@@ -168,10 +168,11 @@ static double *region_logits(const struct state *s) {
         const struct random_model *m = s->d->m;
         const double *x = s->x + s->d->n * m->shape.hidden;
 
-        return multiply(
-                model_weights(m, m->shape.tied ? "model.embed_tokens.weight" : "lm_head.weight"),
-                norm(model_weights(m, "model.norm.weight"), x, s->d->length, m->shape.hidden),
-                s->d->length, m->shape.hidden, m->shape.vocab);
+        return multiply(model_weights(m, m->shape.tied ? "model.embed_tokens.weight" :
+                                                         "lm_head.weight"),
+                        norm(model_weights(m, "model.norm.weight"), x, s->d->length,
+                             m->shape.hidden),
+                        s->d->length, m->shape.hidden, m->shape.vocab);
 }
 
 /*

@@ -63,10 +63,11 @@ START_TEST(logits_of_the_real_model_are_those_of_the_processor) {
                 return;
         folder_write_text("short", "1 300 301 302 40 41 42 300 301 700 5 6 7 8 9 300 301 302 40");
         for (int i = 0; i < 2; i++)
-                logits[i] = scene_logits(
-                        kvlm("--model", model, "--no-share", "--tokens", folder_path("short"),
-                             "--logits", folder_path(devices[i]), "--device", devices[i], NULL),
-                        devices[i], i == 0 ? &n : &m);
+                logits[i] = scene_logits(kvlm("--model", model, "--no-share", "--tokens",
+                                              folder_path("short"), "--logits",
+                                              folder_path(devices[i]), "--device", devices[i],
+                                              NULL),
+                                         devices[i], i == 0 ? &n : &m);
         ck_assert_uint_eq(n, m);
         /* logits of up to some 20 */
         assert_close(logits[0], logits[1], n, 1e-3, "the committed model");
@@ -179,9 +180,9 @@ END_TEST
 START_TEST(errors_are_one_line) {
         const char *model = folder_path("model"), *ids = folder_path("ids");
 
-        scene_assert_refused(
-                kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda:63", NULL),
-                "");
+        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device",
+                                  "cuda:63", NULL),
+                             "");
         scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device",
                                   "cuda", "--sequence", "on", NULL),
                              "methods run on the processor");
@@ -190,9 +191,9 @@ START_TEST(errors_are_one_line) {
         if (!scene_stand_in())
                 return;
         setenv("LD_LIBRARY_PATH", "/nonexistent", 1);
-        scene_assert_refused(
-                kvlm("--model", model, "--no-share", "--tokens", ids, "--device", "cuda", NULL),
-                "no CUDA driver");
+        scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device",
+                                  "cuda", NULL),
+                             "no CUDA driver");
 }
 END_TEST
 

@@ -120,9 +120,9 @@ END_TEST
 
 /* A bad line is an error of its own; the lines around it are answered. */
 START_TEST(bad_prompts_do_not_stop_good_ones) {
-        const char *prompts = folder_write_text(
-                "prompts", "{\"prompt\": \"the\"}\n\nnonsense\n{\"prompt\": 7}\n"
-                           "{\"prompt\": \"\\ud83e\"}\n{\"prompt\": \"\\q\"}\n");
+        const char *prompts =
+                folder_write_text("prompts", "{\"prompt\": \"the\"}\n\nnonsense\n{\"prompt\": 7}\n"
+                                             "{\"prompt\": \"\\ud83e\"}\n{\"prompt\": \"\\q\"}\n");
         struct output o;
         int answers = 0, errors = 0;
 

@@ -27,11 +27,11 @@ void fixture_open(uint64_t pool_blocks, uint64_t spill_blocks) {
                                  .spill_bytes = spill_blocks * BLOCK_BYTES};
 
         ck_assert_int_eq(store_new(&c, &store), 0);
-        ck_assert_int_eq(
-                store_domain(store,
-                             &(struct domain_config){.name = "d", .client_quota = UINT64_MAX},
-                             &domain),
-                0);
+        ck_assert_int_eq(store_domain(store,
+                                      &(struct domain_config){.name = "d",
+                                                              .client_quota = UINT64_MAX},
+                                      &domain),
+                         0);
 }
 
 void fixture_close(void) {

@@ -326,9 +326,9 @@ START_TEST(a_packed_block_is_copied_and_comes_back_exactly) {
                 ck_assert_uint_eq(t.slots[1].flags,
                                   KVD_ENTRY_OWN | KVD_ENTRY_COMPACT | KVD_ENTRY_SPILLED);
                 check_clean(space);
-                ck_assert_int_eq(
-                        sequence_revive(a, t.number, KVD_REVIVE_BOTH, slots, 2, &exact, &approx),
-                        0);
+                ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_BOTH, slots, 2, &exact,
+                                                 &approx),
+                                 0);
                 ck_assert_uint_eq(exact, 2);
                 ck_assert_uint_eq(approx, 0);
                 work();

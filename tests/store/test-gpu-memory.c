@@ -467,10 +467,10 @@ static void client_step(struct client *c, uint32_t what) {
                 for (uint32_t i = 0; i < n; i++) {
                         ck_assert(c->mapped[wanted[i]]);
                         for (uint32_t k = 0; k < c->n; k++)
-                                ck_assert_uint_ne(
-                                        kvd_segment_of(space_index(attachment_space(c->a)),
-                                                       kvd_ref_id(c->refs[k])),
-                                        wanted[i]);
+                                ck_assert_uint_ne(kvd_segment_of(space_index(
+                                                                         attachment_space(c->a)),
+                                                                 kvd_ref_id(c->refs[k])),
+                                                  wanted[i]);
                         c->mapped[wanted[i]] = false;
                 }
                 attachment_drain(c->a, wanted, n, NULL, 0);

@@ -308,8 +308,9 @@ START_TEST(a_sketch_takes_no_more_than_it_answers_for) {
         ck_assert_uint_eq(vague, 2 * (51 * 2 / BT)); /* 4,000 tokens are two epochs */
         for (struct sketch *s = q->sketches; s; s = s->next)
                 ck_assert(sketch_answers(q, s));
-        ck_assert_int_eq(
-                sequence_revive(a, t.number, KVD_REVIVE_APPROX, slots, 1000, &exact, &approx), 0);
+        ck_assert_int_eq(sequence_revive(a, t.number, KVD_REVIVE_APPROX, slots, 1000, &exact,
+                                         &approx),
+                         0);
         ck_assert_uint_eq(approx, vague);
         work();
         ck_assert_uint_eq(table_sync(&t, NULL), vague);
@@ -350,9 +351,9 @@ START_TEST(who_came_back_leaves_again_without_a_copy) {
                 ck_assert_uint_eq(table_sync(&t, NULL), 8);
                 ck_assert_uint_eq(usage_of(space).copy_bytes, 8 * BLOCK_BYTES);
                 table_check(&t);
-                ck_assert_int_eq(
-                        sequence_cool(a, t.number, round ? KVD_COOL_VAGUE : KVD_COOL_SPILL, all, 8),
-                        8);
+                ck_assert_int_eq(sequence_cool(a, t.number, round ? KVD_COOL_VAGUE : KVD_COOL_SPILL,
+                                               all, 8),
+                                 8);
                 ck_assert_uint_eq(work(), 0);
                 ck_assert_uint_eq(table_sync(&t, NULL), 8);
                 ck_assert_uint_eq(t.slots[7].flags, KVD_ENTRY_OWN | KVD_ENTRY_SPILLED);
@@ -522,11 +523,11 @@ START_TEST(K16_isolation) {
         no_chance.getrandom = same_getrandom;
         sys = &no_chance;
         read_approximations(alone);
-        ck_assert_int_eq(
-                store_domain(store,
-                             &(struct domain_config){.name = "e", .client_quota = UINT64_MAX},
-                             &domain),
-                0);
+        ck_assert_int_eq(store_domain(store,
+                                      &(struct domain_config){.name = "e",
+                                                              .client_quota = UINT64_MAX},
+                                      &domain),
+                         0);
         foreign = fixture_space("s", 24);
         domain = own;
         set(foreign, "kvreviver", "on");
@@ -707,8 +708,9 @@ START_TEST(a_client_may_go_at_any_stage) {
         ck_assert_uint_eq(work(), 0);
         idle();
         check_clean(space);
-        ck_assert_uint_eq(
-                usage_of(space).private + usage_of(space).filling + usage_of(space).sealed, 0);
+        ck_assert_uint_eq(usage_of(space).private + usage_of(space).filling +
+                                  usage_of(space).sealed,
+                          0);
         ck_assert_uint_eq(store->spill_used, 0);
 }
 END_TEST

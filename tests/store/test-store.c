@@ -152,8 +152,8 @@ START_TEST(partial_tail_ends_a_chain) {
 END_TEST
 
 START_TEST(a_whole_prefix_has_a_length) {
-        struct space *space = make_space_with(
-                "s", (struct space_options){.kind = KVD_kind_bidirectional});
+        struct space *space =
+                make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
         struct attachment *a = fixture_attach(space);
         kvd_ref ret[2];
 
@@ -266,8 +266,9 @@ START_TEST(fifo_ignores_use) {
 END_TEST
 
 START_TEST(pinned_leaf_keeps_its_whole_chain) {
-        struct space *space = make_space_with(
-                "s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
+        struct space *space =
+                make_space_with("s", (struct space_options){.policy = _i ? KVD_policy_fifo :
+                                                                           KVD_policy_lru});
         struct attachment *a = fixture_attach(space), *reader = fixture_attach(space);
         kvd_ref chain[20], other[44], more[60];
         shm_u32 *pin;
@@ -532,8 +533,8 @@ START_TEST(another_geometry_is_refused_by_name) {
 END_TEST
 
 START_TEST(lease_has_one_holder_and_dies_with_it) {
-        struct space *space = make_space_with(
-                "s", (struct space_options){.kind = KVD_kind_bidirectional});
+        struct space *space =
+                make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         struct kvd_key key = {1, 2};
         uint32_t epoch = space_index(space)->lease_epoch;
@@ -603,8 +604,9 @@ static void walk_one(struct space *space, struct walker *w) {
 }
 
 START_TEST(random_walk_keeps_the_invariants) {
-        struct space *space = make_space_with(
-                "s", (struct space_options){.policy = _i ? KVD_policy_fifo : KVD_policy_lru});
+        struct space *space =
+                make_space_with("s", (struct space_options){.policy = _i ? KVD_policy_fifo :
+                                                                           KVD_policy_lru});
         struct walker walkers[4] = {0};
 
         for (uint32_t i = 0; i < ARRAY_SIZE(walkers); i++)

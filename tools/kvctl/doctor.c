@@ -146,13 +146,11 @@ static void say_order(struct table *t, const struct finding *f) {
         if (!has(f, VMM) && !has(f, LEGACY))
                 table_string(t, "by the processor: a seal says that the data is there");
         else if (!has(f, ORDER_HOST))
-                table_string(
-                        t,
-                        "calls wait for their streams: no stream memory operations on host memory");
+                table_string(t, "calls wait for their streams: no stream memory operations on host "
+                                "memory");
         else if (!has(f, ORDER_STORE))
-                table_string(
-                        t,
-                        "by streams; a stream's write wakes the readers of a producer that died");
+                table_string(t, "by streams; a stream's write wakes the readers of a producer that "
+                                "died");
         else
                 table_string(t, "by streams: no processor waits");
 }

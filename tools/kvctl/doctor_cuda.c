@@ -206,9 +206,9 @@ void probe_vmm(struct finding *f, uint32_t device) {
 }
 
 void probe_readonly(struct finding *f, uint32_t device) {
-        offer_chunk(
-                f, device, false,
-                "mapped for reading by another process (a store was not tried: it would end it)");
+        offer_chunk(f, device, false,
+                    "mapped for reading by another process (a store was not tried: it would end "
+                    "it)");
 }
 
 void probe_legacy(struct finding *f, uint32_t ordinal) {

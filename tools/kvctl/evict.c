@@ -47,11 +47,11 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--blocks takes 1 to %u",
                                   UINT32_MAX);
         if (args_has(args, FLAG_CHAIN) && !parse_chain(args->text[FLAG_CHAIN], &request->chain))
-                return kvctl_fail(
-                        kvctl, KVCTL_USAGE, -EINVAL,
-                        "--chain takes a block and its generation, as in 12:3, not \"%s\"; "
-                        "\"kvctl prefixes\" shows them",
-                        args->text[FLAG_CHAIN]);
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "--chain takes a block and its generation, as in 12:3, not "
+                                  "\"%s\"; "
+                                  "\"kvctl prefixes\" shows them",
+                                  args->text[FLAG_CHAIN]);
         request->blocks = args->number[FLAG_BLOCKS];
         return 0;
 }

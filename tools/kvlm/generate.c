@@ -352,9 +352,8 @@ static int prepare(struct generation *g, const struct request *request, uint32_t
         int r;
 
         if (e->device && pooled)
-                return refuse(
-                        -ENOTSUP,
-                        "methods run on the processor: --device cpu, or turn the space's off");
+                return refuse(-ENOTSUP, "methods run on the processor: --device cpu, or turn the "
+                                        "space's off");
         if (pooled)
                 return prepare_pooled(g, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &g->sequence);

@@ -103,10 +103,10 @@ static int read_word(const struct row *row, const char *text, struct options *o)
 
 static int read_space(const struct row *row, const char *text, struct options *o) {
         if (!kvd_is_name(text, KVD_NAME_MAX))
-                return refuse(
-                        -EINVAL,
-                        "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
-                        KVD_NAME_MAX);
+                return refuse(-EINVAL,
+                              "--space takes 1 to %d letters, digits, dots, hyphens and "
+                              "underscores",
+                              KVD_NAME_MAX);
         strcpy(o->space, text);
         return 0;
 }

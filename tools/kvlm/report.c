@@ -97,14 +97,15 @@ static json_t *verified_json(uint64_t verified, uint64_t wrong) {
 }
 
 int report_json(const struct result *r, bool verified) {
-        json_t *object = json_pack(
-                "{so sI sI sI sI sf sf sI sI sI sf}", "text", json_bytes(r->text, r->text_size),
-                "prompt_tokens", WHOLE(r->prompt_tokens), "reused_tokens", WHOLE(r->reused_tokens),
-                "computed_tokens", WHOLE(r->prompt_tokens - r->reused_tokens), "generated_tokens",
-                WHOLE(r->generated_tokens), "ttft_ms", r->ttft_ms, "total_ms", r->total_ms,
-                "shared_blocks", WHOLE(r->shared_blocks), "private_blocks",
-                WHOLE(r->private_blocks), "refused", WHOLE(r->refused), "tokens_per_s",
-                tokens_per_second(r));
+        json_t *object = json_pack("{so sI sI sI sI sf sf sI sI sI sf}", "text",
+                                   json_bytes(r->text, r->text_size), "prompt_tokens",
+                                   WHOLE(r->prompt_tokens), "reused_tokens",
+                                   WHOLE(r->reused_tokens), "computed_tokens",
+                                   WHOLE(r->prompt_tokens - r->reused_tokens), "generated_tokens",
+                                   WHOLE(r->generated_tokens), "ttft_ms", r->ttft_ms, "total_ms",
+                                   r->total_ms, "shared_blocks", WHOLE(r->shared_blocks),
+                                   "private_blocks", WHOLE(r->private_blocks), "refused",
+                                   WHOLE(r->refused), "tokens_per_s", tokens_per_second(r));
 
         json_object_update_new(object, times_json(r));
         if (r->pooled.used)
@@ -152,17 +153,19 @@ static json_t *tokens_json(const struct diffuse_result *r) {
 
 int report_diffused_json(const struct diffuse_result *r, const struct diffuser *d) {
         static const char *const modes[] = {"space", "off", "naive", "on"};
-        json_t *object = json_pack(
-                "{so so sI sI sI sI ss sI sI sI sI sI sI sI sI sI sI sI sf sf sf}", "text",
-                json_bytes(r->text, r->text_size), "tokens", tokens_json(r), "prompt_tokens",
-                WHOLE(r->prompt_tokens), "prefix_tokens", WHOLE(r->prefix_tokens), "reused_tokens",
-                WHOLE(r->reused_tokens), "generated_tokens", WHOLE(r->length), "bicache",
-                modes[r->mode], "r", WHOLE(r->ratio), "b", WHOLE(r->depth), "layers",
-                WHOLE(d->model->config.layers), "steps", WHOLE(r->steps), "refreshes",
-                WHOLE(r->refreshes), "found_layers", WHOLE(r->found), "made_layers", WHOLE(r->made),
-                "shared_bytes", WHOLE(r->shared_bytes), "private_bytes", WHOLE(r->private_bytes),
-                "deep_bytes", WHOLE(r->deep_bytes), "refused", WHOLE(r->refused), "entry_ms",
-                r->entry_ms, "total_ms", r->total_ms, "tokens_per_s", diffused_per_second(r));
+        json_t *object =
+                json_pack("{so so sI sI sI sI ss sI sI sI sI sI sI sI sI sI sI sI sf sf sf}",
+                          "text", json_bytes(r->text, r->text_size), "tokens", tokens_json(r),
+                          "prompt_tokens", WHOLE(r->prompt_tokens), "prefix_tokens",
+                          WHOLE(r->prefix_tokens), "reused_tokens", WHOLE(r->reused_tokens),
+                          "generated_tokens", WHOLE(r->length), "bicache", modes[r->mode], "r",
+                          WHOLE(r->ratio), "b", WHOLE(r->depth), "layers",
+                          WHOLE(d->model->config.layers), "steps", WHOLE(r->steps), "refreshes",
+                          WHOLE(r->refreshes), "found_layers", WHOLE(r->found), "made_layers",
+                          WHOLE(r->made), "shared_bytes", WHOLE(r->shared_bytes), "private_bytes",
+                          WHOLE(r->private_bytes), "deep_bytes", WHOLE(r->deep_bytes), "refused",
+                          WHOLE(r->refused), "entry_ms", r->entry_ms, "total_ms", r->total_ms,
+                          "tokens_per_s", diffused_per_second(r));
 
         if (d->verify)
                 json_object_update_new(object, verified_json(r->verified_bytes, r->wrong_bytes));

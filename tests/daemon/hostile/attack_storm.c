@@ -157,9 +157,9 @@ static void noise_about_use(const struct hostile *h) {
         for (uint32_t i = 0; i < 30; i++) {
                 methods_append(&a, q, 5);
                 for (uint32_t k = 0; k < 20000; k++)
-                        __atomic_store_n(
-                                &words[use + random_below(&random, (uint32_t)(bytes / 4 - use))],
-                                random_below(&random, UINT32_MAX), __ATOMIC_RELAXED);
+                        __atomic_store_n(&words[use +
+                                                random_below(&random, (uint32_t)(bytes / 4 - use))],
+                                         random_below(&random, UINT32_MAX), __ATOMIC_RELAXED);
                 methods_sync(&a, q, random_below(&random, 2), 2);
         }
 }

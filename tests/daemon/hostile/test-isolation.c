@@ -229,10 +229,11 @@ static void note_refusals(struct conn *conn, char *t) {
                           &reply);
                 note(t, "a method's setting: %s\n", kvd_error());
                 for (uint32_t op = 1; op <= 4; op++) {
-                        conn_call(
-                                conn, KVD_MSG_profile,
-                                &(struct kvd_msg_profile){.space = llama, .domain = own, .op = op},
-                                &reply);
+                        conn_call(conn, KVD_MSG_profile,
+                                  &(struct kvd_msg_profile){.space = llama,
+                                                            .domain = own,
+                                                            .op = op},
+                                  &reply);
                         note(t, "profile %u: %s\n", op, kvd_error());
                 }
                 conn_call(conn, KVD_MSG_space,

@@ -76,8 +76,9 @@ static cu_result record(struct event *event, struct stream *stream) {
 
         if (!event || !stream)
                 return CU_INVALID_HANDLE;
-        error = stream_append(
-                stream, &(struct work){.kind = WORK_OTHER, .run = pass, .event = {event}}, NULL, 0);
+        error = stream_append(stream,
+                              &(struct work){.kind = WORK_OTHER, .run = pass, .event = {event}},
+                              NULL, 0);
         if (!error) {
                 event->stream = stream;
                 event->number = stream->submitted;

@@ -37,9 +37,9 @@ START_TEST(one_writer_stays_one) {
         struct shared_file f;
         void *at;
 
-        ck_assert_int_eq(
-                shared_file_new("test", BYTES, SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER, &f),
-                0);
+        ck_assert_int_eq(shared_file_new("test", BYTES,
+                                         SHARED_MAPPED | SHARED_TWIN | SHARED_ONE_WRITER, &f),
+                         0);
         *(uint64_t *)f.at = 7;
         ck_assert_int_eq(shared_file_map(f.fd_ro, BYTES, PROT_READ, &at), 0);
         ck_assert_uint_eq(*(uint64_t *)at, 7);

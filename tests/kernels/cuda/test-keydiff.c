@@ -49,11 +49,12 @@ static void fill_block(const struct shape *s, const struct gpu_key_rows *k, uint
                 for (uint32_t h = 0; h < s->heads; h++)
                         for (uint32_t t = 0; t < s->per_block; t++)
                                 for (uint32_t d = 0; d < s->dim; d++)
-                                        number_put(
-                                                block + k->offset + l * k->layer_stride +
-                                                        (h * k->head_stride + t * k->token_stride +
-                                                         d) * number_bytes(s->type),
-                                                s->type, key_element(s, b * s->per_block + t, d));
+                                        number_put(block + k->offset + l * k->layer_stride +
+                                                           (h * k->head_stride +
+                                                            t * k->token_stride + d) *
+                                                                   number_bytes(s->type),
+                                                   s->type,
+                                                   key_element(s, b * s->per_block + t, d));
 }
 
 /* Layers are two planes apart, as where V follows K. */
@@ -107,9 +108,9 @@ static void assert_sums(const struct scene *s) {
         const float *got = floats_of(s->a.sums);
 
         fixture_wait();
-        ck_assert_int_eq(
-                memcmp(s->expected_counts, host_of(s->a.counts), rows * sizeof *s->expected_counts),
-                0);
+        ck_assert_int_eq(memcmp(s->expected_counts, host_of(s->a.counts),
+                                rows * sizeof *s->expected_counts),
+                         0);
         for (uint32_t row = 0; row < rows; row++) {
                 const float *expected = s->expected_sums + (size_t)row * dim;
                 double length = 0, difference = 0;
