@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/engines"))
 
-from common import Daemon, daemon, document  # noqa: E402
+from common import Instance, daemon, document  # noqa: E402
 from vllm_engine import Engine  # noqa: E402
 
 LENGTH, PROCESSES, DECODED = 2000, 4, 192
@@ -153,7 +153,7 @@ def goals(figures: Figures, spent: dict, memory: float) -> list[tuple[str, float
             (f"memory of {PROCESSES} processes / of one", memory, "<=", 1.1)]
 
 
-def used_blocks(it: Daemon) -> int:
+def used_blocks(it: Instance) -> int:
     """Of the space in which vLLM is in place."""
     return sum(space["blocks"]["sealed"] for space in it.stat("spaces")["spaces"] if "blhnc" in space["shape"])
 
@@ -184,7 +184,7 @@ def measure(venvs: Path, rounds: int) -> dict:
             "goals": {name: round(value, 3) for name, value, *_ in verdicts}}
 
 
-def shared_memory(it: Daemon, bench: Bench) -> float:
+def shared_memory(it: Instance, bench: Bench) -> float:
     """Blocks of the pool when one process has asked about some documents, and when all have."""
     prompts = [document(20000 + i, LENGTH) for i in range(4)]
     before = used_blocks(it)

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 
-from common import MODEL, ROOT, Daemon, daemon, document, run
+from common import MODEL, ROOT, Instance, daemon, document, run
 from vllm_engine import Engine
 from vllm_server import Server, installed
 
@@ -44,7 +44,7 @@ class World:
     """What most tests share: a daemon, a vLLM alone, and two in place: one as it is by default, and one with small
     steps (chunked prefill) that schedules synchronously."""
 
-    def __init__(self, it: Daemon):
+    def __init__(self, it: Instance):
         self.daemon = it
         self.alone = Engine(timeout=1100)
         self.first = self.engine()

@@ -6,7 +6,7 @@
  *
  * One block, filled twice. Client A seals it, at any time before or after its stream has written data and slot, and may
  * be killed at any time; what it has queued on the GPU then goes on for a while, and stops anywhere. Client B fills the
- * block again, with A's row of the order page if A is dead. A reader looks twice, and waits only in its stream.
+ * block again, with A's row of the semaphore page if A is dead. A reader looks twice, and waits only in its stream.
  *
  * How a pin is taken is the subject of pins.pml: here it is one step. Memory order needs no model beyond the order of
  * the steps: the daemon's stores are releases, and a stream's writes become visible in its order (system scope).
@@ -17,7 +17,7 @@
 #define NONE 0
 
 byte data;                              /* whose bytes: 1 A's, 2 B's */
-byte slot[2];                           /* of the order page: of A's row, of another */
+byte slot[2];                           /* of the semaphore page: of A's row, of another */
 byte word;                              /* slot word: 0 FREE or FILLING, else SEALED, and by whom */
 bool found;                             /* is it in the index? */
 byte order_row, order_value;            /* of the descriptor; value 0: the data is there */
