@@ -11,7 +11,6 @@
 #include "ipc/base/tier.h"
 
 struct task;
-struct spaces;
 struct worker_space;
 
 struct copy {

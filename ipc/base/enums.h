@@ -4,10 +4,11 @@
 
 /*
  * The choices that a space is made with, once: their numbers on the wire, their words in flags,
- * settings, tables and JSON, and the constants of client/kvd.h that mean the same (client/space.c
- * asserts it).
+ * settings, tables and JSON, and the constants of client/kvd.h that mean the same
+ * (client/geometry.c asserts it).
  *
- *      KVD_WORDS_policy(FIRST, NEXT)    FIRST(policy, number, word, constant of kvd.h), then NEXT(...) of each other one
+ *      KVD_WORDS_policy(FIRST, NEXT)    FIRST(policy, number, word, constant of kvd.h), and
+ *                                       NEXT(...) of each other one
  *      KVD_policy_lru, ...              the numbers, for everything below the library
  *      KVD_policy_max                   the largest one: a limit of messages and checks
  *      KVD_LIST(policy)                 "lru, fifo, priority", as a literal

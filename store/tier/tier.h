@@ -13,7 +13,6 @@
 #include "ipc/base/tier.h"
 #include "store/cache/cache.h"
 
-
 /* The places of one space in one tier. */
 struct tier_places {
         uint32_t *free;        /* owned; stack of unused places, see number_at */

@@ -14,6 +14,7 @@
 
 #include "ipc/base/hash.h"
 #include "ipc/base/key.h"
+#include "ipc/base/tier.h"
 #include "tests/lib/suite.h"
 
 #ifndef KVD_HASH_BITS
@@ -166,7 +167,23 @@ START_TEST(impossible_geometries_are_refused) {
 }
 END_TEST
 
+/* Places are numbered through all tiers; a tier may have none. */
+START_TEST(a_place_knows_its_tier) {
+        static const struct kvd_index ix = {.capacity = 10, .tier_end = {3, 3, 7, 7}};
+        static const uint32_t tiers[] = {0, 0, 0, 2, 2, 2, 2};
+
+        for (uint32_t place = 0; place < 7; place++) {
+                uint32_t tier = kvd_place_tier(&ix, place), first = kvd_tier_first(&ix, tier);
+
+                ck_assert_uint_eq(tier, tiers[place]);
+                ck_assert_uint_eq(first, tier == 0 ? 0 : 3);
+                ck_assert_uint_eq(kvd_copy_row(&ix, place), 10 + place);
+        }
+}
+END_TEST
+
 SUITE("base", TESTS(hash_variants_are_equal),
       WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids, B1_hash_vectors,
                                        keys_depend_on_all_that_they_should)),
-      TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused))
+      TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
+            a_place_knows_its_tier))
