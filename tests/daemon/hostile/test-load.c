@@ -140,7 +140,11 @@ static void measure(const char *name, void (*run)(void)) {
                (unsigned long long)turn_us, (unsigned long long)*longest / 1000);
         fflush(stdout);
         instance_end_clean(&d);
-        if (*longest > MOST_NS)
+        /*
+         * No turn did more work than either: a late reader adds what was done behind its answer to
+         * the one, a busy machine adds itself to the other.
+         */
+        if (MIN(*longest, turn_us * 1000) > MOST_NS)
                 die("%s: the loop was away for too long", name);
 }
 
